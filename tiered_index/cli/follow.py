@@ -51,13 +51,13 @@ class Archiving:
 
     @property
     def problem(self) -> str | None:
-        """What kept the last round from its end, and which segments are passed over; None where all is archived."""
+        """What kept the last round from its end, and which segments are skipped; None where all is archived."""
         losses = self._archiver.passed_over
         named = f"segments passed over: {len(losses):,}, the last {losses[-1].problem}" if losses else None
         return "; ".join(filter(None, (self._trouble, named))) or None
 
     def new_losses(self) -> list[Loss]:
-        """Return the segments that were passed over since the last call."""
+        """Return the segments that were skipped since the last call."""
         new = self._archiver.losses[self._told :]
         self._told += len(new)
         return new

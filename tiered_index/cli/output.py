@@ -104,7 +104,7 @@ def describe_error(error: TieredIndexError) -> dict[str, Any]:
         details |= {"pid": error.pid, "host": error.host}
     if isinstance(error, CorruptFile):
         details |= {"file": error.file, "offset": error.offset}
-        # a stretch of a log that is damaged, deleted or rewritten says where it begins and ends
+        # a range of a log that is damaged, deleted or rewritten says where it begins and ends
         details |= {
             name: value for name in ("begin", "end", "messages") if (value := getattr(error, name, None)) is not None
         }

@@ -207,7 +207,7 @@ def placed(workload: Workload, segment_bytes: int = SEGMENT_BYTES) -> Workload:
     first, segment = 0, 0
     while first < len(workload):
         before = int(ends[first] - size[first])
-        # a message goes into the segment where a blank has room behind it
+        # a message goes into the segment where a blank fits behind it
         last = max(first + 1, int(np.searchsorted(ends, before + segment_bytes - BLANK_BYTES, "right")))
         offset[first:last] = segment + ends[first:last] - size[first:last] - before
         first, segment = last, segment + segment_bytes

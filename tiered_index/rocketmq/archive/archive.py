@@ -74,7 +74,7 @@ class SegmentArchiver:
         self.archived = 0
         self.skip_corrupt = skip_corrupt
         self._dispatcher = dispatcher
-        # Segments that were passed over, in the order in which that was seen; only ever appended to.
+        # Segments that were skipped, in the order in which that was seen; only ever appended to.
         self.losses: list[Loss] = []
         self._passed_over: dict[int, tuple[Stamp, Loss]] = {}  # as what file they were found corrupt
         self._done: dict[int, Stamp] = {}  # segments that are archived, and as what file they were compared
@@ -268,7 +268,7 @@ class ArchivedLog(CommitLogReader):
     def damaged(self) -> tuple[SkippedRange, ...]:
         """The pieces that did not match, of those that have been read so far.
 
-        No message that reaches into one can be believed.
+        A message that reaches into one can't be trusted.
         """
         return tuple(self._pieces.damaged)
 

@@ -299,7 +299,7 @@ class Dispatcher:
     def _may_be_hole(self) -> bool:
         """Return whether the zeros at the position may be a hole in the log.
 
-        The next look believes it; this one may have met the writer.
+        The next look takes it for one; this one may have read while the broker wrote.
         """
         position = self.position or 0
         looked, self._hole = self._hole, None
@@ -329,7 +329,7 @@ class Dispatcher:
     def _take(self, batch: IndexBatch, data: bytes) -> int:
         if batch.end == self.position and not batch.messages:
             return 0
-        # before the put: whatever the flusher makes durable has its witness
+        # before the put: whatever the flusher makes durable has its fingerprint
         durable = self._index.durable_position(self.store.source) or 0
         for witness in witnesses_of(batch, data):
             self._trail.add(witness, durable)
@@ -355,7 +355,7 @@ class Dispatcher:
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
         """Look at the last message put.
 
-        Return what was lost where another stands there and that is to be passed over.
+        Return what was lost where another stands there and that is to be skipped.
         """
         if self.position or self._known:
             self._begin_of_log(segments)
@@ -478,7 +478,7 @@ class Dispatcher:
 
     def _store_ms_of_last(self) -> int | None:
         if self._last_store_ms is None:
-            # the last one may be of what was passed over
+            # the last one may be of what was skipped
             for witness in self._trail.witnesses[: -_LAST_WITNESSES - 1 : -1]:
                 with contextlib.suppress(CorruptFile):
                     self._last_store_ms = self._reader.read(witness.offset, witness.size).store_ms

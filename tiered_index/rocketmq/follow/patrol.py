@@ -66,7 +66,7 @@ class TruncatedTail:
 
     @cached_property
     def _ends(self) -> list[tuple[int, int]]:
-        """Where the log ends, and the store timestamp of its last message, as each trail of this log tells."""
+        """Where the log ends, and the store timestamp of its last message, by each follower's fingerprints."""
         return [end for trail in self._trails if (end := self._end(trail)) is not None]
 
     def _end(self, trail: LogFingerprints) -> tuple[int, int] | None:
@@ -98,7 +98,7 @@ class Scrubber:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        # The one whose stretch is being read, up to `_at`, with the CRC-32 `_crc`.
+        # The one whose byte range is being read, up to `_at`, with the CRC-32 `_crc`.
         self._witness: RangeFingerprint | None = None
         self._at, self._crc = 0, 0
         # Everything from here on is done.
@@ -126,7 +126,7 @@ class Scrubber:
         return self._done(witness, witness.begin, changed=self._crc != witness.stretch)
 
     def _next(self, trail: LogFingerprints, begin: int) -> RangeFingerprint | None:
-        """Return the newest witness that isn't done yet, the newest of all once those behind `begin` are."""
+        """Return the newest fingerprint that isn't done yet, the newest of all once those behind `begin` are."""
         ahead = [witness for witness in trail.witnesses if begin < witness.end <= self._below]
         self._below = _ABOVE if not ahead else self._below
         return next(reversed(ahead or trail.witnesses), None)

@@ -58,7 +58,7 @@ _X8 = 1 << 23
 
 
 def joined_crc(first: int, second: int, second_bytes: int) -> int:
-    """Return the CRC-32 of a stretch with CRC `first` and the `second_bytes` bytes with CRC `second` behind it."""
+    """Return the CRC-32 of a byte range with CRC `first` and the `second_bytes` bytes with CRC `second` behind it."""
     return _times(_power(second_bytes), first) ^ second
 
 
@@ -122,12 +122,12 @@ class RangeFingerprint(NamedTuple):
 
     @classmethod
     def of(cls, end: int, offset: int, data: bytes, messages: int) -> RangeFingerprint:
-        """Return the witness whose stored bytes are `data`."""
+        """Return the fingerprint whose stored bytes are `data`."""
         return cls(end, offset, len(data), zlib.crc32(data), messages)
 
     @classmethod
     def of_passed(cls, passed: Passed) -> RangeFingerprint:
-        """Return the witness of what was passed over: a broker that cuts its log there writes messages over it."""
+        """Return the fingerprint of what was skipped: a broker that truncates its log there writes messages over it."""
         begin, stretch = (-1, 0) if passed.whole is None else (passed.begin, passed.whole)
         return cls(passed.end, passed.begin, passed.size, passed.crc, 0, begin, stretch)
 
@@ -169,7 +169,7 @@ class RangeFingerprint(NamedTuple):
 
 
 def _witness(value: Any) -> RangeFingerprint:
-    """Check a witness: a list of its numbers, of which the last two were not always there."""
+    """Check a fingerprint: a list of its numbers, of which the last two were not always there."""
     if not isinstance(value, list) or not len(_WITNESS) - 2 <= len(value) <= len(_WITNESS):
         raise Malformed(f"a list of {len(_WITNESS) - 2} to {len(_WITNESS)} numbers", value)
     witness = RangeFingerprint(*(check(number) for check, number in zip(_WITNESS, value, strict=False)))
@@ -219,7 +219,7 @@ def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
 
 @dataclass
 class LogFingerprints:
-    """The witnesses of one source, ascending.
+    """The fingerprints of one source, ascending.
 
     `continue_at` is set while a part of the log is put again: a restart begins there.
 
@@ -236,7 +236,7 @@ class LogFingerprints:
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
-        """Return what is kept in a root, an empty trail where there is nothing. Raises `CorruptFile`."""
+        """Return what is kept in a root, no fingerprints where there is nothing. Raises `CorruptFile`."""
         trail = cls(root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json", source, disk)
         try:
             document = load(trail.path.read_bytes(), str(trail.path), "memory")
@@ -257,7 +257,7 @@ class LogFingerprints:
         return trail
 
     def save(self) -> None:
-        """Write the trail durably. Raises as `disk_error` says."""
+        """Write the fingerprints durably. Raises as `disk_error` says."""
         document = {
             "follower": _VERSION,
             "source": self.source,
@@ -289,7 +289,7 @@ class LogFingerprints:
         return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
 
     def add(self, witness: RangeFingerprint, durable: int) -> None:
-        """Add the newest witness.
+        """Add the newest fingerprint.
 
         Those at or before the durable position become fewer with their distance from the newest.
         """
@@ -340,5 +340,5 @@ class LogFingerprints:
         return found
 
     def messages_behind(self, position: int) -> int:
-        """Return how many messages were put behind a position, by the witnesses."""
+        """Return how many messages were put behind a position, by the fingerprints."""
         return sum(w.messages for w in self.witnesses if w.end > position)

@@ -128,7 +128,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
     """Yield the picked ones of the entries that an object holds.
 
-    What is damaged or gone is passed over, and one row more says so. Raises `SchemaMismatch`, `StorageError`.
+    What is damaged or gone is skipped, and one row more says so. Raises `SchemaMismatch`, `StorageError`.
     """
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:

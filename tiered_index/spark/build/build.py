@@ -57,7 +57,7 @@ class BuildResult:
 
     Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected
     to take; what the job really did is in `metrics`. `skipped` are (file, first offset, end, problem) of the first
-    hundred damaged stretches of a log that were passed over, `skipped_ranges` and `skipped_bytes` count all; how many
+    hundred damaged ranges of a log that were skipped, `skipped_ranges` and `skipped_bytes` count all; how many
     messages they had nobody knows.
     """
 

@@ -5,7 +5,7 @@ A segment a task.
     archive:s3://bucket/index                      every segment that the index there has archived
     archive:s3://bucket/index?store=NAME           those of one store; the storage's own parameters may stand beside it
 
-Damage is an error that names file and offset, or is passed over: then the first look at the source says how much that
+Damage is an error that names file and offset, or is skipped: then the census of the source says how much that
 was, by rows that have nothing but `SKIPPED`. Archived segments are read by ranged requests, in bounded memory, and
 checked against the table behind them.
 """
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SKIPPED", "archive_frame", "is_archive", "is_commit_log", "log_frame"]
 
-# Column of what was passed over: a JSON list of file, first offset, end and problem. Rows that have it have nothing
+# Column of what was skipped: a JSON list of file, first offset, end and problem. Rows that have it have nothing
 # else.
 SKIPPED = "tiered_index_skipped"
 _ARCHIVE = "archive:"

@@ -178,7 +178,7 @@ class TablePlan:
 
     @property
     def shards(self) -> int:
-        """How many shards there are, without further parts of giants."""
+        """How many shards there are, without further parts of pieces with a hot key."""
         return -(-self.pieces // self.pieces_a_shard)
 
     def base_slots(self, first: int, pieces: int) -> tuple[int, int]:
@@ -209,7 +209,7 @@ class BuildPlan:
 
     @property
     def shards(self) -> int:
-        """How many shards there are, without further parts of giants."""
+        """How many shards there are, without further parts of pieces with a hot key."""
         return sum(table.shards for table in self.tables)
 
     @property

@@ -274,7 +274,7 @@ def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[
 
 
 def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[Stretch]:
-    """Return the stretches after a look at what is missing between them."""
+    """Return the ranges after a check of what is missing between them."""
     stores = [stretch.archived.store if stretch.archived else "" for stretch in stretches]
     for number in range(1, len(stretches)):
         before, after = stretches[number - 1].end, stretches[number].begin
@@ -284,7 +284,7 @@ def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[S
 
 
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a stretch as batches of the schema's columns.
+    """Yield the messages of a range as batches of the schema's columns.
 
     Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the
     log was cut.
@@ -298,7 +298,7 @@ def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType
 
 @contextlib.contextmanager
 def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
-    """Return a reader of a stretch's segment, and the line that tells what it asks."""
+    """Return a reader of a range's segment, and the line that reports what it asks."""
     if stretch.archived is None:
         with _counted("task", settings) as (reads, line):
             chunk = _chunk_bytes(stretch.end - stretch.begin)
@@ -340,7 +340,7 @@ def _batches(
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
-    """Yield the messages that begin in a stretch.
+    """Yield the messages that begin in a range.
 
     Of a log that is being written the last one is left out where it may be half.
     """
@@ -371,7 +371,7 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
 
 
 def _ends(batch: IndexBatch, stretch: Stretch) -> bool:
-    """Return whether nothing of the stretch follows a batch."""
+    """Return whether nothing of the range follows a batch."""
     return batch.state in (End.OPEN, End.TORN) and not stretch.is_whole
 
 

@@ -272,7 +272,7 @@ def _runs(objects: Iterable[StoredObject], partition_bytes: int) -> Iterator[tup
             (ObjectPart(stored, part, number), stored.size_bytes // number + _OPENING_BYTES) for part in range(number)
         ]
     reached = itertools.accumulate(size for _, size in parts)
-    # a task takes the parts that end within its stretch of `partition_bytes` of all
+    # a task takes the parts that end within its range of `partition_bytes` of all
     for _, task in itertools.groupby(zip(parts, reached, strict=True), lambda one: (one[1] - 1) // partition_bytes):
         yield tuple(part for (part, _), _ in task)
 

@@ -96,7 +96,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._end(segments, begin, _NO_BOUND) if written else 0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the stretches between two offsets, by segment.
+        """Return the ranges between two offsets, by segment.
 
         Raises as `latestOffset` where the log isn't what it was.
         """
@@ -118,7 +118,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a stretch's messages. Executor."""
+        """Yield a range's messages. Executor."""
         yield from read_stretch(partition.value, self._settings, self._schema)
 
     def _segments(self) -> tuple[Segment, ...]:
@@ -168,7 +168,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
         try:
             for batch, data in reader.stretches(position, skip_corrupt=self._settings.skip_corrupt):
-                if batch.begin >= segment.end:  # only a blank, or damage that is passed over, was left of this one
+                if batch.begin >= segment.end:  # only a blank, or damage that is skipped, was left of this one
                     return segment.end if position == begin else position
                 seen, self._seen = self._seen, None
                 whole, _, self._seen = settled(self._folder, batch, data, proof, seen)

@@ -1,8 +1,8 @@
 """The plan of a bulk lookup: at one position of the log, which stored objects are searched by which task.
 
-Made by the driver. Pure. Every object belongs to one task, so each is opened once. Shards are dealt out by slot range
-and single files by time, so that a question is sent to few tasks: to those with an object of its base slot and its
-time.
+Made by the driver. Pure. Every object belongs to one task, so each is opened once. Shards are assigned to tasks by slot
+range and single files by time, so that a question is sent to few tasks: to those with an object of its base slot and
+its time.
 """
 
 from __future__ import annotations

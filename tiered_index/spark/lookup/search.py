@@ -127,7 +127,7 @@ def search_object(
                 f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}"
             )
         if len(places) > _CHUNK:
-            # so that each lot reads another stretch of the object
+            # so that each batch of questions reads another range of the object
             places = places[np.argsort(plan.base_slots(questions[places]), kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
@@ -312,7 +312,7 @@ def pack_questions(
 
 
 def lots_of_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
-    """Yield the questions of rows (topic, key, begin, end) in lots of some 260,000 rows, each once in its lot."""
+    """Yield the questions of rows (topic, key, begin, end) in batches of some 260,000 rows, each once in its batch."""
     held: list[Array] = []
     count = 0
     for batch in batches:
