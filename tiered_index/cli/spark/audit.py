@@ -112,7 +112,7 @@ def audit(
     else:
         _print(session, result, time.monotonic() - begun, bounded=begin is not None or end is not None)
     if report is not None:
-        write_report(result, report, config.s3)  # last: what was found is told even if this fails
+        write_report(result, report, config.s3)  # last: what was found is reported even if this fails
     if result.status == "findings":
         return _FOUND
     return 0 if result.status == "ok" else 3

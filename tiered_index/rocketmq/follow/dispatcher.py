@@ -86,7 +86,7 @@ class Loss:
     kind: Literal["corrupt", "missing", "rewritten"]
     begin: int
     end: int
-    # How many messages, where anybody knows: by the consume queues, or by what was put.
+    # How many messages, by the consume queues or by what was put; None: not known.
     messages: int | None
     problem: str
 
@@ -268,7 +268,7 @@ class Dispatcher:
                 proof = self._proof(segments)
         except TieredIndexError as error:
             if self.position != begin or done.losses:
-                return done  # what was done is told first; the next round meets the same again
+                return done  # what was done is reported first; the next round meets the same again
             if not isinstance(error, MissingOffsets):
                 raise
             if self.position is not None and error.begin < self.position:

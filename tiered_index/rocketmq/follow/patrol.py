@@ -59,7 +59,7 @@ class TruncatedTail:
                     else None
                 )
             except (OSError, TieredIndexError):
-                continue  # the follower itself tells of it; here it means that nothing is known
+                continue  # the follower itself reports it; here it means that nothing is known
             if trail is not None and trail.witnesses:
                 trails.append(trail)
         return trails

@@ -96,7 +96,7 @@ class Verdict(Enum):
     """What became of a message that was read."""
 
     SAME = "same"
-    # Its segment is deleted, as brokers do with old ones: nothing can be told.
+    # Its segment is deleted, as brokers do with old ones: nothing is known.
     GONE = "gone"
     # Something else is in its place, or the log ends before it.
     CHANGED = "changed"

@@ -133,7 +133,7 @@ class MessageColumns:
         self._narrow()
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Return the distinct topics, and which one each message has.
+        """Return the distinct topics, and which one each message has (i32, n).
 
         Messages end before the first whose topic is none.
         """

@@ -72,7 +72,10 @@ class PositionSource(Protocol):
     """Where consume queues say that messages begin."""
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the commit log offsets within [begin, end) that queues name, ascending, each once. Gaps are walked."""
+        """Return the commit log offsets (i64, n) within [begin, end) that queues name, ascending, each once.
+
+        Gaps are walked.
+        """
         ...
 
 
@@ -117,7 +120,7 @@ class CommitLogReader:
         for segments in self._looked[:1]:
             for segment in segments:
                 if segment.start <= offset < segment.end:
-                    # what isn't as it was at that look is looked at anew before anything is said about it
+                    # where the segment changed since that look, the folder is listed anew before an error is raised
                     with contextlib.suppress(FileNotFoundError, CorruptFile):
                         return _read_within(segment, offset, size)
         for _ in range(_ATTEMPTS):

@@ -177,7 +177,7 @@ class QueuePositions:
     _listed: int | None = field(default=None, init=False)
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the commit log offsets within [begin, end) that queues name, ascending, each once."""
+        """Return the commit log offsets (i64, n) within [begin, end) that queues name, ascending, each once."""
         if begin < self._asked:
             self._cursors.clear()
             self._listed = None
@@ -208,7 +208,7 @@ class _Cursor:
     is_at_end: bool = False
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the offsets within [begin, end) that the queue names; later calls have no smaller `begin`."""
+        """Return the offsets (i64, n) within [begin, end) that the queue names; later calls have no smaller `begin`."""
         while not self.is_at_end and (not len(self.ahead) or self.ahead[-1] < end):
             try:
                 if self.next is None:

@@ -40,7 +40,7 @@ class KeyColumns:
 
 
 def spans(data: Any, starts: Int64, ends: Int64) -> Any:
-    """Return the bytes [starts[i], ends[i]) of a buffer as one large_binary array.
+    """Return the bytes [starts[i], ends[i]) of a buffer (i64, n each) as one large_binary array (n).
 
     The ranges are ascending and don't overlap. Offsets that alternate between starts and ends describe, without a copy,
     an array whose odd elements are the ranges: `take` gathers them.
@@ -63,7 +63,7 @@ def _buffers(array: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
 def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
     """Return the keys of the messages whose properties are the bytes [starts[i], ends[i]) of `data`.
 
-    The ranges are ascending and don't overlap.
+    The ranges (i64, n each) are ascending and don't overlap.
     """
     # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two
     # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
@@ -156,7 +156,7 @@ def _firsts(
     if count < 2 or not (message[1:] == message[:-1]).any():
         return None
     lengths = stops - starts
-    # first and last 8 bytes, cut to the key; keys of up to 16 bytes are told apart by them and their length alone
+    # first and last 8 bytes, cut to the key; keys of up to 16 bytes differ in them or in their length
     unused = (np.uint64(8) - np.minimum(lengths, 8).astype(np.uint64)) * np.uint64(8)
     mask = np.uint64(0xFFFFFFFFFFFFFFFF) >> unused
     head = words[starts] & mask

@@ -213,7 +213,7 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
     try:
         now = log.open()
     except CorruptFile:
-        return  # told already, or damaged since: the next audit tells
+        return  # reported already, or damaged since: the next audit reports it
     gone = {name for name in (*seen.objects, *seen.archive) if name not in now.objects and name not in now.archive}
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]

@@ -92,7 +92,7 @@ class Picked:
         return cls(*seconds, pa.array(identities, pa.binary()), np.unique(packed["key_hash"].astype(np.int32)))
 
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
-        """Return the places of the picked ones among entries."""
+        """Return the places (intp, n) of the picked ones among entries."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
         if self.identities is None or self.hashes is None:
             return np.flatnonzero(inside)

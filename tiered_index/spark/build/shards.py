@@ -109,7 +109,7 @@ class Spool:
         counts: list[int] = []
         bins = self._histogram(self._low, self._high)
         for low, high, count in reversed(bins):
-            # a bin that is too large is looked at again by itself, second by second or by finer bins
+            # a bin that is too large is counted again by itself, second by second or by finer bins
             finer = [(low, high, count)]
             while any(c > most and h > lo for lo, h, c in finer):
                 finer = [

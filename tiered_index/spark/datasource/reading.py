@@ -243,7 +243,7 @@ def questions_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
 
 
 def hashes_of(selection: Selection) -> npt.NDArray[np.int32]:
-    """Return the hashes asked for that an entry can have."""
+    """Return the hashes (i32, n) asked for that an entry can have."""
     return np.array(sorted(h for h in selection.hashes or () if 0 <= h < 2**31), np.int32)
 
 

@@ -52,9 +52,10 @@ def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
 
 
 def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
-    """Return how many requests and bytes each task will take, at most about.
+    """Return about how many (requests, bytes) each task takes at most.
 
-    Filters, which spare some of it, count with their price.
+    `counts` (i64, n) are the questions of each object, as `total_counts` returns them. Filters, which save some of it,
+    count with their price.
     """
     costs = iter([_cost(plan, target, int(count)) for target, count in zip(_targets(plan), counts, strict=True)])
     found = []
@@ -67,7 +68,7 @@ def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
 def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
     """Return the plan with bounds of all tasks, each task's share by what it will take.
 
-    One without a question has none.
+    `counts` (i64, n) are the questions of each object. A task without a question has no share.
     """
     costs = foreseen(plan, counts)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]

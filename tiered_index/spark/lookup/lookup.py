@@ -322,7 +322,7 @@ def _answered(
     )
     answers = blocks.mapInArrow(answer, answer_schema(plan.schema, nested=nested))
     rows = keys.with_question(plan, _QUESTION)
-    # a row whose question nobody asked: the source gave other rows the second time
+    # a row whose question was not asked: the source gave other rows the second time
     changed = F.raise_error(_CHANGED)
     joined = (
         rows.join(answers, _QUESTION, "left")

@@ -145,7 +145,7 @@ def questions_of(
 
 
 def distinct(questions: Array) -> Array:
-    """Return each question once, in the order of hash and fingerprint, then of their bytes.
+    """Return each question once (n, dtype `QUESTION`), in the order of hash and fingerprint, then of their bytes.
 
     Numbers of 64 bits are sorted many times as fast as records, and nearly all questions differ in them; the others are
     sorted as records.
@@ -208,7 +208,10 @@ def routes(questions: Array, count: int) -> Int64:
 
 
 def cells_of(packed: Array, starts: Int64) -> pa.Array:
-    """Return runs of records, each from one of `starts` up to the next, as a binary column; less than 2 GiB."""
+    """Return runs of records, each from one of `starts` (i64, n) up to the next, as a binary column.
+
+    Less than 2 GiB.
+    """
     data = np.ascontiguousarray(packed)
     offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
     return pa.BinaryArray.from_buffers(
@@ -217,6 +220,6 @@ def cells_of(packed: Array, starts: Int64) -> pa.Array:
 
 
 def records_of(column: Any, dtype: np.dtype[Any] = QUESTION) -> Array:
-    """Return what the cells of a binary column hold, one behind the other."""
+    """Return what the cells of a binary column hold, one behind the other (n, `dtype`)."""
     data = b"".join(cell for cell in column.to_pylist() if cell is not None)
     return np.frombuffer(data, dtype)

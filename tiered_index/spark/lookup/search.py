@@ -112,7 +112,7 @@ class HeldAnswers:
 def search_object(
     plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64
 ) -> Iterator[Matches]:
-    """Yield what one object holds for `questions[places]`, which are different ones.
+    """Yield what one object holds for `questions[places]` (places: i64, n), which are different ones.
 
     The questions of an answer are numbers among all `questions`. Raises as a lookup does.
     """
