@@ -27,8 +27,8 @@ from tiered_index.types import IndexItem
 __all__ = ["IndexConfig"]
 
 _PREFIX = "TIERED_INDEX_"
+# Settings of this package's own tests
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
-# settings of this package's own tests
 _YEAR_S = 365.25 * 86400
 
 

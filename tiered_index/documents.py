@@ -116,13 +116,13 @@ def integer(low: int, high: int) -> Check[int]:
     return check
 
 
+# Of what there may be none of: sequences, epochs, log numbers, positions.
 COUNT = integer(0, 2**63 - 1)
-"""Of what there may be none of: sequences, epochs, log numbers, positions."""
+# Bytes of a file or object, or a position in it: at most 16 TiB, which no storage takes as one.
 SIZE = integer(0, 2**44)
-"""Bytes of a file or object, or a position in it: at most 16 TiB, which no storage takes as one."""
 CRC32 = integer(0, 2**32 - 1)
+# Epoch seconds, or a number of seconds: sums and products with these fit 63 bits.
 SECONDS = integer(-(2**42), 2**42)
-"""Epoch seconds, or a number of seconds: sums and products with these fit 63 bits."""
 MILLISECONDS = integer(-(2**52), 2**52)
 
 

@@ -42,10 +42,9 @@ __all__ = [
 
 E = TypeVar("E", bound=BaseException)
 
+# What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names
+# the file.
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-"""What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names
-the file.
-"""
 
 
 class TieredIndexError(Exception):

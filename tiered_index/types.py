@@ -36,12 +36,12 @@ __all__ = [
     "parse_time",
 ]
 
+# Longest topic, in UTF-16 code units (RocketMQ's own limit is 127).
 MAX_TOPIC_UNITS = 1_024
-"""Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)."""
+# Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most).
 MAX_KEY_UNITS = 32_767
-"""Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most)."""
+# Greatest timestamp: the last millisecond of the year 9999, UTC. The smallest is 0.
 MAX_TIMESTAMP_MS = 253_402_300_799_999
-"""Greatest timestamp: the last millisecond of the year 9999, UTC. The smallest is 0."""
 
 Status = Literal["complete", "truncated", "partial"]
 

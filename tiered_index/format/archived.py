@@ -28,9 +28,9 @@ __all__ = ["PIECE_BYTES", "SEGMENT_MAGIC", "SegmentSums", "SegmentTable", "segme
 SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 1
 PIECE_BYTES = 1 << 20
-_TAIL = struct.Struct(">8sIIQQIIII")
 # 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
 # 40 zero 44 CRC32 of bytes 0..43
+_TAIL = struct.Struct(">8sIIQQIIII")
 
 
 def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int:
@@ -46,8 +46,8 @@ class SegmentTable:
     size_bytes: int
     crc32: int
     piece_bytes: int
+    # CRC32 of each piece, in order; the last piece may be shorter.
     pieces: npt.NDArray[np.uint32]
-    """CRC32 of each piece, in order; the last piece may be shorter."""
 
     def encode(self) -> bytes:
         """Return the bytes that follow the segment."""

@@ -33,17 +33,17 @@ __all__ = [
 ]
 
 FILTER_BLOCK_BYTES = 32
+# Bits a distinct key: some 1.1% of absent keys are taken for present.
 BITS_PER_KEY = 10.5
-"""Bits a distinct key: some 1.1% of absent keys are taken for present."""
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 _SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
 _WORDS = struct.Struct("<8I")
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
 # MurmurHash3's fmix64: shift, multiply, twice, and a last shift
-_CHUNK, _MASKED = 1 << 16, 1 << 14
-# hashes ordered and hashes masked at a time: what they need stays within the cache, and other threads get a turn
+# Hashes ordered and hashes masked at a time: what they need stays within the cache, and other threads get a turn
 # between
+_CHUNK, _MASKED = 1 << 16, 1 << 14
 _FIRST, _FIRST_SHIFT, _NEXT_SHIFT = 1 << 8, np.uint64(64 - 8), np.uint64(64 - 8 - 16)
 _FIRST_VALUES = np.arange(_FIRST, dtype=np.uint64)
 

@@ -44,15 +44,14 @@ from tiered_index.format.trailer import (
 __all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "SealedFile", "bare_slot_run", "bare_slots"]
 
 Array = npt.NDArray[Any]
+# Items gathered at a time (2 MiB of native items): pieces within the cache, and short turns of the interpreter lock.
 CHUNK = 1 << 16
-"""Items gathered at a time (2 MiB of native items): pieces within the cache, and short turns of the interpreter lock.
-"""
+# A slot group is closed by the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB.
 GROUP_BYTES = 16 * 1024
-"""A slot group is closed by the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB."""
+# Entries whose slots are counted at a time
 _COUNTED = 1 << 22
-# entries whose slots are counted at a time
+# A group longer than this is cut into blocks of at most this many bytes.
 BLOCK_BYTES = 256 * 1024
-"""A group longer than this is cut into blocks of at most this many bytes."""
 
 
 class Compaction:

@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+# ``read(position, length)`` returns exactly these bytes of one file; it may be a range GET.
 Read = Callable[[int, int], bytes]
-"""``read(position, length)`` returns exactly these bytes of one file; it may be a range GET."""
+# Bytes from the start of a file that `recognise` and `ForeignCompacted.open` want.
 HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
-"""Bytes from the start of a file that `recognise` and `ForeignCompacted.open` want."""
 
 
 @dataclass(frozen=True, slots=True)

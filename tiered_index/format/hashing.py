@@ -49,12 +49,12 @@ __all__ = [
     "power_at",
 ]
 
+# Code units summed at a time; the tables of powers stay within the cache
 _BLOCK = 1 << 16
-# code units summed at a time; the tables of powers stay within the cache
+# Units of the widest row of a matrix
 _WIDEST = 256
-# units of the widest row of a matrix
+# Cells of one product: within the cache, and too few for a BLAS library to wake its threads
 _CELLS = 1 << 16
-# cells of one product: within the cache, and too few for a BLAS library to wake its threads
 
 
 def polynomials(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
@@ -178,12 +178,12 @@ def _long_polynomial(units: npt.NDArray[Any], multiplier: int) -> int:
 
 
 _JAVA = 31
+# Odd, and 1 modulo 4: all but one bit of it are independent of a polynomial in 31
 _FINGERPRINT = 0x9E3779B1
-# odd, and 1 modulo 4: all but one bit of it are independent of a polynomial in 31
+# Code units of one string hashed at a time, outside of batches
 _SHORT = 256
-# code units of one string hashed at a time, outside of batches
+# Rows of a batch hashed at a time: what they need stays within the cache
 _ROWS = 1 << 14
-# rows of a batch hashed at a time: what they need stays within the cache
 
 UInt32 = npt.NDArray[np.uint32]
 Int64 = npt.NDArray[np.int64]
@@ -342,6 +342,7 @@ def _mix(values: UInt32) -> UInt32:
     return values
 
 
+# The last element, -1, turns the sum into its absolute value, so that the fold stands in the text once
 _DUCKDB = """\
 CREATE OR REPLACE MACRO hash_key(topic, key) AS
   CASE WHEN topic IS NULL OR key IS NULL THEN NULL ELSE
@@ -360,7 +361,6 @@ CREATE OR REPLACE MACRO hash_key(topic, key) AS
       END
     )::INTEGER
   END"""
-# the last element, -1, turns the sum into its absolute value, so that the fold stands in the text once
 
 _SPARK = """\
 CREATE OR REPLACE TEMPORARY FUNCTION hash_key(topic STRING, key STRING) RETURNS INT RETURN

@@ -28,12 +28,12 @@ __all__ = [
 ]
 
 HEADER_SIZE = 28
+# Offset 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
 _HEADER = struct.Struct(">IqqiI")
-# offset 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
+# Unsealed: i32 newest entry's index, i32 zero; compacted: i32 absolute byte position, i32 length in bytes
 SLOT_SIZE = 8
-# unsealed: i32 newest entry's index, i32 zero; compacted: i32 absolute byte position, i32 length in bytes
+# Slot items hold positions as i32
 _MAX_POSITION = 2**31 - 1
-# slot items hold positions as i32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,13 @@ class Preset:
     items: int
 
 
+# RocketMQ's bytes exactly (`IndexStoreFile`): within a slot the entry inserted last comes first.
 ROCKETMQ = Preset("rocketmq", 0xBCC50289, 0xBCC50285, True, ROCKETMQ_SCHEMA, 5_000_000, 20_000_000)
-"""RocketMQ's bytes exactly (`IndexStoreFile`): within a slot the entry inserted last comes first."""
+# Ours: magics "TIXU" and "TIXC"; within a slot by hash, within a hash in answer order.
 NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000, 4_000_000)
-"""Ours: magics "TIXU" and "TIXC"; within a slot by hash, within a hash in answer order."""
 PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
+# The magic of shards of window tables, whatever the preset: "TIXS".
 SHARD_MAGIC = 0x54495853
-"""The magic of shards of window tables, whatever the preset: "TIXS"."""
 
 
 class Header(NamedTuple):

@@ -93,8 +93,8 @@ class _OpenBlock:
 class _OpenGroup:
     first_slot: int
     offset: int
+    # One slot of 16 KiB or more, which may have to be cut into blocks.
     giant: bool
-    """One slot of 16 KiB or more, which may have to be cut into blocks."""
     length: int = 0
     crc32: int = 0
     blocks: list[_OpenBlock] = field(default_factory=list)

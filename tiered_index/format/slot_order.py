@@ -21,8 +21,8 @@ __all__ = ["answer_order", "hash_rank", "newest_first", "order_chunk", "order_gi
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
+# Entries placed at a time: what they touch stays within the cache
 _CHUNK = 1 << 15
-# entries placed at a time: what they touch stays within the cache
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 

@@ -62,13 +62,14 @@ __all__ = [
 
 FORMAT_VERSION = 1
 TAIL_MAGIC = b"TIXTAIL\n"
-_TAIL = struct.Struct(">8sIIQQQQIIII")
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
+_TAIL = struct.Struct(">8sIIQQQQIIII")
 TAIL_SIZE = _TAIL.size
+# Groups, blocks
 _DIRECTORY = struct.Struct(">II")
-# groups, blocks
 
+# A slot group: items of slots [first_slot, the next group's first_slot). `blocks` is 0 unless the group is cut.
 GROUP_DTYPE = np.dtype(
     [
         ("first_slot", ">u4"),
@@ -80,7 +81,7 @@ GROUP_DTYPE = np.dtype(
         ("blocks", ">u4"),
     ]
 )
-"""A slot group: items of slots [first_slot, the next group's first_slot). `blocks` is 0 unless the group is cut."""
+# A block of a group of more than 256 KiB, with inclusive bounds of what is in it.
 BLOCK_DTYPE = np.dtype(
     [
         ("offset", ">u8"),
@@ -93,16 +94,15 @@ BLOCK_DTYPE = np.dtype(
         ("second_max", ">i8"),
     ]
 )
-"""A block of a group of more than 256 KiB, with inclusive bounds of what is in it."""
 
 Array = npt.NDArray[Any]
+# A file's id, which becomes part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
-"""A file's id, which becomes part of paths and of objects' names."""
 TOPIC_ID = integer(-(2**31), 2**31 - 1)
+# Source positions by source.
 POSITIONS = map_of(COUNT)
-"""Source positions by source."""
+# A lane's file before this one, and how many durable entries it had.
 PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
-"""A lane's file before this one, and how many durable entries it had."""
 
 
 def topic_table(value: Any) -> tuple[tuple[int, str], ...]:
@@ -428,6 +428,7 @@ _FIELDS: Check[dict[str, Any]] = record(
     slot_range=tuple_of(_SLOT, _SLOT),
     writer=text(),
 )
+# What `more` may hold that this version knows
 _MORE: Check[dict[str, Any]] = record(
     dict,
     sequence=Optional(COUNT, 0),
@@ -439,7 +440,6 @@ _MORE: Check[dict[str, Any]] = record(
     checksum=Optional(text("[0-9a-f]{1,16}"), ""),
     slot_map=Optional(SlotMap.from_json, None),
 )
-# what `more` may hold that this version knows
 
 
 @dataclass(frozen=True, slots=True)

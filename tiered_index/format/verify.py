@@ -185,8 +185,8 @@ class FileCheck:
             self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
 
 
+# Maps normal hashes to slots counted from the start of a shard's own slot table.
 SlotOf = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int64]]
-"""Maps normal hashes to slots counted from the start of a shard's own slot table."""
 
 
 def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | None = None) -> list[Finding]:
@@ -370,8 +370,8 @@ class _ShardCheck(FileCheck):
             self._add("order", f"{len(wrong)} items are out of order", offset + items.itemsize * int(wrong[0]))
 
 
+# What is read at a time.
 WINDOW_BYTES = 8 << 20
-"""What is read at a time."""
 
 
 class WindowedRead:

@@ -48,12 +48,12 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["IndexService"]
 
+# What a buffered row of one put costs beside its key, estimated
 _ROW_BYTES = 160
-# what a buffered row of one put costs beside its key, estimated
+# That an opening which was interrupted is waited for, so that the root is free again
 _PATIENCE_S = 5.0
-# that an opening which was interrupted is waited for, so that the root is free again
+# That a close waits for a request of a lookup or of an archived segment
 _STORAGE_PATIENCE_S = 1.0
-# that a close waits for a request of a lookup or of an archived segment
 
 
 class IndexService(Lookups):

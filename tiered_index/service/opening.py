@@ -46,8 +46,8 @@ from tiered_index.storage.wrappers import MeteredStorage
 
 __all__ = ["Parts", "open_parts", "wanted_genesis"]
 
+# A bad clock must not cost another file of full size
 _QUARANTINE_ITEMS = 1 << 16
-# a bad clock must not cost another file of full size
 _log = logging.getLogger(__name__)
 
 

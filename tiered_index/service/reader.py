@@ -43,8 +43,8 @@ from tiered_index.storage.opening import child_storages, open_storage
 __all__ = ["IndexReader"]
 
 T = TypeVar("T", bound=IndexView | None)
+# Folders that a prefix may hold
 _MAX_CHILDREN = 1000
-# folders that a prefix may hold
 
 
 class IndexReader(Lookups):

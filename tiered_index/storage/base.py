@@ -52,8 +52,8 @@ __all__ = [
 ]
 
 MAX_NAME_BYTES = 512
+# What an object's name is like.
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
-"""What an object's name is like."""
 _NAME = re.compile(NAME)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
 
@@ -225,8 +225,8 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+# Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends.
 MAX_PARTS = 10_000
-"""Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends."""
 
 
 def check_part_number(number: int) -> int:
@@ -265,8 +265,8 @@ def check_suffix(length: int) -> None:
         raise InvalidArgument(f"a suffix's length is not negative: {length}")
 
 
+# Objects a request may list or delete; Amazon S3's.
 PAGE = 1000
-"""Objects a request may list or delete; Amazon S3's."""
 
 _T = TypeVar("_T")
 

@@ -32,10 +32,10 @@ from tiered_index.storage.base import Bytes
 
 __all__ = ["TEMPORARY_PREFIX", "Disk", "WriteBehind", "absolute_path", "make_path"]
 
+# Pieces made ahead of the writes: bounds the memory, which holds them until they are written
 _PENDING = 4
-# pieces made ahead of the writes: bounds the memory, which holds them until they are written
+# Durable in steps, so that the last sync doesn't find everything left to do
 _SYNC_BYTES = 64 << 20
-# durable in steps, so that the last sync doesn't find everything left to do
 
 
 class WriteBehind:
@@ -77,14 +77,14 @@ class WriteBehind:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
+# Names that start so are half-made work: recovery deletes them, listings never show them.
 TEMPORARY_PREFIX = ".tmp-"
-"""Names that start so are half-made work: recovery deletes them, listings never show them."""
 
 
+# A file this large is worth a thread
 _LARGE_BYTES = 16 << 20
-# a file this large is worth a thread
+# Whatever the umask lets through, others never write what is ours
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
-# whatever the umask lets through, others never write what is ours
 
 
 def make_path(folder: Path) -> None:

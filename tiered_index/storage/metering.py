@@ -50,14 +50,14 @@ class PriceTable:
     Raises `ConfigError` for a price that is negative or not finite.
     """
 
+    # PUT, COPY, POST, LIST, and each call of a multipart upload.
     put_per_1000_usd: float = 0.005
-    """PUT, COPY, POST, LIST, and each call of a multipart upload."""
+    # GET and HEAD.
     get_per_1000_usd: float = 0.0004
-    """GET and HEAD."""
+    # DELETE and aborting an upload.
     delete_per_1000_usd: float = 0.0
-    """DELETE and aborting an upload."""
+    # Bytes read; 0 within the region.
     egress_per_gib_usd: float = 0.0
-    """Bytes read; 0 within the region."""
     as_of: str = "2026-11"
 
     def __post_init__(self) -> None:

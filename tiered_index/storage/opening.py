@@ -39,8 +39,8 @@ from tiered_index.storage.wrappers import PrefixedStorage
 __all__ = ["KNOWN_SCHEMES", "PROBE_PREFIX", "child_storages", "open_storage", "probe_put_if_absent", "split_uri"]
 
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
+# What may be repeated of a mistake: a secret is no word
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
-# what may be repeated of a mistake: a secret is no word
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
@@ -140,8 +140,8 @@ _OPENERS: dict[str, Callable[[SplitResult, S3Options, Disk | None], Storage]] = 
     "s3": _open_s3,
     "sqlite": _open_sqlite,
 }
+# What `open_storage` knows.
 KNOWN_SCHEMES = tuple(sorted(_OPENERS))
-"""What `open_storage` knows."""
 
 
 def child_storages(storage: Storage) -> Iterator[Storage]:
@@ -173,8 +173,8 @@ def _first_parts(storage: Storage) -> Iterator[str]:
                 break
 
 
+# Objects below it are of no use to anybody a moment later; one may be left by a process that was killed.
 PROBE_PREFIX = "probe/"
-"""Objects below it are of no use to anybody a moment later; one may be left by a process that was killed."""
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
