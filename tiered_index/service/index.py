@@ -1,13 +1,17 @@
-"""`IndexService`: the engine.
+"""`IndexService`: one writer's index, which takes entries, moves them to the storage and answers lookups.
 
-Puts go to a buffer, a flusher moves them to files, a life cycle compacts and uploads those, queries see all.
+Puts go to a buffer, the flusher writes them to files, the life cycle compacts and uploads the files, lookups see all of
+them.
 
 ```
 put ─> write buffer ─flush─> unsealed ─seal─> ─compact─> compacted ─upload─> uploaded ─retire─> storage only
 ```
-Durability: `put` returns when the entries are in the write buffer and searchable; they survive a crash once `flush` has
-returned, or `flush_interval_s` later, and the loss of the machine once uploaded. `durable_position` says where each
-source must be continued.
+Durability: `put` returns when the entries are in the write buffer and searchable. They survive a crash once `flush` has
+returned, or `flush_interval_s` later, and the loss of the machine once uploaded. `durable_position` says from where
+each source must be read again after a crash.
+
+Threads: a flusher and a life-cycle worker run rounds (unless `background` is off); one worker reads the log and one
+uploads archived segments, each started by its first call.
 """
 
 from __future__ import annotations
@@ -48,11 +52,11 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["IndexService"]
 
-# What a buffered row of one put costs beside its key, estimated
+# Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
-# That an opening which was interrupted is waited for, so that the root is free again
+# How long an interrupted opening is waited for, so that it releases the root
 _PATIENCE_S = 5.0
-# That a close waits for a request of a lookup or of an archived segment
+# How long a close waits for a worker's storage request that is under way
 _STORAGE_PATIENCE_S = 1.0
 
 
@@ -73,20 +77,22 @@ class IndexService(Lookups):
         disk: Disk | None = None,
         storage: Storage | None = None,
     ) -> None:
-        """Open an index; prefer `IndexService.open`. `clock`, `disk` and `storage` stand in for the real ones in
-        tests.
+        """Open an index; prefer `IndexService.open`.
+
+        `clock`, `disk` and `storage` replace the real ones in tests.
         """
         self.config = config
         self._closed = False
-        self._closing: list[Callable[[], object]] | None = None  # what is left to do of closing it; None: all
+        # the remaining steps of closing; None: closing has not begun
+        self._closing: list[Callable[[], object]] | None = None
         self._trouble: list[Exception] = []
-        # Their rounds begin once it has opened: an opening that takes longer than a round's pause may fail. They don't
-        # hold on to the service itself, which may be forgotten without being closed.
+        # Rounds begin only after opening, which may take longer than a round's pause and fail. The workers hold no
+        # reference to the service, so one that was never closed can be garbage-collected.
         opened = self._opened = list[Parts]()
         rounds = config.background
         self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, config.flush_interval_s)
         self._rounds = Worker("lifecycle", partial(_live, opened) if rounds else None, config.lifecycle_interval_s)
-        # threads of their own, begun when they are needed: neither a lookup nor a flush waits for an upload
+        # separate threads, started on first use, so that neither a lookup nor a flush waits for an upload
         self._log_reader, self._archiver = Worker("log"), Worker("archive")
         workers = (self._log_reader, self._archiver, *(() if rounds else (self._writer, self._rounds)))
         weakref.finalize(self, _stop, workers).atexit = False
@@ -154,13 +160,15 @@ class IndexService(Lookups):
         topic_id: int | None = None,
         **extra: Any,
     ) -> int:
-        """Index one message under each of `keys` (text or an iterable of text, each once); return how many entries that
-        made.
+        """Index one message under each of `keys` and return how many entries that made.
 
-        `offset` is the message's position in the index's offset space, `size` its bytes, `timestamp_ms` its store time
-        in epoch milliseconds (kept to the second). `source_position` becomes durable with the message. `topic_id` is
-        assigned where not given; `extra` are the schema's further columns by name. The call is accepted whole or
-        refused whole and never waits for a disk: `InvalidArgument` (fix it), `BackPressure` (slow down and repeat it).
+        `keys` is text or an iterable of text, each indexed once. `offset` is the message's position in the index's
+        offset space, `size` its bytes, `timestamp_ms` its store time in epoch milliseconds (kept to the second).
+        `source_position` becomes durable with the message. `topic_id` is assigned where not given; `extra` are the
+        schema's further columns by name.
+
+        The call is accepted whole or refused whole and never waits for a disk. Raises `InvalidArgument` (fix the call),
+        `BackPressure` (slow down and repeat it), `WriterFenced`. Any thread.
         """
         if self._closed or self._session.fenced is not None:
             self._check_writable()
@@ -171,7 +179,7 @@ class IndexService(Lookups):
                 and is_plain(keys, queue_id, offset, size, timestamp_ms)
                 and not self._schema.caller_columns
             ):
-                # the common call, checked by the same rules in fewer steps
+                # fast path of the common call; the same checks in fewer steps
                 record = (known, queue_id, offset, size, timestamp_ms // 1000)
                 self._buffer.append_rows((keys,), record, _ROW_BYTES + len(keys))  # type: ignore[arg-type]
                 return 1
@@ -184,7 +192,7 @@ class IndexService(Lookups):
         if topic_id is None:
             topic_id = self._topics.assign(topic)
         else:
-            # a call that is pushed back must not give an id a meaning
+            # bound inside the append: a call refused by back-pressure must not bind an id to a topic
             topic_id = check_number("topic_id", topic_id)
             agree = partial(self._topics.give, [(topic_id, topic)])
         size_bytes = sum(_ROW_BYTES + len(key) for key in checked)
@@ -196,9 +204,9 @@ class IndexService(Lookups):
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
         """Index a batch: an Arrow RecordBatch or Table, or a dict of arrays; return how many entries that made.
 
-        Columns: topic, queue_id, key, offset, size, timestamp_ms (one row an entry), optionally topic_id, and the
-        schema's further ones. `source_position` becomes durable with the whole batch. Accepted whole or refused whole;
-        errors as `put`.
+        Columns, one row an entry: topic, queue_id, key, offset, size (bytes), timestamp_ms (epoch milliseconds),
+        optionally topic_id, and the schema's further ones. `source_position` becomes durable with the whole batch.
+        Accepted whole or refused whole; errors and threads as `put`.
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
@@ -218,13 +226,14 @@ class IndexService(Lookups):
         self._writer.call(self._flusher.flush)
 
     def seal(self) -> None:
-        """Flush, then close the active files to further entries, so that the life cycle takes them on."""
+        """Flush, then close the active files to further entries; the life cycle compacts and uploads them."""
         self._check_open()
         self._writer.call(self._flusher.seal)
 
     def run_lifecycle(self) -> Progress:
-        """Run one round of the life cycle now: everything sealed is compacted and uploaded when it returns. Raises its
-        first error.
+        """Run one round of the life cycle now: everything sealed is compacted and uploaded when it returns.
+
+        Raises the round's first error.
         """
         self._check_open()
         return self._rounds.call(self._lifecycle.run_once)
@@ -238,16 +247,18 @@ class IndexService(Lookups):
         modified_ms: int | None = None,
         rewritten_ms: int | None = None,
     ) -> bool:
-        """Upload a closed segment of a source's log, bytes [start, start + size_bytes) of it, unless it is archived;
-        return whether it was.
+        """Upload a closed segment of a source's log unless it is archived; return whether it was uploaded.
 
-        `read(position, length)` gives its bytes, called from a thread of the service. A segment that is archived
-        already is compared with its copy: its first MiB, and all of it where `modified_ms` (when its file was changed
-        last) is not given or not before the upload. `rewritten_ms` is when the source's log was found to be another
-        within this segment: one record puts it in the place of a copy from before, where that differs.
+        The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes and
+        is called from a thread of the service.
 
-        Raises `CorruptFile` where it differs or overlaps another one, `StorageUnavailable` (repeat the call),
-        `WriterFenced`.
+        A segment that is archived already is compared with its copy: the first MiB, and all of it where `modified_ms`
+        (when the segment's file was last changed, epoch milliseconds) is missing or not before the upload.
+        `rewritten_ms` is when the source's log was found to have been rewritten within this segment: where the copy
+        from before differs, one log record replaces it.
+
+        Raises `CorruptFile` where the segment differs from its copy or overlaps another one, `StorageUnavailable`
+        (repeat the call), `WriterFenced`.
         """
         self._check_open()
         return self._archiver.call(
@@ -255,16 +266,14 @@ class IndexService(Lookups):
         )
 
     def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
-        """Return the archived segments of a store, or of all, by store and start."""
+        """Return the archived segments of `store`, or of all stores for None, by store and start."""
         state = self._session.log.state
         return tuple(
             segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
         )
 
     def durable_position(self, source: str) -> int | None:
-        """Return the greatest position of `source` before which everything is durable, or None for an unknown
-        source.
-        """
+        """Return the greatest position of `source` before which everything is durable; None: unknown source."""
         if not isinstance(source, str):
             raise InvalidArgument(f"source must be text, not {source!r:.80}")
         return self._flusher.positions.get(source)
@@ -305,8 +314,9 @@ class IndexService(Lookups):
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
-        """Return a JSON-ready summary: buffer, disk, files by state, and every present trouble under ``problems``
-        (empty when well).
+        """Return a JSON-ready summary: buffer, disk, files by state, and current problems.
+
+        `problems` lists every present error of flusher, life cycle, files and log; it is empty when there is none.
         """
         states: dict[str, int] = {}
         for handle in self._catalog.all():
@@ -325,13 +335,14 @@ class IndexService(Lookups):
         }
 
     def close(self) -> None:
-        """Flush, stop the workers, release lease and lock; an error on the way is raised after all is released.
+        """Flush, stop the workers, release lease and lock; raise the first error after everything is released.
 
-        Idempotent; a call that was interrupted is finished by itself, and waited for by the next one.
+        Idempotent. An interrupted call still completes on the worker thread, and the next call waits for it.
         """
         self._closed = True
         if self._writer.is_foreign:
-            return  # a fork's: nothing of it is this process's to finish
+            # a forked process owns nothing of this service
+            return
         try:
             self._writer.call(self._close)
         except Stopped:
@@ -343,8 +354,9 @@ class IndexService(Lookups):
             raise trouble[0]
 
     def abandon(self) -> None:
-        """Let go of everything without flushing: what is left is what a crash would leave. For tests and for fenced
-        writers.
+        """Release everything without flushing and leave on disk what a crash would leave.
+
+        For tests and for fenced writers.
         """
         self._closed = True
         with contextlib.suppress(Stopped):
@@ -386,7 +398,7 @@ class IndexService(Lookups):
         self._trouble = []
 
     def _go_on_closing(self) -> None:
-        """Do what is left to do; what fails is told when all is done."""
+        """Run the remaining steps of closing; collect their errors and go on."""
         while self._closing:
             try:
                 self._closing[0]()
@@ -403,12 +415,12 @@ class IndexService(Lookups):
             worker.stop(_STORAGE_PATIENCE_S)
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers.
+        """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.
 
-        The buffer is looked at before the files, so that an entry on its way is met at least once.
+        The buffer is read before the catalog, so that an entry being flushed is seen at least once.
 
-        Raises `InvalidArgument` where the index was closed meanwhile, which empties the catalog: that is no complete
-        answer.
+        Raises `InvalidArgument` where the index was closed meanwhile: closing empties the catalog, and an answer from
+        it would be incomplete.
         """
         buffered = [
             BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count
@@ -437,7 +449,7 @@ class IndexService(Lookups):
         errors += [(handle.file_id, handle.error) for handle in self._catalog.all() if isinstance(handle, DamagedFile)]
         if self._session.log_error is not None:
             errors.append(("log", self._session.log_error))
-        # typed errors are told by whoever met them; what else a worker met is a defect, and mustn't be silent
+        # typed errors are reported where they occurred; any other error of a worker is a defect and must be visible
         errors += [
             (worker.name, worker.error)
             for worker in (self._writer, self._rounds)
@@ -458,8 +470,9 @@ class IndexService(Lookups):
 
 
 def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object]]:
-    """Return the steps that close everything and free the root; `keep_reserve` leaves the next file's space behind, as
-    a crash would.
+    """Return the steps that close everything and release the root.
+
+    `keep_reserve` leaves the space preallocated for the next file behind, as a crash would.
     """
 
     def close_pools() -> None:

@@ -1,6 +1,8 @@
-"""Opening a writer: lock the root, join and claim the index in the storage, recover, and put the parts together.
+"""Open a writer: lock the root, join and claim the index in the storage, recover, and assemble the parts.
 
-What goes wrong half-way is undone in reverse order: nothing stays locked, connected or open.
+Joining creates the index or checks it against the configuration; claiming takes a new writer epoch, which fences older
+writers. A root that was opened before starts without its storage: files then wait locally. An error undoes the finished
+steps in reverse order, so nothing stays locked, connected or open.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ from tiered_index.storage.wrappers import MeteredStorage
 
 __all__ = ["Parts", "open_parts", "wanted_genesis"]
 
-# A bad clock must not cost another file of full size
+# Small: a bad clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
 _log = logging.getLogger(__name__)
 
@@ -116,7 +118,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
 
 
 def wanted_genesis(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
-    """Return what the index must be: what the configuration sets, else what it was created with, else the preset's."""
+    """Return what the index must be created as: set settings first, then `stored`, then the preset's defaults."""
     if stored is None:
         return IndexDescriptor("", config.layout(), config.offset_space)
     given = config.model_fields_set
@@ -134,7 +136,7 @@ def wanted_genesis(config: IndexConfig, stored: IndexDescriptor | None) -> Index
 def _join(
     config: IndexConfig, root: Root, session: StorageSession, marker: Marker | None, wanted: IndexDescriptor, uri: str
 ) -> tuple[Marker, Layout, LogState | None]:
-    """Join the index in the storage and claim it; a root that is known may start while the storage is down."""
+    """Join the index in the storage and claim it; a known root may start while the storage is unavailable."""
     known = marker is not None
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
@@ -146,8 +148,8 @@ def _join(
         return marker, wanted.layout, None
     layout = wanted_genesis(config, genesis).layout
     if marker is None or marker.storage != uri:
-        # before the claim: the lease names the root, and a root that forgot its name in a crash would be locked out by
-        # itself
+        # Before the claim: the lease names the root, and a root whose id was lost in a crash would be locked out by its
+        # own lease.
         marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
         root.write_marker(marker)
     try:
@@ -204,7 +206,7 @@ def _assemble(
     main = Appender(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
     quarantine = Appender(QUARANTINE, small, context, reserves=False)
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
-    # what was read of the log counts also where it could not be claimed
+    # positions of the log count even where the claim failed
     flusher.positions = max_positions(recovered.positions, session.log.state.positions)
     begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
     lifecycle = Lifecycle(
@@ -231,7 +233,7 @@ def _assemble(
             pair for lane in (quarantine, main) if lane.active is not None for pair in lane.active.topics.items()
         )
     except InvalidArgument:
-        # ids were given anew since: each file keeps its own table, and the next ones begin with an empty one
+        # The active files bind one id to two topics. Each file keeps its own topic table; the next ones start empty.
         flusher.roll()
     engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, (storage,))
     return Parts(

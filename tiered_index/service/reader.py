@@ -1,10 +1,9 @@
-"""`IndexReader`: read-only and stateless.
+"""`IndexReader`: answers lookups over one or several indexes and never writes to a storage or a root.
 
-It reads a storage, a root beside its writer, both, or several indexes as one.
-
-A reader works at one position of each storage's log and moves on by `refresh_interval_s`, or when an object that the
-log named is gone: then it reads the log again and starts that lookup again, a bounded number of times. It never writes
-a byte to storage or root.
+It reads a storage, a root beside its writer, both, or several indexes as one. It works at one position of each
+storage's log. It moves on after `refresh_interval_s`, or when an object that the log named is missing: then it reads
+the log and restarts that lookup, a bounded number of times. Opening and refreshing several indexes run in parallel on
+the reader's own threads.
 """
 
 from __future__ import annotations
@@ -43,15 +42,15 @@ from tiered_index.storage.opening import child_storages, open_storage
 __all__ = ["IndexReader"]
 
 T = TypeVar("T", bound=IndexView | None)
-# Folders that a prefix may hold
+# Most children that a prefix may have
 _MAX_CHILDREN = 1000
 
 
 class IndexReader(Lookups):
-    """Answers lookups over one or several indexes that others write. Threads: every method from any thread.
+    """Answers lookups over one or several indexes that others write.
 
-    Of several indexes, which must have one schema, each answer is in one order, and each entry's `source` is the URI of
-    its index.
+    Several indexes must have one schema. Their entries are merged into one answer order, and each entry's `source` is
+    the URI of its index. Threads: every method from any thread.
     """
 
     def __init__(
@@ -123,11 +122,12 @@ class IndexReader(Lookups):
     ) -> IndexReader:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
-        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. The bounds of the
-        caches are of all together. A prefix is looked through once, one level deep. `timeout_s` bounds how long
-        storages are waited for, here only; without it that is as long as they take by their own time-outs. Raises
-        `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`, `ConfigError`;
-        `BudgetExceeded` where `timeout_s` was reached.
+        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one; a prefix is
+        listed once, one level deep. The bounds of the caches are for all indexes together. `timeout_s` bounds the
+        opening only, in seconds; without it the storages' own time-outs apply.
+
+        Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
+        `ConfigError`, `InvalidArgument`; `BudgetExceeded` where `timeout_s` was reached.
         """
         limits = LookupLimits(timeout_s=timeout_s)
         several = None
@@ -144,11 +144,11 @@ class IndexReader(Lookups):
             return cls(config, clock=clock, storage=storage_backend, storages=several)
 
     def refresh(self) -> LogState:
-        """Read what the log has gained; return its state (of several indexes the first one's)."""
+        """Read the log's new records and return its state (of several indexes the first one's)."""
         self._check_open()
         if len(self._views) == 1:
             return self._views[0].refresh()
-        # all of them, whichever fails
+        # all are started, whichever fails
         states = [future.result() for future in self._parts.side_by_side([view.refresh for view in self._views])]
         return states[0]
 
@@ -221,9 +221,7 @@ class IndexReader(Lookups):
             )
 
     def _open_views(self, backend: Storage | None, undo: contextlib.ExitStack) -> tuple[IndexView, ...]:
-        """Return the view of the one index that is meant, or, where a storage holds none itself, those of its
-        children.
-        """
+        """Return the one index's view; where the storage holds no index itself, the views of its children."""
         config = self.config
         if config.root is not None:
             if backend is not None:
@@ -254,8 +252,9 @@ class IndexReader(Lookups):
         return tuple(views)
 
     def _opened(self, opening: Sequence[tuple[str, Callable[[], T]]], undo: contextlib.ExitStack) -> list[T]:
-        """Return what each call returns, in order, made side by side and in time; `undo` closes all. Raises the first
-        one's error.
+        """Make the calls in parallel, within the deadline, and return their results in order.
+
+        `undo` closes every view. Raises the first call's error.
         """
         views = self._parts.in_time(opening, _close)
         for view in views:
@@ -271,8 +270,10 @@ class IndexReader(Lookups):
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
     def _prepare(self) -> None:
-        """Do the refreshes that are due, side by side; a lookup held to a time waits for half of it, and they go on
-        behind it.
+        """Run the refreshes that are due, in parallel.
+
+        A lookup with a deadline waits for at most half of its remaining time; the refreshes then continue in the
+        background.
         """
         left_s = remaining_s()
         tries = [view.tries for view in self._views]
@@ -288,7 +289,7 @@ class IndexReader(Lookups):
             view.note_age()
 
     def _begin_refreshes(self) -> dict[IndexView, Future[None]]:
-        """Begin the refreshes that are due and that nobody is at, as far as there are threads for them."""
+        """Start the refreshes that are due and that no other thread runs, as far as threads are available."""
         claimed: list[IndexView] = []
         begun: dict[IndexView, Future[None]] = {}
         try:
@@ -297,7 +298,8 @@ class IndexReader(Lookups):
                     claimed.append(view)
                     begun[view] = self._parts.begin(view.refresh_claimed)
         except NoThread:
-            # who can wait does it itself; who can't answers from where the view stands, and the next one tries again
+            # A lookup without a deadline refreshes in its own thread; one with a deadline answers from the view's
+            # present state, and the next lookup tries again.
             pass
         finally:
             for view in claimed[len(begun) :]:
@@ -313,12 +315,13 @@ class IndexReader(Lookups):
                 for number, view in zip(self._names, self._views, strict=True)
                 for handle in view.handles(second_min, second_max)
             ]
-        self._check_open()  # closing empties the catalogs: what they held is no complete answer
+        # closing empties the catalogs, so what was found may be incomplete
+        self._check_open()
         return found
 
 
 def _cache_room(config: IndexConfig) -> DiskCache | None:
-    """Return the reader's own cache where it was given one, else the writer's beside it, which it never changes."""
+    """Return the reader's own disk cache where `cache_dir` is set, else the root's, read-only, else None."""
     if config.cache_dir is not None:
         return DiskCache(config.cache_dir, config.cache_max_bytes)
     if config.root is not None:
@@ -357,7 +360,7 @@ def _view_below(open_view: Callable[[], IndexView], child: Storage) -> IndexView
     try:
         return open_view()
     except NotAnIndex:
-        # every writer claims an epoch before it publishes anything
+        # every writer claims an epoch before it publishes anything, so this was an index whose log is missing
         if next(iter(child.list(epoch_name(1))), None) is not None:
             raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
         return None

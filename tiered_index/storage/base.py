@@ -1,22 +1,17 @@
-"""The storage contract: named objects of bytes, and nothing about what is in them.
+"""The storage contract: named objects of bytes, whatever they hold; and the base class of wrappers.
 
 Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
 ``..``. An object appears whole or not at all: a reader never sees half a put, nor parts of an unfinished multipart
-upload. `put_if_absent` is the only operation correctness is built on; everything else may be retried freely.
+upload. Correctness depends on `put_if_absent` only; every other operation may be retried freely.
 
 Every method may be called from any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable`
 (retry later), `StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
+
+The `check_*` functions are pure and hold in every backend. `WrapperStorage` passes every request through one method,
+`_around`, with a `Call` that describes it; a wrapper overrides it to count, delay or fail calls. A listing is one call
+a page of 1,000.
+
 Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Amazon S3's.
-
-Rules for the parts of a multipart upload that hold in every backend. Pure functions, any thread.
-
-What can be no range of any object, whatever the backend. Pure.
-
-A storage that passes every call on to another: the base of wrappers.
-
-Every request goes through one method, `_around`, with a `Call` that says what it is; a wrapper overrides that method to
-count, delay or break calls, and single operations where it must. A listing is one call a page of 1,000. Threads: as the
-inner storage's; a wrapper guards its own state.
 """
 
 from __future__ import annotations
@@ -52,7 +47,7 @@ __all__ = [
 ]
 
 MAX_NAME_BYTES = 512
-# What an object's name is like.
+# Regular expression of an object's name
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
 _NAME = re.compile(NAME)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
@@ -149,10 +144,10 @@ class Storage(ABC):
 
     @abstractmethod
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects whose names start with `prefix` and sort after `start_after`, in ascending order of name (UTF-8
-        bytes).
+        """Yield the objects whose names start with `prefix` and sort after `start_after` (exclusive).
 
-        Lazy: pages are fetched as they are consumed. Unfinished uploads are never listed.
+        Ascending by name (UTF-8 bytes). Lazy: pages are fetched as they are consumed. Unfinished uploads are never
+        listed.
         """
 
     @abstractmethod
@@ -170,17 +165,17 @@ class Storage(ABC):
 
     @abstractmethod
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store part `number` (1 to 10,000), in any order, from any thread or process; repeating a number replaces that
-        part.
+        """Store part `number` (1 to 10,000); repeating a number replaces that part.
 
-        Raises `ObjectNotFound` where the upload was aborted or completed.
+        Parts come in any order, from any thread or process. Raises `ObjectNotFound` where the upload was aborted or
+        completed.
         """
 
     @abstractmethod
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Publish the object: the parts in order of number.
 
-        Parts not named are dropped; don't count on it (Ceph refuses them).
+        Parts not named are dropped, but don't rely on it: Ceph refuses the call.
 
         Raises `InvalidArgument` for no parts, repeated numbers, a part that was not uploaded with that etag, or a part
         other than the last below `min_part_bytes`; `ObjectNotFound` where the upload is gone.
@@ -265,7 +260,7 @@ def check_suffix(length: int) -> None:
         raise InvalidArgument(f"a suffix's length is not negative: {length}")
 
 
-# Objects a request may list or delete; Amazon S3's.
+# Most objects that one request may list or delete; Amazon S3's bound
 PAGE = 1000
 
 _T = TypeVar("_T")
@@ -276,8 +271,8 @@ class Call:
     """One call of a storage: the operation (the method's name), the object or prefix, and what it sends.
 
     `requests` is how many requests it would be on an object store; `sent_bytes` counts the payload. `asked_bytes` is
-    the most payload that the answer may hold: the sum of the ranges, 0 for what reads no object, None where nobody
-    knows (a whole object). `is_further` says that it asks for what follows a full page of a listing: no request where
+    the most payload that the answer may hold: the sum of the ranges, 0 for a call that reads no object, None where it
+    is unknown (a whole object). `is_further` marks a call for the page after a full page of a listing: no request where
     that page was the last.
     """
 
@@ -290,7 +285,7 @@ class Call:
 
 
 class WrapperStorage(Storage):
-    """Delegates everything to `inner`."""
+    """Delegates every call to `inner`. Threads: as the inner storage's; a wrapper guards its own state."""
 
     def __init__(self, inner: Storage) -> None:
         self.inner = inner
@@ -301,7 +296,7 @@ class WrapperStorage(Storage):
         return f"{type(self).__name__}({self.inner!r})"
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        """Perform `call` by `act`; override to do something before, after or instead."""
+        """Perform `call` by calling `act`; override it to act before, after or instead."""
         return act()
 
     def get(self, name: str) -> bytes:

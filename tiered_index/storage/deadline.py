@@ -1,8 +1,8 @@
-"""One deadline for everything a lookup does, retries included: it travels in a context variable.
+"""The deadline of a lookup, retries included, held in a context variable.
 
-Work handed to another thread has it if it runs in a copy of the context, as with `metering`. A deadline doesn't break
-off what is under way: it is checked before an attempt and before a wait, so that at most the attempt in flight passes
-it. Threads: any number.
+Work handed to another thread has it if it runs in a copy of the context, as with `metering`. It is checked before an
+attempt and before a wait and never interrupts an attempt, so that at most the attempt in flight ends after it. Threads:
+any number.
 """
 
 from __future__ import annotations
@@ -21,8 +21,9 @@ _deadline_s: ContextVar[float | None] = ContextVar("tiered_index_deadline_s", de
 
 @contextlib.contextmanager
 def deadline_at(monotonic_s: float | None) -> Iterator[None]:
-    """Set a deadline, a reading of `time.monotonic()`, until the block ends; None sets none. Of nested ones the nearest
-    holds.
+    """Set a deadline, a reading of `time.monotonic()`, until the block ends; None sets none.
+
+    Of nested deadlines the earliest holds.
     """
     outer = _deadline_s.get()
     nearest = min((at for at in (outer, monotonic_s) if at is not None), default=None)
@@ -35,7 +36,7 @@ def deadline_at(monotonic_s: float | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def no_deadline() -> Iterator[None]:
-    """Let work go on that nobody waits for longer than the deadline, until the block ends."""
+    """Remove the deadline until the block ends, for work that may outlive the call that began it."""
     token = _deadline_s.set(None)
     try:
         yield
@@ -50,7 +51,7 @@ def remaining_s() -> float | None:
 
 
 def check_deadline(doing: str) -> None:
-    """Raise `BudgetExceeded` where the deadline is reached; `doing` says what is not begun any more."""
+    """Raise `BudgetExceeded` where the deadline is reached; `doing` is for the message."""
     left = remaining_s()
     if left is not None and left <= 0:
         raise BudgetExceeded(f"timeout_s was reached while {doing}")

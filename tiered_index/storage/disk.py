@@ -1,18 +1,10 @@
-"""What the engine asks of a local file system, in one injectable object.
+"""`Disk`: every operation that changes local files, in one object; and the check of local paths.
 
-`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can stand in for it and
-crash, fail or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a
-time. Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never returns short.
+`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can replace it and crash,
+fail or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a time.
+Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never writes short.
 
-Writing a large file while its next pieces are being made: one thread writes, in order, and the file system works
-meanwhile.
-
-Threads: one caller; the writing thread is this module's own and has ended when the context is left.
-
-From what somebody gave as a local path to an absolute one, looked at once: what no file system takes is told here, and
-by its name.
-
-Everything else (nothing there, a file in the place of a folder) is for whoever uses the path. Threads: any.
+`WriteBehind` writes a large file in a thread of its own while the caller makes the next pieces.
 """
 
 from __future__ import annotations
@@ -32,16 +24,17 @@ from tiered_index.storage.base import Bytes
 
 __all__ = ["TEMPORARY_PREFIX", "Disk", "WriteBehind", "absolute_path", "make_path"]
 
-# Pieces made ahead of the writes: bounds the memory, which holds them until they are written
+# Pieces that may wait to be written; bounds their memory
 _PENDING = 4
-# Durable in steps, so that the last sync doesn't find everything left to do
+# Synced in steps, so that the last sync is short
 _SYNC_BYTES = 64 << 20
 
 
 class WriteBehind:
-    """Hands pieces to `pwrite` and, now and then, `sync`.
+    """Writes pieces in order on a thread of its own by `pwrite`, with a `sync` after every 64 MiB.
 
-    An error of theirs is raised by a later `write` or by `finish`.
+    One caller. `write` waits while more than four pieces are queued, which bounds the memory. A later `write` or
+    `finish` raises the thread's error. The thread has ended when the context is left.
     """
 
     def __init__(self, pwrite: Callable[[Bytes, int], None], sync: Callable[[], None]) -> None:
@@ -51,13 +44,13 @@ class WriteBehind:
         self._unsynced = 0
 
     def write(self, data: Bytes, position: int) -> None:
-        """Have `data`, which nobody may change any more, written at `position`."""
+        """Queue `data`, which nobody may change any more, to be written at `position`."""
         self._pending.append(self._thread.submit(self._step, data, position))
         while len(self._pending) > _PENDING:
             self._pending.popleft().result()
 
     def finish(self) -> None:
-        """Return when everything is written."""
+        """Wait until everything is written; raises the thread's error."""
         while self._pending:
             self._pending.popleft().result()
 
@@ -77,13 +70,13 @@ class WriteBehind:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 
-# Names that start so are half-made work: recovery deletes them, listings never show them.
+# Prefix of unfinished files: recovery deletes them, listings never show them.
 TEMPORARY_PREFIX = ".tmp-"
 
 
-# A file this large is worth a thread
+# From this size on a thread of its own writes a file
 _LARGE_BYTES = 16 << 20
-# Whatever the umask lets through, others never write what is ours
+# No write permission for others, whatever the umask
 _FOLDER_MODE, _FILE_MODE = 0o755, 0o644
 
 
@@ -106,7 +99,10 @@ class Disk:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """Really reserve `size_bytes` of the file, so that later writes below it can't find the disk full."""
+        """Reserve `size_bytes` of the file by `posix_fallocate`.
+
+        Later writes below that size can't find the disk full.
+        """
         if size_bytes:
             os.posix_fallocate(descriptor, 0, size_bytes)
 
@@ -175,8 +171,7 @@ class Disk:
     def write_file(self, temporary: Path, chunks: Iterable[Bytes]) -> int:
         """Write `chunks` to a new file, sync it, and return its size; on an error the file is removed.
 
-        Of a large file the writes, and syncs of what is written, go on in a thread of their own beside the making of
-        the next chunks.
+        From `_LARGE_BYTES` on a thread writes and syncs while the caller makes the next chunks.
         """
         descriptor = self.create(temporary)
         position = 0
@@ -218,11 +213,11 @@ _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 
 
 def absolute_path(given: str | Path) -> Path:
-    """Return the absolute path of `given`, with the home that `~` or `~name` stands for.
+    """Return the absolute path of `given`; `~` and `~name` are expanded.
 
-    Raises `ConfigError` where no file can be called so: a name or path too long, symbolic links that lead to each
-    other, a character that names don't have, the home of nobody; `StorageMisconfigured` where a folder on the way may
-    not be entered.
+    Raises `ConfigError` where no file can have that path: a name or path too long, a loop of symbolic links, an invalid
+    character, an unknown user. Raises `StorageMisconfigured` where a parent folder may not be entered. A missing file,
+    or a file in place of a folder, is left to the caller.
     """
     shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
     try:
@@ -232,7 +227,8 @@ def absolute_path(given: str | Path) -> Path:
         raise StorageMisconfigured(f"{shown}: {error.strerror}: check the permissions of its folders") from error
     except OSError as error:
         if error.errno not in _UNUSABLE:
-            return path  # told by whoever uses it
+            # reported by the caller that uses the path
+            return path
         raise ConfigError(f"not a path of this system: {shown}: {error.strerror}") from error
     except (RuntimeError, ValueError) as error:
         raise ConfigError(f"not a path of this system: {shown}: {error}") from error

@@ -1,8 +1,8 @@
 """Objects in this process's memory (`memory://name`): for tests, demonstrations, and caches that may be lost.
 
-Invariants: every method takes the shelf's lock once and works on immutable `bytes`, so nothing is ever seen half.
-Storages of the same name in one process share one shelf, like clients of one server; `MemoryStorage.forget` drops it.
-Threads: any number. Other processes see nothing of it.
+Storages of the same name share one table of objects, like clients of one server; `MemoryStorage.forget` drops the name.
+Every method takes the table's lock once and works on immutable `bytes`, so no reader sees half of a change. Threads:
+any number. Other processes see nothing of it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class _Upload:
 
 
 class _Shelf:
-    """What storages of one name share."""
+    """Objects and unfinished uploads that storages of one name share."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -54,7 +54,7 @@ class _Shelf:
 
 
 class MemoryStorage(Storage):
-    """The shelf called `name`, or without a name one that nobody else can open."""
+    """The objects under `name`; without a name, objects that no other storage can open."""
 
     _shelves: ClassVar[dict[str, _Shelf]] = {}
     _registry_lock: ClassVar[threading.Lock] = threading.Lock()

@@ -1,26 +1,17 @@
-"""What a storage's requests amount to: how many, how many bytes, what they would cost; and limits that no call gets
-past.
+"""Counts a storage's requests and bytes, estimates their cost, and enforces limits on them.
 
 `MeteredStorage.total` counts everything; `measure()` counts one piece of work on its own, however many threads work at
-the same time. The scope travels in a context variable: work handed to another thread counts if it runs in a copy of the
+the same time. The scope is held in a context variable: work handed to another thread counts if it runs in a copy of the
 context (`executor.submit(contextvars.copy_context().run, work)`; one copy a task).
 
-Counts are of requests as an object store sees them (a listing: one a page of 1,000; a range of length 0: none), made
-when the call is made, so failed ones count; repeats inside a backend that tells of them (`attempts`) are counted as
-they are sent. Bytes are payload that was delivered; a body that broke off counts whole.
+Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
+call is made, so failed ones count. A backend reports its further requests (retries, pages) through `sending` just
+before it sends them, and bytes of broken or wrong bodies, which are read again, through `came_in_vain`. Bytes are
+payload that was delivered; a body that broke off counts whole.
 
-A `Usage` with limits admits each call before it is passed on: what would pass a limit raises `BudgetExceeded`, is not
-sent and not counted, by no usage in scope. Admitting and counting are one step, and bytes that calls under way have
-asked for are held. Threads: any number.
-
-What an object store asks for requests and bytes. Pure; loads nothing, so that settings may hold it.
-
-What a backend sends and gets beyond what a call is: repeats after a fault, further pages, a second look, bodies that
-broke off.
-
-Whoever counts calls sets a listener for the time of one call; a backend tells it of each request just before sending,
-and of bytes that came in vain. The listener travels in a context variable. Threads: a listener is told from whichever
-thread sends.
+A `Usage` with limits admits each call before it is passed on: a call that would exceed a limit raises `BudgetExceeded`,
+is not sent, and no usage in scope counts it. Admitting and counting are one step, and the bytes that calls under way
+have asked for are reserved. Threads: any number; a listener is called from the thread that sends.
 """
 
 from __future__ import annotations
@@ -79,14 +70,14 @@ class PriceTable:
 
 
 class Listener(Protocol):
-    """Is told what goes over the wire."""
+    """Receives a backend's requests and wasted bytes. Called from any thread."""
 
     def sending(self) -> None:
-        """Hear of a request that is about to be sent; what this raises keeps it from being sent."""
+        """Called before a request is sent; an exception prevents it."""
         ...
 
     def came_in_vain(self, size_bytes: int) -> None:
-        """Hear of bytes, at most so many, that were delivered and are asked for again."""
+        """Called for at most `size_bytes` bytes that were delivered and are requested again."""
         ...
 
 
@@ -95,9 +86,9 @@ _listeners: ContextVar[tuple[Listener, ...]] = ContextVar("tiered_index_attempts
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """Tell `listener` what this context sends until the block ends.
+    """Report to `listener` what this context sends until the block ends.
 
-    Where blocks nest, the outer listener is told, too, and first.
+    In nested blocks outer listeners are called first.
     """
     token = _listeners.set((*_listeners.get(), listener))
     try:
@@ -107,13 +98,13 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def sending() -> None:
-    """Say that a request is about to be sent. Raises `BudgetExceeded` where it must not be."""
+    """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
     for listener in _listeners.get():
         listener.sending()
 
 
 def came_in_vain(size_bytes: int) -> None:
-    """Say that a body of at most so many bytes broke off or was not as asked."""
+    """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
     for listener in _listeners.get():
         listener.came_in_vain(size_bytes)
 
@@ -122,10 +113,10 @@ _T = TypeVar("_T")
 
 
 class Usage:
-    """A running count; every property is a consistent reading at one moment.
+    """A running count; every property is a consistent reading at one moment. Threads: any number.
 
-    Limits are inclusive, None: no limit. `max_bytes` is of bytes read. A call whose answer's size nobody knows (a whole
-    object) is admitted below that limit and counted afterwards, so it may pass it once; the next call is refused.
+    Limits are inclusive; None: no limit. `max_bytes` limits bytes read. A call whose answer's size is unknown (a whole
+    object) is admitted below that limit and counted afterwards, so it may exceed it once; the next call is refused.
     """
 
     def __init__(
@@ -180,7 +171,7 @@ class Usage:
 
     @property
     def bytes_left(self) -> int | None:
-        """How many more bytes `max_bytes` allows to be asked for; None: no limit."""
+        """How many more bytes `max_bytes` allows, those asked for by reads under way deducted; None: no limit."""
         with self._lock:
             return None if self.max_bytes is None else max(0, self.max_bytes - self._bytes_read - self._bytes_held)
 
@@ -202,7 +193,7 @@ class Usage:
         return self.max_requests is not None or self.max_bytes is not None
 
     def begin(self, call: Call) -> None:
-        """Admit and count a call's requests and hold the bytes it asks for.
+        """Admit a call, count its requests, and reserve the bytes it asks for.
 
         Raises `BudgetExceeded`; then nothing is counted.
         """
@@ -212,8 +203,9 @@ class Usage:
             self._count(call)
 
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
-        """Count the payload of a call that `begin` admitted, and hold nothing for it any more; a failed one has
-        none.
+        """Count the payload of a call that `begin` admitted and release its reserved bytes.
+
+        A failed call has no payload.
         """
         with self._lock:
             self._bytes_held -= call.asked_bytes or 0
@@ -244,7 +236,7 @@ class Usage:
                 )
 
     def _take_back(self, call: Call) -> None:
-        """Undo `begin` for a call that another usage refused; the lock has been held since."""
+        """Undo `begin` for a call that another usage refused; the caller has held the lock since."""
         self._requests[call.operation] -= call.requests
         if not self._requests[call.operation]:
             del self._requests[call.operation]
@@ -255,14 +247,14 @@ _scopes: ContextVar[tuple[tuple[MeteredStorage, Usage], ...]] = ContextVar("tier
 
 
 class MeteredStorage(WrapperStorage):
-    """Counts what passes; `total` since it was made, `measure()` within a scope."""
+    """Counts every call: `total` since it was made, `measure()` within a scope."""
 
     def __init__(self, inner: Storage, prices: PriceTable | None = None) -> None:
         super().__init__(inner)
         self.prices = prices or PriceTable()
         self.total = Usage(self.prices)
+        # whether the backend reports its requests through `sending`
         self._tells = False
-        # the backend tells of the requests that it sends
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
@@ -280,7 +272,7 @@ class MeteredStorage(WrapperStorage):
 
     @property
     def requests_left(self) -> int | None:
-        """How many more requests the limits in scope in this context allow; None: there is none."""
+        """How many more requests the limits in scope in this context allow; None: no limit."""
         left = [usage.requests_left for owner, usage in _scopes.get() if owner is self]
         return min((number for number in left if number is not None), default=None)
 
@@ -291,8 +283,8 @@ class MeteredStorage(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
-        # whether it is a request at all shows only when it is sent or, with a backend that doesn't tell, by what was
-        # found
+        # Whether a further page is a request is known only when it is sent or, with a backend that doesn't report its
+        # requests, by a page that isn't empty.
         begun = replace(call, requests=0) if call.is_further else call
         _begin(usages, begun)
         try:
@@ -316,8 +308,9 @@ class MeteredStorage(WrapperStorage):
 
 
 class _Repeats:
-    """Counts the requests of one call beyond those that were counted when it began, each before it is sent, and bytes
-    that came in vain.
+    """Counts the requests that a backend sends for one call beyond those counted at its start, and wasted bytes.
+
+    Each request is admitted before it is sent.
     """
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
@@ -344,10 +337,12 @@ def _begin(usages: Sequence[Usage], call: Call) -> None:
     """Begin `call` in all of `usages`, or in none where one refuses it."""
     limited: list[Usage] = []
     free: list[Usage] = []
-    for usage in usages:  # asked once: a limit may be set meanwhile
+    # read once: a limit may be set meanwhile
+    for usage in usages:
         (limited if usage.limited else free).append(usage)
     with contextlib.ExitStack() as held:
-        for usage in sorted(limited, key=id):  # one order for every thread, so that none waits for another in a circle
+        # one lock order for all threads prevents deadlocks
+        for usage in sorted(limited, key=id):
             held.enter_context(usage._lock)
         begun: list[Usage] = []
         try:

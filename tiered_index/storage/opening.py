@@ -1,20 +1,13 @@
-"""From a URI to a storage.
+"""Storages by URI: opening one, listing its children, and probing that it honours put-if-absent.
 
     file:///dir                                                             a folder, absolute
     s3://bucket[/prefix][?endpoint_url=&region=&profile=&addressing_style=] a bucket; credentials come from the usual
-    chain
+                                                                            chain
     sqlite:///file.db                                                       a database file, absolute
     memory://name                                                           this process's memory
 
-Every mistake is a `ConfigError` that names the parameter or the part; values are not repeated where they could hold a
-secret. Threads: any.
-
-The storages one step below a storage: what `uri/child` names, for each child that holds something.
-
-Of object stores these are the first parts of the objects' names; a folder or a memory storage below another one is a
-storage of its own. A wrapper is taken for an object store, whatever it wraps.
-
-Does this storage keep the one promise correctness is built on? Asked once, at start. Threads: any.
+Every mistake is a `ConfigError` that names the parameter or the part; values that could hold a secret are not repeated
+in messages. Threads: any.
 """
 
 from __future__ import annotations
@@ -39,7 +32,7 @@ from tiered_index.storage.wrappers import PrefixedStorage
 __all__ = ["KNOWN_SCHEMES", "PROBE_PREFIX", "child_storages", "open_storage", "probe_put_if_absent", "split_uri"]
 
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
-# What may be repeated of a mistake: a secret is no word
+# Only a word is repeated in a message; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
@@ -58,8 +51,9 @@ def open_storage(
 
 
 def split_uri(uri: str) -> SplitResult:
-    """Return the parts of a storage URI: its scheme and its parameters are known, and it holds no credentials. Raises
-    `ConfigError`.
+    """Return the parts of a storage URI whose scheme and parameters are known and which holds no credentials.
+
+    Raises `ConfigError`. Pure.
     """
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme.lower() not in _OPENERS:
@@ -68,7 +62,8 @@ def split_uri(uri: str) -> SplitResult:
     try:
         parts = urlsplit(uri)
     except ValueError:
-        raise ConfigError(f"not a {scheme}:// URI that can be read") from None  # the cause would repeat it
+        # without its cause, which would repeat the URI
+        raise ConfigError(f"not a {scheme}:// URI that can be read") from None
     if parts.fragment or "#" in uri:
         raise ConfigError(f"a {scheme}:// URI has no #fragment (write %23 for the character)")
     if "@" in parts.netloc:
@@ -89,7 +84,7 @@ def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Sto
 
 
 def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    # Imported when asked for: boto3 takes longer to load than everything else here together.
+    # Imported on use: boto3 takes longer to load than everything else here together.
     from tiered_index.storage.s3.storage import S3Storage
 
     if not _BUCKET.fullmatch(parts.netloc):
@@ -140,15 +135,16 @@ _OPENERS: dict[str, Callable[[SplitResult, S3Options, Disk | None], Storage]] = 
     "s3": _open_s3,
     "sqlite": _open_sqlite,
 }
-# What `open_storage` knows.
+# The schemes that `open_storage` accepts
 KNOWN_SCHEMES = tuple(sorted(_OPENERS))
 
 
 def child_storages(storage: Storage) -> Iterator[Storage]:
-    """Yield the children of `storage` in order of name. Lazy.
+    """Yield the storages one step below `storage`, `uri/child` each, in order of name. Lazy.
 
-    Costs an object store a listing for each page of 1,000 objects, at most one a child and one for every 1,000 objects
-    beside them.
+    Of a folder or a memory storage a child is a storage of its own. Any other storage, a wrapper included, is read as
+    an object store: its children are the first segments of the objects' names. That costs a listing for each page of
+    1,000 objects, at most one a child and one for every 1,000 objects beside them.
     """
     if isinstance(storage, LocalStorage | MemoryStorage):
         yield from storage.children()
@@ -168,17 +164,17 @@ def _first_parts(storage: Storage) -> Iterator[str]:
                 part = first
                 yield part
             if slash and number % PAGE == 0:
-                # the next page may hold more of the same: go on behind it. "0" is the character after "/"
+                # The next page may hold more of the same child: list after it. "0" is the character after "/".
                 listing = storage.list("", start_after=f"{part}0")
                 break
 
 
-# Objects below it are of no use to anybody a moment later; one may be left by a process that was killed.
+# Prefix of probe objects, which are deleted at once; a killed process may leave one behind.
 PROBE_PREFIX = "probe/"
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
-    """Put twice to one unique name that starts with `name`, and remove it again.
+    """Check that the storage honours put-if-absent: put twice to one unique name below `name`, then delete it.
 
     Raises `StorageMisconfigured` where the second put is accepted, or refused and yet stored: some servers ignore the
     condition and answer 200. Other errors pass as they are.
@@ -187,14 +183,15 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     try:
         _probe(storage, unique)
     except TieredIndexError:
-        with contextlib.suppress(TieredIndexError):  # what went wrong first is what the caller must hear
+        # the first error is the one to raise
+        with contextlib.suppress(TieredIndexError):
             storage.delete(unique)
         raise
     storage.delete(unique)
 
 
 def _probe(storage: Storage, unique: str) -> None:
-    # A first put that was repeated inside after a lost answer says "exists"; the name is ours alone, so it was stored.
+    # A backend that retries the first put after a lost answer finds its own object: the name is unique, so it is stored.
     with contextlib.suppress(ObjectExists):
         storage.put_if_absent(unique, b"first")
     try:

@@ -1,6 +1,6 @@
-"""Storages made of another storage: metered, prefixed, or slowed down to what a network would be.
+"""Storages made of another storage: `LatencyStorage` delays its calls, `PrefixedStorage` shows one prefix of it.
 
-Threads: any number, as the inner storage's. `WrapperStorage` is the base to write further ones on.
+Exports `MeteredStorage` and `WrapperStorage`, too. Threads: any number, as the inner storage's.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ _T = TypeVar("_T")
 
 
 class LatencyStorage(WrapperStorage):
-    """Waits before each call: a lognormal time whose median is `median_ms` and whose logarithm deviates by `sigma`.
+    """Waits before each call that sends a request: a lognormal time of median `median_ms` milliseconds.
 
-    The sequence of waits is decided by `seed`; `sleep` takes seconds and may be a recorder.
+    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits. `sleep` takes seconds and
+    may be a recorder.
     """
 
     def __init__(
@@ -59,9 +60,10 @@ class LatencyStorage(WrapperStorage):
 
 
 class PrefixedStorage(Storage):
-    """The objects of `inner` under `prefix` (a name, without the closing slash), called by the rest of their names.
+    """The objects of `inner` under `prefix` (a name without closing slash), named by the rest of their names.
 
-    Closing it leaves `inner` open, which other prefixes may share. `abort_uploads` touches only its own.
+    Closing it leaves `inner` open, which other prefixes may share. `abort_uploads` aborts only uploads under the
+    prefix.
     """
 
     def __init__(self, inner: Storage, prefix: str) -> None:
@@ -148,7 +150,8 @@ class PrefixedStorage(Storage):
         return (replace(handle, name=handle.name[len(self._base) :]) for handle in found)
 
     def _full(self, name: str) -> str:
-        check_name(name)  # on its own: "../x" must not be judged with the prefix before it
+        # checked without the prefix, too: "../x" must be refused by itself
+        check_name(name)
         return check_name(self._base + name)
 
     def _full_handle(self, handle: UploadHandle) -> UploadHandle:
@@ -156,7 +159,7 @@ class PrefixedStorage(Storage):
 
     @contextlib.contextmanager
     def _named(self, name: str) -> Iterator[None]:
-        """Let errors name the object as the caller does."""
+        """Raise the inner storage's `ObjectNotFound` and `ObjectExists` with the caller's name of the object."""
         try:
             yield
         except ObjectNotFound as error:
