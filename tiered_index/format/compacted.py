@@ -1,16 +1,14 @@
-"""Compaction: a sealed file's chains rewritten into one contiguous array per slot, with a trailer.
+"""Compaction: rewrites a sealed file's chains into one contiguous array per slot, and adds a trailer.
 
-SPEC.md sections 4 and 6.
-
-`Compaction` counts where each slot's entries belong and then yields the file's bytes in pieces of less than 2 * `CHUNK`
+`Compaction` counts where each slot's entries belong, then yields the file's bytes in pieces of less than 2 * `CHUNK`
 items; it never holds the items of the whole file. Memory: 12 bytes an entry, 32 a slot, one piece, and 40 bytes an
 entry of the largest slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot,
-for the filter. Pure; one thread. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+for the filter.
 
-A sealed file apart from its entries: everything that its compacted form says beside them, and how that form is made.
-Pure.
+`SealedFile` is everything that the compacted form says beside the entries. From it and the entries the file's writer
+and a job elsewhere make the same bytes.
 
-Who has this and the entries makes the same bytes, whether that is the file's writer or a job elsewhere.
+Pure; one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
 """
 
 from __future__ import annotations
@@ -44,13 +42,13 @@ from tiered_index.format.trailer import (
 __all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "SealedFile", "bare_slot_run", "bare_slots"]
 
 Array = npt.NDArray[Any]
-# Items gathered at a time (2 MiB of native items): pieces within the cache, and short turns of the interpreter lock.
+# Items gathered at a time (2 MiB of native items): fits the CPU cache and holds the interpreter lock only briefly
 CHUNK = 1 << 16
-# A slot group is closed by the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB.
+# A slot group ends before the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB
 GROUP_BYTES = 16 * 1024
 # Entries whose slots are counted at a time
 _COUNTED = 1 << 22
-# A group longer than this is cut into blocks of at most this many bytes.
+# A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
 
 
@@ -95,8 +93,9 @@ class Compaction:
         self._slots_crc32: int | None = None
 
     def slot_table(self) -> memoryview:
-        """Return the slot table: absolute position and length of each slot's array; an empty slot holds the position
-        reached.
+        """Return the slot table's bytes: absolute position and length (bytes) of each slot's array.
+
+        An empty slot has the position where its array would be.
         """
         table = np.empty((self.layout.slots, 2), ">i4")
         item_size = self.layout.schema.item.itemsize
@@ -107,10 +106,10 @@ class Compaction:
         return data
 
     def arrays(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items; afterwards `directory` and `filter_bytes`
-        are set. Once only.
+        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items. Once only.
 
-        A gather with `take` on a void dtype copies whole records and lets other threads run between chunks.
+        `directory` and `filter_bytes` are set when it ends. A gather with `take` on a void dtype copies whole records
+        and lets other threads run between chunks.
         """
         schema = self.layout.schema
         item_size = schema.item.itemsize
@@ -137,13 +136,12 @@ class Compaction:
             held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
             yield flat
         self.directory = Directory(groups, blocks)
-        del self._order  # the filter needs the room
+        # frees 4 bytes an entry before the filter is built
+        del self._order
         self.filter_bytes = held.build()
 
     def metadata(self, **about: Any) -> Metadata:
-        """Return metadata with everything that follows from the entries filled in; `about` supplies the rest by
-        name.
-        """
+        """Return the metadata: what follows from the entries, and `about` by name for the rest."""
         about.setdefault("slot_base", self.layout.slots)
         about.setdefault("slot_range", (0, self.layout.slots))
         return Metadata(
@@ -170,7 +168,7 @@ class Compaction:
         )
 
     def _order_giants(self) -> None:
-        """Bring the slots that pieces may cut into their final order; all others are ordered piece by piece."""
+        """Sort each slot of more than `CHUNK` entries, which pieces may cut; other slots are sorted piece by piece."""
         for slot in np.flatnonzero(self._counts > CHUNK):
             part = self._order[self._first[slot] : self._first[slot] + self._counts[slot]]
             hashes = normal_hashes(self._entries["key_hash"][part])
@@ -215,7 +213,7 @@ class Compaction:
 
 
 class _Checksums:
-    """CRC32 of consecutive runs, fed with the file's arrays in pieces that needn't end where runs do."""
+    """CRC32 of consecutive runs, fed with the arrays in pieces whose borders need not be those of runs."""
 
     def __init__(self, runs: Array, base: int) -> None:
         self._crc32 = runs["crc32"]
@@ -260,10 +258,10 @@ class _BlockBounds:
 
 
 def bare_slots(first_slot_item: bytes, file: str) -> int:
-    """Return the slot count of a compacted file without a trailer: slot 0's position is where the slot table ends.
+    """Return the slot count of a compacted file without a trailer.
 
-    `first_slot_item` is the 8 bytes at position 28. (The header holds the slots *in use*, and configuration may have
-    changed since.)
+    Slot 0's position is where the slot table ends; the header holds only the slots *in use*, and the configuration may
+    have changed since. `first_slot_item` is the 8 bytes at position 28. Raises `CorruptFile`.
     """
     if len(first_slot_item) < SLOT_SIZE:
         raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
@@ -275,7 +273,10 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
 
 
 def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
-    """Return (position, length) of a slot's array from its 8 bytes, checked against the file's size and geometry."""
+    """Return (position, length) in bytes of a slot's array from the slot's 8 bytes.
+
+    Raises `CorruptFile` where they contradict the file's size or geometry.
+    """
     at = HEADER_SIZE + SLOT_SIZE * slot
     position, length = (
         int.from_bytes(slot_item[:4], "big", signed=True),
@@ -293,10 +294,11 @@ def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, s
 
 @dataclass(frozen=True, kw_only=True)
 class SealedFile:
-    """`begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun; `writer` is told in the
-    metadata.
+    """A sealed file apart from its entries: everything else that its compacted form is made of.
 
-    `log_number` is that of a record of the storage's log before any that names the file; 0 where none is known.
+    `begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun (epoch milliseconds); `writer` is
+    stored in the metadata. `log_number` is that of a record of the storage's log before any that names the file; 0:
+    unknown.
     """
 
     file_id: str
@@ -333,7 +335,7 @@ class SealedFile:
 
     @property
     def entry(self) -> np.dtype[Any]:
-        """Type of the entries."""
+        """Dtype of the entries."""
         return self.layout.schema.entry
 
     def to_json(self) -> dict[str, Any]:
@@ -356,7 +358,7 @@ class SealedFile:
         }
 
     def _log_number_json(self) -> dict[str, int]:
-        """Return the optional member: none where no number is known, as in files of older versions."""
+        """Return `log_number` as an optional member: absent where unknown, as in files of older versions."""
         return {"log_number": self.log_number} if self.log_number else {}
 
     @classmethod

@@ -1,25 +1,19 @@
-"""Hashes of ``topic + "#" + key``, vectorised over batches of strings and equal to Java's. SPEC.md section 5.
+"""Key hash and fingerprint of ``topic + "#" + key``, vectorised and equal to Java's. SPEC.md section 5.
 
-Two polynomials over UTF-16 code units, modulo 2**32 (polynomials.py): multiplier 31 is `java.lang.String.hashCode`, the
-other one, finished by MurmurHash3's 32-bit mix, is the fingerprint. Pure functions, safe under threads.
+Two polynomials over UTF-16 code units (a character above U+FFFF counts as its two surrogates) modulo 2**32: sum(unit[i]
+* m**(length-1-i)). With m = 31 it is `java.lang.String.hashCode`; with the other multiplier, finished by MurmurHash3's
+32-bit mix, it is the fingerprint.
 
-Polynomials over strings modulo 2**32, for many strings at once: sum(unit[i] * m**(length-1-i)) of each string, for each
-multiplier m.
+`polynomials` has two exact methods, chosen for each call:
 
-Two ways, chosen block by block; both are exact.
+- *Matrix*, for short ASCII strings of similar lengths: they become right-aligned rows of zeros, and one product of that
+  matrix with the powers gives all sums. In f64 every partial sum is an integer below 127 * 2**32 * 256 < 2**53, so no
+  order of summation rounds.
+- *Running sums*: with c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value
+  (c[e] - c[s]) * m**(e-1).
 
-- *Matrix*: strings of ASCII and of like lengths are set right-aligned into rows of zeros, and one product of that
-  matrix with the powers gives all sums. In f64 every partial sum is an integer below 127 * 2**32 * 256 < 2**53, so
-  nothing is rounded in any order.
-- *Running sums*: with c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value (c[e] - c[s])
-  * m**(e-1).
-
-Pure functions, safe under threads.
-
-`hash_key` as SQL, for engines that read what the index's keys join with. Pure text; SPEC.md section 5 says what it
-computes.
-
-All of it goes over UTF-16 code units: an astral character counts as its two surrogates.
+`hash_key_sql` is the key hash as SQL, for engines that compute the index's keys in a join. Pure functions, safe under
+threads.
 """
 
 from __future__ import annotations
@@ -49,11 +43,11 @@ __all__ = [
     "power_at",
 ]
 
-# Code units summed at a time; the tables of powers stay within the cache
+# Code units summed at a time; the tables of powers fit the CPU cache
 _BLOCK = 1 << 16
-# Units of the widest row of a matrix
+# Most code units of a row of the matrix
 _WIDEST = 256
-# Cells of one product: within the cache, and too few for a BLAS library to wake its threads
+# Cells of one matrix product: fits the cache, and too small for a BLAS library to use its threads
 _CELLS = 1 << 16
 
 
@@ -75,14 +69,15 @@ def polynomials(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[i
 
 @cache
 def _weights(multipliers: tuple[int, ...], width: int) -> npt.NDArray[np.float64]:
-    """Return the powers that units in a row of `width` are multiplied with, one column a multiplier."""
+    """Return the powers (f64, width x multipliers) that the units of a row are multiplied by."""
     return np.array([[pow(m, width - 1 - i, 1 << 32) for m in multipliers] for i in range(width)], np.float64)
 
 
 @cache
 def _masks(width: int) -> npt.NDArray[Any]:
-    """Return, for each length from 0 to `width`, a row of which just the last `length` bytes are all ones; as void
-    records.
+    """Return one mask for each length from 0 to `width`, as void records (width + 1).
+
+    A mask's last `length` bytes are all ones, the others 0.
     """
     kept = np.arange(width) >= width - np.arange(width + 1)[:, None]
     return (kept * np.uint8(255)).view(f"V{width}").reshape(-1)
@@ -91,8 +86,7 @@ def _masks(width: int) -> npt.NDArray[Any]:
 def _by_matrix(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int], width: int) -> list[UInt32]:
     """Hash strings of at most `width` ASCII units, a multiple of 8.
 
-    A window of `width` bytes that ends where the string does is gathered whole; what in it belongs to earlier strings
-    is masked.
+    For each string the `width` bytes that end where it ends are gathered; bytes of earlier strings in them are masked.
     """
     base, count = int(offsets[0]), len(offsets) - 1
     padded = np.zeros(width + int(offsets[-1]) - base, np.uint8)
@@ -114,7 +108,7 @@ def _by_matrix(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[in
 
 @cache
 def _powers(multiplier: int) -> tuple[UInt32, UInt32]:
-    """Return multiplier**j and multiplier**-j modulo 2**32 for j in 0.._BLOCK."""
+    """Return multiplier**j and multiplier**-j modulo 2**32 (u32, `_BLOCK` + 1 each) for j from 0 to `_BLOCK`."""
     tables = []
     for base in (multiplier, pow(multiplier, -1, 1 << 32)):
         # doubling: the second half is the first half times base**(half)
@@ -129,7 +123,7 @@ def _powers(multiplier: int) -> tuple[UInt32, UInt32]:
 
 
 def power_at(multiplier: int, exponents: Int64) -> UInt32:
-    """Return multiplier**exponent modulo 2**32 of each exponent, none negative."""
+    """Return multiplier**exponent modulo 2**32 (u32, n) for exponents (i64, n), none negative."""
     powers, _ = _powers(multiplier)
     if not len(exponents) or (longest := int(exponents.max())) <= _BLOCK:
         return powers[exponents]
@@ -139,7 +133,7 @@ def power_at(multiplier: int, exponents: Int64) -> UInt32:
 
 
 def _by_running_sums(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
-    """Hash strings of any units and lengths: three passes over the units instead of a loop over strings."""
+    """Hash strings of any units and lengths in three passes over the units, without a loop over strings."""
     count = len(offsets) - 1
     results = [np.zeros(count, np.uint32) for _ in multipliers]
     wide = np.empty(_BLOCK, np.uint32)
@@ -178,11 +172,11 @@ def _long_polynomial(units: npt.NDArray[Any], multiplier: int) -> int:
 
 
 _JAVA = 31
-# Odd, and 1 modulo 4: all but one bit of it are independent of a polynomial in 31
+# Odd, and 1 modulo 4: all but one bit of the fingerprint are independent of the polynomial in 31
 _FINGERPRINT = 0x9E3779B1
 # Code units of one string hashed at a time, outside of batches
 _SHORT = 256
-# Rows of a batch hashed at a time: what they need stays within the cache
+# Rows of a batch hashed at a time: their temporaries fit the cache
 _ROWS = 1 << 14
 
 UInt32 = npt.NDArray[np.uint32]
@@ -230,8 +224,9 @@ def java_string_hash(text: str) -> int:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash under which a key is indexed: the absolute Java hash of topic#key; `Integer.MIN_VALUE`
-    becomes 0.
+    """Return the hash under which a key is indexed: the absolute value of the Java hash of topic#key.
+
+    From 0 to 2**31 - 1; `Integer.MIN_VALUE`, which has no absolute value, becomes 0.
     """
     value = abs(java_string_hash(f"{topic}#{key}"))
     return 0 if value == 1 << 31 else value
@@ -248,10 +243,10 @@ def fingerprint(topic: str, key: str) -> int:
 
 
 def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
-    """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept as they are.
+    """Return a column of strings as UTF-16 code units; lone surrogates in Python strings are kept.
 
-    An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text a few temporaries of 8 bytes a
-    byte. Raises `TypeError` where something else than text is among Python strings.
+    An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text temporaries of some 8 bytes a
+    byte. Raises `TypeError` for a Python sequence that holds anything but text.
     """
     if not isinstance(strings, pa.Array):
         return _units_of_text(strings)
@@ -266,8 +261,8 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     offsets = raw - start
     if not len(data) or int(data.max()) < 0x80:
         return CodeUnits(data, offsets)
-    # A byte that starts a character of 1 to 3 bytes stands for one code unit, of 4 bytes for two, a continuation for
-    # none; so a string's offset in units is the running sum at its offset in bytes.
+    # The first byte of a character of 1 to 3 bytes counts one code unit, of 4 bytes two, a continuation byte none; so a
+    # string's offset in units is the running sum at its offset in bytes. Memory: 9 bytes a byte.
     units_before = np.zeros(len(data) + 1, np.int64)
     np.cumsum((data & 0xC0 != 0x80).astype(np.int8) + (data >= 0xF0), out=units_before[1:])
     units = np.frombuffer(data.tobytes().decode("utf-8").encode("utf-16-le"), "<u2")
@@ -275,8 +270,7 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
 
 
 def _units_of_text(strings: Sequence[str]) -> CodeUnits:
-    # without Arrow, which refuses lone surrogates and, to look at any Python sequence, imports pandas where that is
-    # installed
+    # not by Arrow, which refuses lone surrogates and imports pandas, where installed, to inspect a Python sequence
     text = "".join(strings)
     offsets = np.zeros(len(strings) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, strings), np.int64, len(strings)), out=offsets[1:])
@@ -296,7 +290,10 @@ def _units_of_text(strings: Sequence[str]) -> CodeUnits:
 
 
 def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
-    """Return stored hashes with the one negative value that RocketMQ leaves (`Integer.MIN_VALUE`) turned into 0."""
+    """Return stored hashes (n, any byte order) as native i32 (n), `Integer.MIN_VALUE` replaced by 0.
+
+    RocketMQ stores that one negative value where a key's hash has no absolute value; all others are *normal* already.
+    """
     native: npt.NDArray[np.int32] = hashes.astype(np.int32)
     native[native == -(2**31)] = 0
     return native
@@ -305,10 +302,10 @@ def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
 def hash_batch(
     topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]], keys: CodeUnits, *, fingerprints: bool = True
 ) -> tuple[npt.NDArray[np.int32], UInt32]:
-    """Return `key_hash` (i32) and `fingerprint` (u32) of n rows; the latter is empty where `fingerprints` is false.
+    """Return `key_hash` (i32, n) and `fingerprint` (u32, n; empty unless `fingerprints`) of n rows.
 
     `topics` are the distinct topics, `topic_index` (n) says which one each row has, `keys` are the n keys. Since
-    hash(topic#key) = hash(topic#) * m**len(key) + hash(key), prefix and key are hashed apart and never joined.
+    hash(topic#key) = hash(topic#) * m**len(key) + hash(key), prefixes and keys are hashed separately and never joined.
     """
     multipliers = (_JAVA, _FINGERPRINT) if fingerprints else (_JAVA,)
     offsets = keys.offsets
@@ -324,7 +321,7 @@ def hash_batch(
         values = polynomials(keys.units, part, multipliers)
         for multiplier, prefix, value in zip(multipliers, of_prefixes, values, strict=True):
             value += prefix[index] * power_at(multiplier, lengths)
-        # abs() of the most negative number is itself; as the format demands it becomes 0
+        # abs() of the most negative number is itself; the format says 0
         java = np.abs(values[0].view(np.int32), out=hashes[block])
         java[java == np.int32(-(2**31))] = 0
         if fingerprints:
@@ -342,7 +339,7 @@ def _mix(values: UInt32) -> UInt32:
     return values
 
 
-# The last element, -1, turns the sum into its absolute value, so that the fold stands in the text once
+# The appended element -1 makes the fold's last step take the absolute value, so that the text holds the fold once
 _DUCKDB = """\
 CREATE OR REPLACE MACRO hash_key(topic, key) AS
   CASE WHEN topic IS NULL OR key IS NULL THEN NULL ELSE
@@ -374,11 +371,10 @@ _TEXTS = {"duckdb": _DUCKDB, "spark": _SPARK}
 
 
 def hash_key_sql(dialect: str) -> str:
-    """Return a statement that makes `hash_key(topic, key)` a function of ``duckdb`` (1.3 or later) or ``spark`` (4.0 or
-    later).
+    """Return a SQL statement that defines the function `hash_key(topic, key)` in `dialect`.
 
-    Its value is that of `tiered_index.hash_key`; null where either is null. Raises `InvalidArgument` for another
-    dialect.
+    Dialects: ``duckdb`` (1.3 or later), ``spark`` (4.0 or later). Its value is that of `tiered_index.hash_key`; null
+    where an argument is null. Raises `InvalidArgument` for another dialect.
     """
     if dialect not in _TEXTS:
         raise InvalidArgument(f"hash_key is written for {', '.join(sorted(_TEXTS))}, not for {dialect!r}")

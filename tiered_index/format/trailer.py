@@ -1,8 +1,11 @@
 """The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
 
-The directory says where each slot group lies and what its CRC32 is, so that a lookup reads and verifies one range. The
-tail, at the very end, has magic, version, lengths and CRCs; no byte of the rest is believed before it matches. RocketMQ
-ignores all of it. Pure: bytes in, arrays out.
+The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) lies and what its CRC32 is,
+so that a lookup reads and verifies one range. A group of more than 256 KiB is cut into *blocks*, each with its own
+range and CRC32. A *run* is one such range: a block, or a group that is not cut.
+
+The tail, at the very end, has magic, version, lengths and CRCs; the rest is parsed only after it matches its CRC.
+RocketMQ ignores the trailer. Pure: bytes in, arrays out; safe under threads.
 """
 
 from __future__ import annotations
@@ -66,10 +69,11 @@ TAIL_MAGIC = b"TIXTAIL\n"
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
 _TAIL = struct.Struct(">8sIIQQQQIIII")
 TAIL_SIZE = _TAIL.size
-# Groups, blocks
+# Number of groups | number of blocks
 _DIRECTORY = struct.Struct(">II")
 
-# A slot group: items of slots [first_slot, the next group's first_slot). `blocks` is 0 unless the group is cut.
+# A slot group: items of slots [first_slot, the next group's first_slot); `offset` and `length` in bytes of the file.
+# `first_block` and `blocks` are its rows in the block table; `blocks` is 0 unless the group is cut.
 GROUP_DTYPE = np.dtype(
     [
         ("first_slot", ">u4"),
@@ -81,7 +85,7 @@ GROUP_DTYPE = np.dtype(
         ("blocks", ">u4"),
     ]
 )
-# A block of a group of more than 256 KiB, with inclusive bounds of what is in it.
+# A block of a group of more than 256 KiB, with inclusive bounds of its hashes and epoch seconds.
 BLOCK_DTYPE = np.dtype(
     [
         ("offset", ">u8"),
@@ -99,9 +103,9 @@ Array = npt.NDArray[Any]
 # A file's id, which becomes part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
 TOPIC_ID = integer(-(2**31), 2**31 - 1)
-# Source positions by source.
+# Durable position of each source
 POSITIONS = map_of(COUNT)
-# A lane's file before this one, and how many durable entries it had.
+# The file before this one in its lane (the sequence of files of one appender), and its number of durable entries
 PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
 
 
@@ -118,10 +122,10 @@ _PAIRS = list_of(tuple_of(TOPIC_ID, text()))
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """One range to read and its check: absolute byte position, length, CRC32, how many items it holds.
+    """One range to read and its check: absolute byte position, length in bytes, CRC32, number of items.
 
-    `second_min` and `second_max` are the bounds of their seconds where the directory tells (of blocks), else such as no
-    item passes.
+    `second_min` and `second_max` (inclusive, epoch seconds) are the bounds of a block's items; of a group, which has
+    none in the directory, they exclude no second.
     """
 
     offset: int
@@ -134,7 +138,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Directory:
-    """Slot groups in order of slot, and the blocks of those that are cut."""
+    """Slot groups (`GROUP_DTYPE`, n) in order of slot, and the blocks (`BLOCK_DTYPE`, m) of those that are cut."""
 
     groups: Array
     blocks: Array
@@ -156,10 +160,10 @@ class Directory:
         return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
 
     def check(self, metadata: Metadata, end: int, file: str) -> None:
-        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, which end at byte `end`, every
-        byte once.
+        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, every byte once.
 
-        What a checked directory names lies within the file, and all of it together is no more than the file.
+        `end` is the byte position where the arrays end. A checked directory names only ranges within the file, together
+        no longer than the file.
         """
         groups, blocks = self.groups, self.blocks
         low, high = metadata.slot_range if metadata.is_shard else (0, metadata.layout.slots)
@@ -191,11 +195,10 @@ class Directory:
             raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
     def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
-        """Return what must be read to see every item of `key_hash`, whose slot is `slot`, in the inclusive range of
-        seconds.
+        """Return the runs to read to find every item of `key_hash` in the inclusive range of epoch seconds.
 
-        Nothing where the slot's group is empty, one run for a group, for a cut group one run per block that may hold a
-        match.
+        `slot` is the slot of `key_hash`. Empty where the slot's group is empty; one run for a group that is not cut; of
+        a cut group every block that may hold a match.
         """
         index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
         if index < 0:
@@ -216,17 +219,19 @@ class Directory:
 
     @cached_property
     def _first_slots(self) -> npt.NDArray[np.int64]:
-        """The groups' first slots in native order, side by side: a search in the table itself would convert all of it
-        each time.
+        """The groups' first slots (i64, n), contiguous and native.
+
+        `searchsorted` on the table itself would convert the whole column at each call.
         """
         return self.groups["first_slot"].astype(np.int64)
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
-        """Return what must be read to see every item of many `slots` (n) in the inclusive range of seconds, in order of
-        position.
+        """Return the runs to read to find every item of `slots` (n) in the inclusive range of epoch seconds.
+
+        In order of position.
         """
-        # one mark a group: many slots are marked much faster than sorted; slots before the first group mark the place
-        # in front
+        # One flag a group: marking many slots is much faster than sorting them. Flag 0 takes the slots before the first
+        # group.
         marked = np.zeros(len(self.groups) + 1, bool)
         marked[np.searchsorted(self._first_slots, slots, "right")] = True
         groups = self.groups[marked[1:]]
@@ -238,10 +243,10 @@ class Directory:
         return sorted(runs, key=attrgetter("offset"))
 
     def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
-        """Return what must be read to see every item of slots [first_slot, last_slot) in the inclusive range of
-        seconds, by position.
+        """Return the runs to read to find every item of slots [first_slot, last_slot) in the seconds given.
 
-        The first and the last run may hold items of neighbouring slots, too.
+        `second_min` and `second_max` are inclusive epoch seconds. In order of position. The first and the last run may
+        hold items of neighbouring slots, too.
         """
         low = max(0, int(np.searchsorted(self._first_slots, first_slot, "right")) - 1)
         groups = self.groups[low : int(np.searchsorted(self._first_slots, last_slot, "left"))]
@@ -252,20 +257,20 @@ class Directory:
         return sorted(runs, key=attrgetter("offset"))
 
     def cut_groups(self, slots: Array) -> npt.NDArray[np.int64]:
-        """Return which group (i64, n) holds each of `slots` (n); -1 where it isn't cut into blocks."""
+        """Return which group (i64, n) holds each of `slots` (n); -1 where that group is not cut into blocks."""
         indices = np.searchsorted(self._first_slots, slots, "right") - 1
         if not len(self.groups):
             return indices
         return np.where((indices >= 0) & (self.groups["blocks"][indices] > 0), indices, -1)
 
     def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
-        """Return the blocks of a cut group, in order of position: the rows of the table, and what must be read."""
+        """Return the blocks of a cut group in order of position: their rows of the table, and their runs."""
         first = int(self.groups["first_block"][group])
         blocks = self.blocks[first : first + int(self.groups["blocks"][group])]
         return blocks, _runs(blocks)
 
     def all_runs(self) -> list[Run]:
-        """Return every verifiable run of the file in order of position: blocks of cut groups, else groups."""
+        """Return every run of the file in order of position: blocks of cut groups, and the other groups."""
         groups = self.groups
         runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
         for group in groups[groups["blocks"] > 0]:
@@ -275,8 +280,9 @@ class Directory:
 
 
 def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]:
-    """Return where each row of either table begins and ends (i64, n); raises `CorruptFile` unless its items are as long
-    as it says.
+    """Return where each row of a group or block table begins and ends (i64, n each), in bytes of the file.
+
+    Raises `CorruptFile` where a row's length is not that of its items.
     """
     lengths = table["length"].astype(np.int64)
     if (table["offset"] > 2**62).any() or (lengths != table["count"] * np.int64(size)).any():
@@ -286,7 +292,7 @@ def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]
 
 
 def _runs(table: Array) -> list[Run]:
-    """Return the runs of rows of either table."""
+    """Return the runs of the rows of a group or block table."""
     names = ("offset", "length", "crc32", "count", "second_min", "second_max")
     return list(map(Run, *(table[name].tolist() for name in names if name in (table.dtype.names or ()))))
 
@@ -295,9 +301,10 @@ def _runs(table: Array) -> list[Run]:
 class Metadata:
     """What a compacted file says of itself, stored as JSON.
 
-    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds). `topics` are the (id,
-    name) pairs used in this file. `slot_base` and the half-open `slot_range` say which slots a shard holds; for a whole
-    file all of them.
+    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds); `begin_ms` and
+    `end_ms` are the header's. `topics` are the (id, name) pairs used in this file. `slot_base` and the half-open
+    `slot_range` say which slots a shard holds; of a whole file they are all. `lane` is the sequence of files (main or
+    quarantine) it belongs to. `more` holds the other members of the document.
     """
 
     file_id: str
@@ -321,18 +328,19 @@ class Metadata:
 
     @cached_property
     def slot_map(self) -> SlotMap:
-        """How hashes map to slots: a shard says it, in a whole file a slot is the hash modulo the slots."""
+        """How hashes map to slots: a shard stores it; in a whole file a slot is the hash modulo the slots."""
         return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
 
     @property
     def is_shard(self) -> bool:
-        """Whether this is of a shard of a window table, which has no slot table."""
+        """Whether this describes a shard of a window table, which has no slot table."""
         return "slot_map" in self.more
 
     @property
     def in_answer_order(self) -> bool:
-        """Whether the entries of one hash stand in answer order, so that what lies behind one of them comes after it in
-        every answer.
+        """Whether the entries of one hash are stored in answer order.
+
+        Then a lookup may stop behind the last entry that it needs.
         """
         return _order(self.layout, is_shard=self.is_shard) == "answer"
 
@@ -376,18 +384,18 @@ class Metadata:
         return metadata
 
     def end_of_items(self) -> int:
-        """Return where the arrays end, by geometry and count: a shard has no slot table."""
+        """Return the byte position where the arrays end, by geometry and count (a shard has no slot table)."""
         size = self.layout.schema.item.itemsize
         return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
 
 
 def _order(layout: Layout, *, is_shard: bool) -> str:
-    """Return how entries stand within a slot: in shards always in answer order."""
+    """Return the name of the entries' order within a slot; shards are always in answer order."""
     return "newest_first" if layout.preset.newest_first and not is_shard else "answer"
 
 
 def _metadata(document: Any) -> tuple[Metadata, str]:
-    """Check metadata's document; return the metadata, and which order it declares."""
+    """Check a metadata document; return the metadata and the order that it declares."""
     values = _FIELDS(document)
     _MORE(document)
     more = {name: shallow(value) for name, value in document.items() if name not in values}
@@ -428,7 +436,7 @@ _FIELDS: Check[dict[str, Any]] = record(
     slot_range=tuple_of(_SLOT, _SLOT),
     writer=text(),
 )
-# What `more` may hold that this version knows
+# Members of `more` that this version knows; others are kept unchecked but for their depth
 _MORE: Check[dict[str, Any]] = record(
     dict,
     sequence=Optional(COUNT, 0),
@@ -524,7 +532,7 @@ class Trailer:
 
 
 def build_trailer(position: int, directory: Directory, metadata: Metadata, filter_bytes: bytes = b"") -> bytes:
-    """Return the trailer's bytes for arrays that end at `position`."""
+    """Return the trailer's bytes for arrays that end at byte `position`."""
     parts = (filter_bytes, directory.encode(), metadata.encode())
     lengths = [len(part) for part in parts]
     tail = Tail(position, *lengths, *[zlib.crc32(part) for part in parts])
@@ -532,7 +540,10 @@ def build_trailer(position: int, directory: Directory, metadata: Metadata, filte
 
 
 def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:
-    """Return the trailer from the last bytes of a file, from the directory on or more; everything is verified first."""
+    """Return the trailer from the last bytes of a file, after verifying all of it.
+
+    `data` begins at the directory or before it. Raises `CorruptFile`, `UnsupportedVersion`.
+    """
     tail = Tail.decode(data, file, file_size)
     needed = file_size - tail.directory_position
     if len(data) < needed:

@@ -1,22 +1,11 @@
-"""What the checks of compacted files (`verify`) and of shards (`verify_shard`) have in common: trailer, filter, header,
-blocks, runs.
+"""Full check of one compacted file or shard: every byte against its CRC32, every item against the metadata.
 
-Nothing is believed that wasn't checked, and everything that is found is reported. Pure: reads through `read(position,
-length)`; one thread.
+`verify_compacted` and `verify_shard` use nothing that is not checked yet and report every defect instead of stopping at
+the first one. A shard has no slot table: its directory alone says where a slot lies. `WindowedRead` turns their many
+small, mostly forward reads into few large ones.
 
-Proof of one compacted file with trailer: every byte against its checksum, every item against what the file says of
-itself.
-
-`verify_compacted` believes nothing it hasn't checked and reports everything it finds, instead of stopping at the first
-defect. Memory: 24 bytes a slot, the filter and one run of items. Pure: reads through `read(position, length)`; one
-thread. SPEC.md sections 2, 4 and 6.
-
-Proof of one shard of a window table: every byte against its checksum, every item against what the shard says of itself.
-
-As `verify` for compacted files, without a slot table: the directory alone says where a slot lies. Memory: the trailer,
-the filter and one run of items. Pure: reads through `read(position, length)`; one thread. SPEC.md sections 6 and 10.
-
-Many small reads turned into few large ones, as long as they mostly go forward. One thread.
+Memory: the trailer, the filter and one run of items; of a compacted file 24 bytes a slot more. Pure: reads through
+`read(position, length)`; one thread. SPEC.md sections 2, 4, 6 and 10.
 """
 
 from __future__ import annotations
@@ -44,9 +33,10 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One defect. `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``,
-    ``run``, ``slot``, ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``; `offset` is a byte position where
-    there is one.
+    """One defect: the part of the file it was found in, the problem, and its byte position where there is one.
+
+    `part` is ``file``, ``tail``, ``directory``, ``metadata``, ``filter``, ``header``, ``slots``, ``run``, ``slot``,
+    ``order``, ``interval``, ``bounds``, ``topic`` or ``checksum``.
     """
 
     part: str
@@ -55,10 +45,10 @@ class Finding:
 
 
 class FileCheck:
-    """One file being checked; `findings` is what was found so far.
+    """What the checks of compacted files and shards share; `findings` are the defects found so far.
 
-    After its runs were read, `whole` says whether all were sound, `interval` is the first and the last second in those
-    that were.
+    After the runs were read, `whole` says whether all passed their CRC32, and `interval` is the inclusive range of
+    epoch seconds of those that did.
     """
 
     def __init__(self, read: Read, file_size: int, file: str) -> None:
@@ -78,7 +68,7 @@ class FileCheck:
             return None
 
     def trailer(self) -> Trailer | None:
-        """Return the verified trailer, or None where it can't be believed, which is reported."""
+        """Return the verified trailer, or None, with a finding, where it is damaged."""
         if self._size < TAIL_SIZE:
             self._add("file", f"{self._size} bytes are too few for a trailer")
             return None
@@ -101,7 +91,7 @@ class FileCheck:
         return trailer
 
     def filter(self, tail: Tail) -> Array | None:
-        """Return the filter's words (u32, blocks x 8), or None where there is none or it can't be believed."""
+        """Return the filter's words (u32, blocks x 8), or None where there is none or it is damaged."""
         data = self._bytes("filter", tail.position, tail.filter_length)
         if data is None:
             return None
@@ -114,7 +104,7 @@ class FileCheck:
         return np.frombuffer(data, "<u4").reshape(-1, 8) if data else None
 
     def header(self, meta: Metadata, expected: Header) -> None:
-        """Report in what the header differs from `expected` and from its CRC32."""
+        """Report where the header differs from `expected` and from its CRC32."""
         data = self._bytes("header", 0, HEADER_SIZE)
         if data is None:
             return
@@ -130,10 +120,11 @@ class FileCheck:
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
-        """Yield the runs whose bytes are sound: the run, its items, their seconds, and its items behind the last one of
-        the run before.
+        """Yield (run, items, their seconds, `joined`) of each run that passes its CRC32.
 
-        Reports what is wrong with bytes, seconds, topics, block bounds and, with the filter's `words`, with the filter.
+        Seconds are epoch seconds (i64, n). `joined` are the run's items with the last item of the run before in front,
+        if that was sound. Reports defects of bytes, seconds, topics, block bounds and, given the filter's `words`, of
+        the filter.
         """
         meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
@@ -166,14 +157,14 @@ class FileCheck:
             self._add("filter", f"{denied} items are absent, says the filter", first_denied)
 
     def _report(self, part: str, wrong: Array, problem: str, run: Run, items: Array) -> None:
-        """Report the items of a run that are `wrong` (bool, n), if any."""
+        """Report the items of a run that `wrong` (bool, n) marks, if any."""
         if wrong.any():
             self._add(
                 part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0])
             )
 
     def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
-        """Return which items are absent, says the filter."""
+        """Return the indices of the items that the filter, wrongly, reports as absent."""
         hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
         return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
 
@@ -185,16 +176,16 @@ class FileCheck:
             self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
 
 
-# Maps normal hashes to slots counted from the start of a shard's own slot table.
+# Maps normal hashes (i32, n) to slots (i64, n), counted from the start of a shard's own slot table
 SlotOf = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int64]]
 
 
 def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | None = None) -> list[Finding]:
-    """Return all defects of a compacted file with trailer; an empty list is the proof that there are none.
+    """Return all defects of a compacted file with a trailer; an empty list proves that there are none.
 
-    A shard needs `slot_of`; a whole file's slots are hash modulo slots. Where trailer or geometry can't be believed the
-    list ends there. Raises `UnsupportedVersion` for a later format, `InvalidArgument` for a shard without `slot_of`,
-    and what `read` raises.
+    A shard needs `slot_of`; a whole file's slots are hash modulo slots. A damaged trailer or geometry ends the list.
+    Raises `UnsupportedVersion` for a later format, `InvalidArgument` for a shard without `slot_of`, and what `read`
+    raises.
     """
     check = _CompactedCheck(read, file_size, file)
     trailer = check.trailer()
@@ -221,8 +212,9 @@ def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | No
 
 class _CompactedCheck(FileCheck):
     def slot_table(self, trailer: Trailer) -> Array | None:
-        """Return where each slot's array starts, and at last the end of all, or None where the table contradicts
-        itself.
+        """Return the byte positions where the slots' arrays begin, then the end of the last (i64, slots + 1).
+
+        None where the table contradicts itself.
         """
         meta, layout = trailer.metadata, trailer.metadata.layout
         data = self._bytes("slots", HEADER_SIZE, SLOT_SIZE * layout.slots)
@@ -247,7 +239,7 @@ class _CompactedCheck(FileCheck):
         return starts
 
     def directory(self, trailer: Trailer, starts: Array) -> bool:
-        """Return whether the groups are those of the slot table; reports in what they aren't."""
+        """Return whether the groups agree with the slot table; reports where they don't."""
         groups = trailer.directory.groups
         first = np.append(groups["first_slot"].astype(np.int64), trailer.metadata.layout.slots)
         before = len(self.findings)
@@ -257,7 +249,7 @@ class _CompactedCheck(FileCheck):
         return len(self.findings) == before
 
     def runs(self, trailer: Trailer, starts: Array, slot_of: SlotOf, words: Array | None) -> None:
-        """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
+        """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None."""
         meta = trailer.metadata
         for run, items, _, joined in self._sound_runs(trailer, words):
             lies_in = self._slots_at(run.offset, items, starts)
@@ -271,13 +263,14 @@ class _CompactedCheck(FileCheck):
             )
 
     def _slots_at(self, offset: int, items: Array, starts: Array) -> Array:
-        """Return the slot that each of the items from byte `offset` on lies in, by position."""
+        """Return the slot (i64, n) in which each item lies, by its position; `offset` is the first item's byte."""
         positions = offset + items.itemsize * np.arange(len(items), dtype=np.int64)
         return np.searchsorted(starts[:-1], positions, "right") - 1
 
     def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
-        """Report neighbours within a slot that are not in the order (hash, second desc, offset desc, queue, further
-        identity).
+        """Report neighbours within a slot that are out of order.
+
+        The order: hash, second descending, offset descending, queue, further identity columns.
         """
         slots = self._slots_at(offset, items, starts)
         columns = [
@@ -298,10 +291,9 @@ class _CompactedCheck(FileCheck):
 
 
 def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
-    """Return all defects of a shard; an empty list is the proof that there are none.
+    """Return all defects of a shard; an empty list proves that there are none.
 
-    Where trailer or directory can't be believed the list ends there. Raises `UnsupportedVersion` for a later format,
-    what `read` raises.
+    A damaged trailer or directory ends the list. Raises `UnsupportedVersion` for a later format and what `read` raises.
     """
     check = _ShardCheck(read, file_size, file)
     trailer = check.trailer()
@@ -316,7 +308,7 @@ def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
 
 class _ShardCheck(FileCheck):
     def metadata(self, meta: Metadata) -> bool:
-        """Return whether it is a shard's metadata and its times are those of its window; reports what isn't."""
+        """Return whether the metadata is a shard's and its times are its window's; reports where not."""
         before = len(self.findings)
         missing = [name for name in ("slot_map", "window_s", "checksum") if name not in meta.more]
         if missing:
@@ -337,7 +329,7 @@ class _ShardCheck(FileCheck):
         return len(self.findings) == before
 
     def items(self, trailer: Trailer, words: Array | None) -> None:
-        """Check every run's bytes and, where they are sound, its items; `words` are the filter's."""
+        """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None."""
         meta = trailer.metadata
         starts = trailer.directory.groups["offset"].astype(np.int64)
         first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
@@ -362,7 +354,7 @@ class _ShardCheck(FileCheck):
                 self._add(part, f"{name} {found}, the metadata says {said}")
 
     def _order(self, offset: int, items: Array, meta: Metadata) -> None:
-        """Report items that do not stand in a shard's order: one that a stable sort would move."""
+        """Report items that are not in a shard's order: those that a stable sort would move."""
         seconds = items["time_diff_s"].astype(np.int64)
         order = answer_sorted(items, seconds, meta.slot_map, meta.layout.schema)
         wrong = np.flatnonzero(order != np.arange(len(items)))
@@ -370,13 +362,14 @@ class _ShardCheck(FileCheck):
             self._add("order", f"{len(wrong)} items are out of order", offset + items.itemsize * int(wrong[0]))
 
 
-# What is read at a time.
+# Bytes of one window
 WINDOW_BYTES = 8 << 20
 
 
 class WindowedRead:
-    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one; `seen` is told each window that is
-    fetched.
+    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one. One thread.
+
+    `seen(start, window)` is called for each window that is fetched.
     """
 
     def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
@@ -388,7 +381,7 @@ class WindowedRead:
         self._fetched: set[int] = set()
 
     def finish(self) -> None:
-        """Fetch every window that no read has asked for, so that `seen` has been told the whole file."""
+        """Fetch every window that no read has touched, so that `seen` has got the whole file."""
         for start in range(0, self._size_bytes, WINDOW_BYTES):
             if start not in self._fetched:
                 self._fetch(start)

@@ -191,7 +191,7 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
 
 
 def _probe(storage: Storage, unique: str) -> None:
-    # A backend that retries the first put after a lost answer finds its own object: the name is unique, so it is stored.
+    # A backend that retries the first put after a lost answer finds its own object: the name is unique, so it is there.
     with contextlib.suppress(ObjectExists):
         storage.put_if_absent(unique, b"first")
     try:
