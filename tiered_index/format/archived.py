@@ -1,6 +1,4 @@
-"""An archived segment: the bytes of a source's log file as they were, and behind them what they are checked by.
-
-SPEC.md section 9. Pure.
+"""An archived segment: the bytes of a source's log file, followed by their CRC32s. SPEC.md section 9.
 
 ```
  0           S                        S + 4*P            S + 4*P + 48
@@ -9,7 +7,7 @@ SPEC.md section 9. Pure.
  | S bytes   | P pieces               | 48 bytes         |
  +-----------+------------------------+------------------+
 ```
-Offset o of the log is byte o - start of the object, so one range is one message.
+Offset o of the log is byte o - start of the object, so one range is one message. Pure.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 1
 PIECE_BYTES = 1 << 20
 # 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
-# 40 zero 44 CRC32 of bytes 0..43
+# 40 zero | 44 CRC32 of bytes 0..43
 _TAIL = struct.Struct(">8sIIQQIIII")
 
 
@@ -40,13 +38,13 @@ def segment_object_bytes(size_bytes: int, piece_bytes: int = PIECE_BYTES) -> int
 
 @dataclass(frozen=True, slots=True)
 class SegmentTable:
-    """What stands behind a segment's bytes."""
+    """The table and tail behind a segment's bytes; `start` is the segment's first offset in its log."""
 
     start: int
     size_bytes: int
     crc32: int
     piece_bytes: int
-    # CRC32 of each piece, in order; the last piece may be shorter.
+    # CRC32 of each piece, in order; the last piece may be shorter
     pieces: npt.NDArray[np.uint32]
 
     def encode(self) -> bytes:
@@ -98,7 +96,7 @@ class SegmentTable:
 
 
 class SegmentSums:
-    """CRC32 of a segment and of its pieces, while its bytes pass by in order."""
+    """CRC32 of a segment and of its pieces, computed as its bytes arrive in order. One thread."""
 
     def __init__(self) -> None:
         self.size_bytes = 0
@@ -111,7 +109,7 @@ class SegmentSums:
         return self._pieces[0] if self._pieces else 0
 
     def update(self, data: bytes | memoryview) -> None:
-        """Take in the next bytes."""
+        """Add the next bytes."""
         self.crc32 = zlib.crc32(data, self.crc32)
         view, at = memoryview(data), 0
         while at < len(view):

@@ -1,10 +1,9 @@
-"""The filter of compacted files: a split-block Bloom filter, Parquet's, over a mix of key hash and fingerprint.
+"""The filter of compacted files: Parquet's split-block Bloom filter. SPEC.md section 6.
 
-SPEC.md section 6.
-
-A filter is whole blocks of 256 bits: 8 little-endian words of 32 bits. A key sets, and a lookup tests, one bit in each
-word of one block, so that a lookup needs 32 bytes of a filter. It has no false negatives. Pure functions, safe under
-threads. Source: Apache Parquet's specification of Bloom filters (`BloomFilter.md`).
+Its keys are a mix of key hash and fingerprint. A filter is whole blocks of 256 bits: 8 little-endian words of 32 bits.
+A key sets, and a lookup tests, one bit in each word of one block, so a lookup needs 32 bytes of a filter. No false
+negatives. Pure functions, safe under threads. Source: Apache Parquet's specification of Bloom filters
+(`BloomFilter.md`).
 """
 
 from __future__ import annotations
@@ -33,16 +32,15 @@ __all__ = [
 ]
 
 FILTER_BLOCK_BYTES = 32
-# Bits a distinct key: some 1.1% of absent keys are taken for present.
+# Bits a distinct key: some 1.1% false positives
 BITS_PER_KEY = 10.5
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
 _SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
 _WORDS = struct.Struct("<8I")
+# MurmurHash3's fmix64: shift and multiply, twice, then a last shift
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
-# MurmurHash3's fmix64: shift, multiply, twice, and a last shift
-# Hashes ordered and hashes masked at a time: what they need stays within the cache, and other threads get a turn
-# between
+# Hashes sorted, and hashes masked, at a time: their temporaries fit the cache, and other threads run in between
 _CHUNK, _MASKED = 1 << 16, 1 << 14
 _FIRST, _FIRST_SHIFT, _NEXT_SHIFT = 1 << 8, np.uint64(64 - 8), np.uint64(64 - 8 - 16)
 _FIRST_VALUES = np.arange(_FIRST, dtype=np.uint64)
@@ -61,8 +59,9 @@ def filter_hash(key_hash: int, fingerprint: int) -> int:
 
 
 def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
-    """Return `filter_hash` (u64, n) of stored columns (n) of any byte order; `fingerprint` None: the schema has
-    none.
+    """Return `filter_hash` (u64, n) of stored columns (n) of any byte order.
+
+    `fingerprint` is None where the schema has none.
     """
     values = normal_hashes(key_hash).astype(np.uint64)
     values <<= np.uint64(32)
@@ -76,8 +75,9 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 def build_filter(hashes: UInt64) -> bytes:
-    """Return the filter that holds `hashes` (u64, n; repeats count once): max(1, ceil(10.5 * distinct / 256))
-    blocks.
+    """Return the filter that holds `hashes` (u64, n; repeats count once).
+
+    It has max(1, ceil(10.5 * distinct / 256)) blocks.
     """
     builder = FilterBuilder(len(hashes))
     builder.add(hashes)
@@ -85,23 +85,22 @@ def build_filter(hashes: UInt64) -> bytes:
 
 
 class FilterBuilder:
-    """Collects the hashes of one filter and builds it once; `capacity` is about how many.
+    """Collects the hashes of one filter and builds it once. One thread.
 
-    Not for several threads at once.
-
-    In order of hashes, equal ones are neighbours and so are those of one block, whose masks are then joined at once. A
-    sort of all would take longer than the rest: each chunk is ordered by its first 8 bits as it comes, then those of
-    all chunks with the same first 8 bits by the next 16, and what is left is nearly in order. Memory: 8 bytes a hash
-    that was added, in `build` 8 more and 48 for each of the hashes with the most common first 8 bits.
+    `capacity` is about how many hashes; more are allowed. In order of hashes equal ones are neighbours, and so are
+    those of one block, whose masks are then joined at once. A full sort would take longer than the rest: each chunk is
+    sorted by its first 8 bits as it comes, then those of all chunks with the same first 8 bits by the next 16, and the
+    rest is nearly in order. Memory: 8 bytes a hash that was added, in `build` 8 more and 48 for each of the hashes with
+    the most common first 8 bits.
     """
 
     def __init__(self, capacity: int) -> None:
         self._hashes: UInt64 = np.empty(capacity, np.uint64)
+        # for each chunk, where in `_hashes` the run of each first 8 bits ends; row 0 stands before the first chunk
         self._ends = [np.zeros(_FIRST, np.int64)]
-        # of each chunk, where in `_hashes` the run of each first 8 bits ends; before the first chunk there is nothing
 
     def add(self, hashes: UInt64) -> None:
-        """Take `hashes` (u64, n), in any order and with any repeats."""
+        """Add `hashes` (u64, n), in any order and with any repeats."""
         for start in range(0, len(hashes), _CHUNK):
             part = hashes[start : start + _CHUNK]
             part = _without_repeats(part.take(np.argsort((part >> _FIRST_SHIFT).astype(np.uint8), kind="stable")))
@@ -124,7 +123,7 @@ class FilterBuilder:
         return words.tobytes()
 
     def _in_order(self) -> UInt64:
-        """Return the distinct hashes in order, and give up the collected ones."""
+        """Return the distinct hashes in order, and release the collected ones."""
         ends = np.array(self._ends)
         starts = np.column_stack((np.append(0, ends[:-1, -1]), ends[:, :-1]))
         ordered: UInt64 = np.empty(int(ends[-1, -1]), np.uint64)
@@ -176,7 +175,7 @@ def blocks_may_hold(words: npt.NDArray[np.uint32], hashes: UInt64) -> npt.NDArra
 
 
 def _masks(hashes: UInt64) -> npt.NDArray[np.uint32]:
-    """Return the bit that each hash has in each word (u32, 8 x n)."""
+    """Return the bit that each hash sets in each word (u32, 8 x n)."""
     masks: npt.NDArray[np.uint32] = hashes.astype(np.uint32) * _SALT_COLUMN
     masks >>= np.uint32(27)
     np.left_shift(np.uint32(1), masks, out=masks)

@@ -1,10 +1,10 @@
-"""Index files without journal or trailer, as RocketMQ leaves them. SPEC.md sections 3 and 4.
+"""Index files without a journal or trailer, as RocketMQ writes them. SPEC.md sections 3 and 4.
 
-An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); of its slots and
-`previous` fields nothing is believed, chains are rebuilt from the entries. A compacted file names its slots by slot 0's
-position; a lookup costs two reads. Lookups compare stored times in milliseconds as RocketMQ does, know no caps, and
-return items newest insertion first, hashes normalised. Pure: bytes (or a `read(position, length)`) in, copies out; safe
-under threads. Source: RocketMQ's `IndexStoreFile`.
+An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration). Its slots and `previous`
+fields are not used: chains are rebuilt from the entries. A compacted file's slot count follows from slot 0's position;
+a lookup costs two reads. Lookups compare stored times in milliseconds as RocketMQ does, have no caps, and return items
+newest insertion first, hashes normalised. Pure: bytes (or a `read(position, length)`) in, copies out; safe under
+threads. Source: RocketMQ's `IndexStoreFile`.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
-# ``read(position, length)`` returns exactly these bytes of one file; it may be a range GET.
+# ``read(position, length)`` returns exactly these bytes of one file; it may be a range GET
 Read = Callable[[int, int], bytes]
-# Bytes from the start of a file that `recognise` and `ForeignCompacted.open` want.
+# Bytes from the start of a file that `recognise` and `ForeignCompacted.open` need
 HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file is: its state, its preset (a shard's is in its trailer), and whether a trailer (whose tail is intact)
-    ends it.
+    """What a file is: its state, its preset, and whether it ends in a trailer with an intact tail.
+
+    A shard's `preset` is always `NATIVE`; its true one is in its trailer.
     """
 
     state: Literal["unsealed", "compacted", "shard"]
@@ -67,10 +68,10 @@ class FileKind:
 
 
 def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
-    """Return what a file of `file_size` bytes is, from its first `HEAD_SIZE` and its last `TAIL_SIZE` bytes.
+    """Return what a file of `file_size` bytes is, from its first `HEAD_SIZE` and last `TAIL_SIZE` bytes.
 
-    Raises `CorruptFile` for a file that is none of ours nor RocketMQ's, or whose tail is damaged, `UnsupportedVersion`
-    for a later one.
+    Raises `CorruptFile` for a file that is neither ours nor RocketMQ's, or whose tail is damaged; `UnsupportedVersion`
+    for a later version.
     """
     if not file_size:
         raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
@@ -85,26 +86,29 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
         Tail.decode(tail, file, file_size)
         return FileKind("compacted", preset, True)
     if preset is NATIVE:
-        # never without a trailer once compacted, so this is an unsealed file whose last free entry was written
+        # a compacted native file always has a trailer, so this is a full unsealed file
         return FileKind("unsealed", preset, False)
-    # The end magic is also that of a full unsealed file. There slot 0 holds an entry's index, at most `items`, and the
-    # file is longer than 28 * items + items; in a compacted file it holds a position p with p + 28 * items >= size.
-    # Both can't be.
+    # A full unsealed file has the end magic, too. Its slot 0 holds an entry's index, at most `items`, and the file is
+    # longer than 28 * items + items; in a compacted file slot 0 holds a position p with p + 28 * items >= size. The two
+    # exclude each other.
     first = int.from_bytes(head[HEADER_SIZE : HEADER_SIZE + 4], "big", signed=True)
     reaches_end = first + preset.schema.item.itemsize * header.items >= file_size
     return FileKind("compacted" if reaches_end else "unsealed", preset, False)
 
 
 def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
-    """Return the stored times of items in epoch milliseconds, as RocketMQ computes them: begin + difference * 1000."""
+    """Return the items' times (i64, n) in epoch milliseconds, as RocketMQ computes them.
+
+    begin + difference * 1000; `begin_ms` is the header's.
+    """
     times: npt.NDArray[np.int64] = begin_ms + items["time_diff_s"].astype(np.int64) * 1000
     return times
 
 
 def items_of(entries: Array, schema: Schema) -> Array:
-    """Return unsealed entries as compacted items (a copy without `previous`), hashes normalised.
+    """Return unsealed entries (n) as compacted items (n), hashes normalised.
 
-    Memory: 60 bytes an entry.
+    A copy without `previous`. Memory: 60 bytes an entry.
     """
     raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
     items = raw[:, : schema.item.itemsize].copy().reshape(-1).view(schema.item)
@@ -113,7 +117,7 @@ def items_of(entries: Array, schema: Schema) -> Array:
 
 
 def read_exactly(read: Read, position: int, length: int, file: str) -> bytes:
-    """Return `read(position, length)`; raises `CorruptFile` where it is shorter or longer than asked."""
+    """Return `read(position, length)`; raises `CorruptFile` where it has not exactly `length` bytes."""
     data = read(position, length)
     if len(data) != length:
         raise CorruptFile(file, "file is cut off", offset=position, expected=length, found=len(data))
@@ -127,7 +131,7 @@ def _within(items: Array, key_hash: int, begin_ms: int, end_ms: int, file_begin_
 
 
 class ForeignUnsealed:
-    """An unsealed file's bytes (a map will do) with the geometry that `layout` declares.
+    """An unsealed file's bytes (a memory map will do) with the geometry that `layout` declares.
 
     Raises `CorruptFile` for a wrong magic, a size that isn't the geometry's, a count beyond it, or slots that
     contradict the entries. Its header's end timestamp may be wrong (RocketMQ's recovery overwrites it): `interval_ms`
@@ -174,8 +178,8 @@ class ForeignUnsealed:
     def _check_heads(self, view: memoryview) -> None:
         """Refuse a geometry of the right size but the wrong split into slots and entries.
 
-        A crash leaves a few heads stale; under a wrong geometry hardly any head names an entry of its own slot, or
-        entry 0 isn't empty.
+        A crash leaves a few chain heads stale; under a wrong geometry hardly any head names an entry of its own slot,
+        or entry 0 isn't empty. Raises `CorruptFile`.
         """
         layout = self.layout
         if any(view[layout.entry_position(0) : layout.entry_position(1)]):
@@ -206,15 +210,16 @@ class ForeignUnsealed:
 
     @cached_property
     def _chains(self) -> npt.NDArray[np.uint64]:
-        # (hash << 32 | row), sorted: a chain without its foreigners is one range of it. 8 bytes an entry.
+        # (hash << 32 | row), sorted: the entries of one hash are one range of it. 8 bytes an entry.
         keys = normal_hashes(self.entries["key_hash"]).astype(np.uint64) << np.uint64(32)
         keys |= np.arange(self.count, dtype=np.uint64)
         keys.sort()
         return keys
 
     def lookup(self, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest
-        insertion first.
+        """Return the items (a copy) of `key_hash`, a normal hash, newest insertion first.
+
+        Of those stored in [begin_ms, end_ms], inclusive, epoch milliseconds.
         """
         low, high = np.searchsorted(self._chains, np.array([key_hash << 32, (key_hash + 1) << 32], np.uint64))
         rows = (self._chains[low:high] & np.uint64(0xFFFFFFFF))[::-1].astype(np.int64)
@@ -228,8 +233,9 @@ class ForeignUnsealed:
             yield items_of(self.entries[start : start + CHUNK], self.layout.schema)
 
     def rebuilt(self) -> tuple[UnsealedTable, Array]:
-        """Return the table and a copy of the entries with normal hashes and true chains, as our writer would have made
-        them.
+        """Return the table and a copy of the entries as our writer would have made them.
+
+        Hashes are normal, chains complete.
         """
         table = UnsealedTable(self.layout, self.header.begin_ms)
         columns = {name: self.entries[name] for name in self.layout.schema.item.names or ()}
@@ -243,10 +249,10 @@ class ForeignUnsealed:
 
 @dataclass(frozen=True)
 class ForeignCompacted:
-    """A compacted RocketMQ file without a trailer. `count` items are really there; the header may promise more.
+    """A compacted RocketMQ file without a trailer.
 
-    (Entries whose hash was `Integer.MIN_VALUE` get lost in RocketMQ's compaction, yet stay counted. The header's slots
-    are those *in use*.)
+    `count` is how many items it holds; its header may count more, since entries whose hash was `Integer.MIN_VALUE` get
+    lost in RocketMQ's compaction. The header's slots are those *in use*.
     """
 
     layout: Layout
@@ -257,8 +263,9 @@ class ForeignCompacted:
 
     @classmethod
     def open(cls, read: Read, file_size: int, file: str) -> ForeignCompacted:
-        """Return the file behind `read`; two small reads. Raises `CorruptFile` where geometry, slots and size
-        contradict each other.
+        """Return the file behind `read`; two small reads.
+
+        Raises `CorruptFile` where geometry, slots and size contradict each other.
         """
         if not file_size:
             raise CorruptFile(
@@ -304,11 +311,11 @@ class ForeignCompacted:
         return cls(layout, header, count, file_size, file)
 
     def lookup(self, read: Read, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return every item of `key_hash` (a normal hash) stored in the inclusive range of milliseconds, newest
-        insertion first.
+        """Return the items (a copy) of `key_hash`, a normal hash, newest insertion first.
 
-        Two reads: the slot's 8 bytes, then its array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived
-        RocketMQ's compaction lies in slot 0, where its normal form 0 belongs.
+        Of those stored in [begin_ms, end_ms], inclusive, epoch milliseconds. Two reads: the slot's 8 bytes, then its
+        array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived RocketMQ's compaction lies in slot 0,
+        where its normal form 0 belongs. Raises `CorruptFile`.
         """
         slot = key_hash % self.layout.slots
         slot_item = read_exactly(read, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE, self.file)

@@ -1,8 +1,8 @@
-"""The journal beside an unsealed file: what of it is durable, and what it means. SPEC.md section 7.
+"""The journal beside an unsealed file: which entries are durable, and what they mean. SPEC.md section 7.
 
-``"TIXJRNL\\n" u32 version`` then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the
-payload is JSON with a ``kind``. Records are appended and synced one write at a time, each after the entries it speaks
-of, so a crash can tear only the last write. Pure.
+``"TIXJRNL\n" u32 version``, then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the
+payload is JSON with a ``kind``. Each record is appended and synced by one write, after the entries that it describes,
+so a crash can tear only the last record. Pure.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """Entries `first` ..
+    """The `count` entries from `first` on are durable; `crc32` covers their bytes.
 
-    `first + count - 1` are durable; `crc32` covers their bytes. Seconds are inclusive epoch seconds.
+    `second_min` and `second_max` are inclusive epoch seconds.
     """
 
     first: int
@@ -62,7 +62,7 @@ class BatchRecord:
 
 @dataclass
 class Journal:
-    """A journal's content up to its last whole record. `valid_length` is where the next record belongs."""
+    """A journal's content up to its last whole record, which ends at byte `valid_length`."""
 
     file_id: str
     layout: Layout
@@ -113,12 +113,12 @@ def encode_open(
     predecessor: tuple[str, int] | None = None,
     log_number: int = 0,
 ) -> bytes:
-    """Return the first bytes of a journal.
+    """Return the first bytes of a journal: magic, version and the open record.
 
-    `sequence` orders the files of one root by when they were begun, `created_ms` is that time by the writer's clock.
-    `predecessor` is the lane's file before this one and how many durable entries it had: a journal that was cut short
-    since is found out by it. `log_number` is that of a record of the storage's log before any that names the file; 0
-    where none is known.
+    `sequence` orders the files of one root by creation, `created_ms` is that time by the writer's clock (epoch
+    milliseconds). `predecessor` is the file before this one in its lane (the sequence of files of one appender) and how
+    many durable entries it had, which reveals a journal that lost records since. `log_number` is that of a record of
+    the storage's log before any that names the file; 0: unknown.
     """
     start = _START.pack(_MAGIC, JOURNAL_VERSION)
     return start + _record(
@@ -140,10 +140,9 @@ def encode_open(
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
     """Return the record of a durable batch; `positions` (source -> position) are durable with it.
 
-    A batch may have no entries.
-
-    `topics` are the ids that this batch is the first to use. They belong into the batch's own record: a crash may keep
-    the second page of a write and lose the first one, and two records in one write would then look like damage.
+    A batch may have no entries. `topics` are the (id, name) pairs that this batch is the first to use. They are part of
+    the batch's record: a crash may keep the second page of a write and lose the first one, and two records in one write
+    would then look like damage.
     """
     document = {
         "kind": "batch",
@@ -159,18 +158,18 @@ def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence
 
 
 def encode_seal() -> bytes:
-    """Return the record that ends a journal: the file accepts no more entries."""
+    """Return the seal record: the file accepts no more entries."""
     return _record({"kind": "seal"})
 
 
 def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal | None:
-    """Return the journal in `data`, or None where even its first record is torn (the file was being created).
+    """Return the journal in `data`, or None where even its first record is torn (a crash while it was created).
 
-    `file_id` is the one in the journal's name: one that says another id speaks of another file's bytes.
-    A torn last write is dropped. A damaged record with a whole one behind it can't come from a crash: `CorruptFile`.
+    `file_id` is the id in the journal's name. A torn last record is dropped. Raises `CorruptFile` for a damaged record
+    before a whole one, which no crash leaves, and for a journal of another file; `UnsupportedVersion`.
     """
     if len(data) < _START.size or not data.strip(b"\0"):
-        # nothing, or nothing but the zeros a file system shows for a length that reached the disk before its bytes
+        # empty, or zeros: after a crash a file system may have kept the length but not the bytes
         return None
     magic, version = _START.unpack_from(data)
     if magic != _MAGIC:

@@ -1,4 +1,4 @@
-"""Positions, magics and limits of an index file: the format, stated once. SPEC.md sections 2 to 4 describe the same.
+"""Positions, magics and limits of an index file, stated once; SPEC.md sections 2 to 4 describe the same.
 
 Everything is big-endian. Pure: no file handle, no clock.
 """
@@ -28,17 +28,17 @@ __all__ = [
 ]
 
 HEADER_SIZE = 28
-# Offset 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
+# 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
 _HEADER = struct.Struct(">IqqiI")
 # Unsealed: i32 newest entry's index, i32 zero; compacted: i32 absolute byte position, i32 length in bytes
 SLOT_SIZE = 8
-# Slot items hold positions as i32
+# Slots hold byte positions as i32
 _MAX_POSITION = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
 class Preset:
-    """A family of files: magics, order within a slot, schema and geometry by default."""
+    """A family of files: its magics, order within a slot, and default schema and geometry."""
 
     name: str
     begin_magic: int

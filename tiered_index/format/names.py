@@ -1,4 +1,4 @@
-"""Names of files, folders and objects. The folder's name is a file's state; an object's name is never used twice.
+"""Names of files, folders and objects. SPEC.md section 8.
 
 ```
 root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index
@@ -6,7 +6,8 @@ root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  
 storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index  segments/STORE/START/ATTEMPT.log
         staging/ID/ATTEMPT.entries  staging/ID/E.ticket
 ```
-N, E and START have 20 digits, so names sort as numbers do. SPEC.md section 8.
+A local file's state is its folder's name. An object's name is never used twice. N, E and START have 20 digits, so names
+sort as numbers do. Pure, but for random bits in new names.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ def data_name(file_id: str, attempt: str) -> str:
 
 
 def staged_name(file_id: str, attempt: str) -> str:
-    """Return the object name of a sealed file's entries, staged for whoever compacts them."""
+    """Return the object name of a sealed file's entries, uploaded for the job that compacts them."""
     return f"{STAGING_PREFIX}{file_id}/{attempt}.entries"
 
 
@@ -124,10 +125,10 @@ def ticket_name(file_id: str, epoch: int) -> str:
 
 
 def store_prefix(store: str) -> str:
-    """Return the prefix of a store's archived segments; what an object's name can't hold is written as ``=`` and
-    hexadecimal digits.
+    """Return the prefix of a store's archived segments.
 
-    A name of more than 128 bytes becomes ``==`` and its digest. Raises `InvalidArgument` for an empty one.
+    Bytes that an object's name can't hold are written as ``=`` and two hexadecimal digits; a name of more than 128
+    bytes becomes ``==`` and its digest. Raises `InvalidArgument` for an empty one.
     """
     named = store.encode("utf-8", "surrogatepass")
     if not named:

@@ -1,8 +1,8 @@
-"""The schema of an entry: which columns a record has, as NumPy dtypes and as the declaration stored in every file.
+"""The schema of an entry: its columns, as NumPy dtypes and as the declaration stored in every file.
 
 A *compacted item* is the record without `previous`; an *unsealed entry* is the item followed by `previous` (i32, the
 index of the next older entry of the same slot). The first six columns are RocketMQ's; a subclass's columns follow in
-order of declaration.
+order of declaration. *Identity* columns decide whether two entries are the same answer. Pure.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Schema:
 
     @classmethod
     def of(cls, item_type: type[IndexItem]) -> Schema:
-        """Return the schema that a class of answers declares."""
+        """Return the schema that `item_type` declares. Raises `ConfigError` for a field without `column(...)`."""
         base = {f.name for f in dataclasses.fields(IndexItem)}
         extra = []
         for f in dataclasses.fields(item_type):
@@ -120,9 +120,7 @@ class Schema:
 
     @cached_property
     def caller_columns(self) -> tuple[Column, ...]:
-        """The columns that a caller of `put` supplies: all extra ones but the fingerprint, which the engine
-        computes.
-        """
+        """The columns that a caller of `put` supplies: the extra ones without the computed fingerprint."""
         return tuple(c for c in self.extra if c.name != "fingerprint")
 
     def to_json(self) -> dict[str, Any]:
@@ -159,7 +157,7 @@ class Schema:
 
 _READ = record(
     lambda name, columns: (name, tuple(Column(*column) for column in columns)),
-    # a class of answers is made of it: no names that Python itself gives a meaning
+    # `item_type` makes a class with these names: none may be one of Python's special names
     name=text(r"[^\0]{1,255}"),
     columns=list_of(tuple_of(text(r"(?!__).{1,255}"), text(r"[>|]?[iufS][0-9]{1,9}"), flag)),
 )

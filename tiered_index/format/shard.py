@@ -1,5 +1,4 @@
-"""Shards of window tables: the arrays of a run of slots and a trailer, written in one pass from entries in their final
-order.
+"""Shards of window tables: the arrays of a range of slots and a trailer. SPEC.md section 10.
 
 ```
  0        28              T                    file size
@@ -7,9 +6,9 @@ order.
  | header | arrays        | trailer            |      T = 28 + (bytes of an item) * items
  +--------+---------------+--------------------+
 ```
-A shard has no slot table: its directory says where a slot lies, and nothing else is ever read for it. Entries stand by
-the rank of their hash, within a hash in answer order, whatever the index's preset. The header counts nothing, since it
-is written first. SPEC.md section 10. Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few
+A shard is written in one pass from entries in their final order: by rank of their hash (slot_map.py), within a hash in
+answer order, whatever the index's preset. It has no slot table: the directory says where a slot lies. The header's
+counts are 0, since it is written first. Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few
 hundred bytes for each 16 KiB.
 """
 
@@ -41,9 +40,9 @@ _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 def answer_sorted(
     items: Array, seconds: npt.NDArray[np.int64], slots: SlotMap, schema: Schema
 ) -> npt.NDArray[np.int64]:
-    """Return the permutation that brings items (n) into a shard's order: by rank, within a hash in answer order.
+    """Return the permutation (i64, n) that sorts items (n) by rank and, within a hash, in answer order.
 
-    `seconds` (n) are absolute. Entries that agree in all of that stay in the order given. Memory: 40 bytes an entry.
+    `seconds` (n) are epoch seconds. Stable. Memory: 40 bytes an entry.
     """
     identity = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     ranks = slots.ranks_of(normal_hashes(items["key_hash"]))
@@ -53,10 +52,10 @@ def answer_sorted(
 
 
 def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
-    """Return the sum (u64) of a mix of each entry's columns and second: equal for equal multisets of entries, in
-    whatever order.
+    """Return the sum (u64) of one mixed hash of each entry: equal for equal multisets of entries.
 
-    `time_diff_s` takes no part, since it depends on the file. Integers and bytes alike are mixed by their bits.
+    The order doesn't matter. All columns take part but `time_diff_s`, which depends on the file; `seconds` (n, epoch
+    seconds) replace it. Integers and bytes are mixed by their bits.
     """
     mixed = seconds.astype(np.uint64)
     for name in items.dtype.names or ():
@@ -69,7 +68,7 @@ def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
 
 
 def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
-    """Return a column's bits as u64 columns."""
+    """Return a column's bits as u64 columns (n each)."""
     if column.dtype.kind in "iu":
         return [column.astype(np.int64).view(np.uint64)]
     raw = np.frombuffer(np.ascontiguousarray(column).tobytes(), np.uint8).reshape(len(column), column.dtype.itemsize)
@@ -93,7 +92,7 @@ class _OpenBlock:
 class _OpenGroup:
     first_slot: int
     offset: int
-    # One slot of 16 KiB or more, which may have to be cut into blocks.
+    # whether it is one slot of 16 KiB or more, which may be cut into blocks
     giant: bool
     length: int = 0
     crc32: int = 0
@@ -101,11 +100,10 @@ class _OpenGroup:
 
 
 class ShardWriter:
-    """Writes one shard. `add` takes entries in their final order, in pieces; `finish` returns the trailer.
+    """Writes one shard: `begin`, then `add` for entries in their final order, then `finish`. One thread.
 
     `slot_range` is the half-open range of slots it may hold, `begin_ms` what its items' times are relative to,
-    `capacity` a bound of its entries. A slot's entries may be spread over several `add`s only where they take 16 KiB or
-    more.
+    `capacity` a bound of its entries. Only a slot of 16 KiB or more may be spread over several `add`s.
     """
 
     def __init__(
@@ -123,8 +121,8 @@ class ShardWriter:
         self._filter = FilterBuilder(capacity)
         self._groups: list[_OpenGroup] = []
         self._last_slot = slot_range[0] - 1
+        # where the last slot's array begins, from the start of the arrays
         self._last_start = -GROUP_BYTES
-        # where the array of the last slot begins, from the start of the arrays
 
     @property
     def position(self) -> int:
@@ -136,9 +134,10 @@ class ShardWriter:
         return self.header.pack()
 
     def add(self, items: Array) -> memoryview:
-        """Take items (structured as the schema's compacted items, n) that follow those before; return their bytes.
+        """Append items (structured as the schema's compacted items, n) and return their bytes.
 
-        Raises `InvalidArgument` where they are out of order or of other slots.
+        They follow those before. Raises `InvalidArgument` where they are out of order, outside `slot_range`, or
+        continue a slot of less than 16 KiB.
         """
         data = memoryview(np.ascontiguousarray(items).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
         if not len(items):
@@ -195,7 +194,7 @@ class ShardWriter:
         return build_trailer(self.position, self._directory(), metadata, self._filter.build())
 
     def _cut(self, slots: npt.NDArray[np.int64]) -> list[tuple[int, int, _OpenGroup | None]]:
-        """Return the ranges of items that belong to one group each, with the group where it begins there.
+        """Return (low, high, group) ranges of items of one group each; `group` is None where it began before.
 
         A group begins where floor(start of a slot's array / 16 KiB) changes, and at each slot of 16 KiB or more.
         """
@@ -240,7 +239,7 @@ class ShardWriter:
             at = stop
 
     def _directory(self) -> Directory:
-        """Return the directory; a group of one block needs none."""
+        """Return the directory; a group of one block has no row in the block table."""
         cut = [group for group in self._groups if len(group.blocks) > 1]
         blocks = np.array(
             [

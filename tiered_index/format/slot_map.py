@@ -1,7 +1,7 @@
-"""Slots of window tables: the base slots of an index, made finer for large windows and coarser for small ones.
+"""Slots of window tables: the index's base slots, split for large windows and joined for small ones.
 
-With Q = (2**31 - 1) div base + 1 the *rank* of a hash is (hash mod base) * Q + (hash div base). Slots of every map rise
-with the rank, so files and tables of one index have their entries in one order, and tables are merged without a
+With Q = (2**31 - 1) div base + 1 the *rank* of a hash is (hash mod base) * Q + (hash div base). The slots of every map
+rise with the rank, so all files and tables of an index have their entries in one order, and tables are merged without a
 shuffle. Pure. SPEC.md section 10.
 """
 
@@ -21,8 +21,9 @@ __all__ = ["SlotMap"]
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Maps hashes to slots: `split` slots for each of `base` base slots, or one slot for `join` neighbouring ones. One
-    of the two is 1.
+    """Maps hashes to slots: each base slot is split into `split`, or `join` neighbours become one.
+
+    One of the two is 1.
     """
 
     base: int
@@ -37,7 +38,7 @@ class SlotMap:
 
     @property
     def quotients(self) -> int:
-        """How many different hashes a base slot can hold, at most: Q."""
+        """Q: how many different hashes a base slot can hold, at most."""
         return (2**31 - 1) // self.base + 1
 
     @property
@@ -47,7 +48,7 @@ class SlotMap:
 
     @property
     def step(self) -> int:
-        """Shards are cut at multiples of this many slots, where every map of the index has a cut."""
+        """Shards are cut at multiples of this many slots, where every map of the index has a border."""
         return self.split
 
     def slots_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
@@ -70,7 +71,7 @@ class SlotMap:
         return base_slot * self.quotients + above
 
     def slots_of_base(self, low: int, high: int) -> tuple[int, int]:
-        """Return the half-open range of slots that hold the base slots [low, high), and perhaps neighbours of them."""
+        """Return the half-open range of slots that hold the base slots [low, high); joined slots may hold others."""
         if self.join > 1:
             return low // self.join, -(-high // self.join)
         return low * self.split, high * self.split
@@ -86,11 +87,11 @@ class SlotMap:
 
     @classmethod
     def for_count(cls, base: int, count: int, per_slot: int = 4) -> SlotMap:
-        """Return the map under which `count` entries make about `per_slot` a slot."""
+        """Return the map that gives `count` entries about `per_slot` a slot."""
         wanted = max(1, count // per_slot)
         if wanted >= base:
             return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
-        # powers of two: where the largest has a cut, all have
+        # powers of two, so that every border of the largest `join` is one of all
         return cls(base, join=1 << (base // wanted).bit_length() - 1)
 
 

@@ -1,8 +1,8 @@
-"""Entries in order of their slots, without a sort of the whole file.
+"""Sorts a file's entries by slot without a sort of the whole file.
 
-A file's slots are filled about evenly, so where an entry belongs is counted, not compared; only rows of one chunk that
-share a slot, and entries that share a slot in the result, are sorted, and those by a plain sort of integers within the
-cache. Pure functions.
+Slots are filled about evenly, so an entry's place is counted, not compared. Only rows of one chunk that share a slot,
+and entries that share a slot in the result, are sorted, by a plain sort of integers that fits the CPU cache. Pure
+functions.
 """
 
 from __future__ import annotations
@@ -21,17 +21,16 @@ __all__ = ["answer_order", "hash_rank", "newest_first", "order_chunk", "order_gi
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
-# Entries placed at a time: what they touch stays within the cache
+# Entries placed at a time: what they touch fits the cache
 _CHUNK = 1 << 15
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
 def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
-    """Return the rows whose slot occurs more than once, by slot and then by row, and the places in them that are not
-    their slot's first.
+    """Return the rows whose slot occurs more than once, and which of them follow a row of the same slot.
 
-    `slots` (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a
-    slot.
+    The rows (i64, m) are ordered by slot and then by row; the second array (i64) holds the indices into them. `slots`
+    (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a slot.
     """
     other = np.flatnonzero(seen != np.arange(len(slots)))
     if not other.size:
@@ -46,10 +45,10 @@ def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
 
 
 def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np.int32]:
-    """Return the entries (i32, n, by number in order of insertion) in order of slot, newest first within a slot.
+    """Return entry numbers (i32, n, in order of insertion) by slot, newest first within a slot.
 
-    `slots` (n) are their slots, `starts` says at which place of the result each slot begins. Each slot has a cursor
-    that the chunks, newest first, move on. Memory: 4 bytes an entry, 4 a slot, and one chunk.
+    `slots` (n) are the entries' slots, `starts` says where in the result each slot begins. Each slot has a cursor that
+    advances as chunks are placed, newest chunk first. Memory: 4 bytes an entry, 4 a slot, and one chunk.
     """
     cursors = starts.astype(np.int32)
     order = np.empty(len(slots), np.int32)
@@ -73,7 +72,7 @@ def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np
 
 
 def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint64]:
-    """Return 32-bit numbers that order normal hashes by slot, then by hash.
+    """Return numbers (u64, n, below 2**32) that order normal hashes (n) by slot, then by hash.
 
     With q = (2**31 - 1) // slots + 1 it is (hash mod slots) * q + hash div slots.
     """
@@ -84,11 +83,10 @@ def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint6
 
 
 def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[tuple[int, int, bool]]:
-    """Yield ranges (start, stop, whether it is part of a giant slot) that cover `total` places, each less than 2 *
-    `size` long.
+    """Yield ranges (start, stop, is_giant) that cover `total` places, each less than 2 * `size` long.
 
-    A slot of more than `size` entries is a giant: pieces end where it begins and ends, and within it. No other slot is
-    cut.
+    A slot of more than `size` entries is a giant: ranges end at its borders and within it. No other slot is cut.
+    `starts` and `counts` are the slots' first places and numbers of entries.
     """
     giants = np.flatnonzero(counts > size)
     targets = np.arange(size, total, size)
@@ -100,19 +98,20 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
-    """Return the permutation that brings items of whole slots, newest insertion first within each, into slot, hash and
-    answer order.
+    """Return the permutation (i64, n) that sorts items of whole slots by slot, hash and answer order.
+
+    `items` come by slot, newest insertion first within each.
     """
     keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
     keys |= np.arange(len(items), dtype=np.uint64)
     keys.sort()
     order = (keys & _LOW).astype(np.int64)
     keys >>= _SHIFT
-    second = np.flatnonzero(keys[1:] == keys[:-1]) + 1  # entries whose predecessor has the same hash
+    # entries whose predecessor has the same hash
+    second = np.flatnonzero(keys[1:] == keys[:-1]) + 1
     if not second.size:
         return order
-    # what came later is mostly newer; only hashes of which that isn't true are sorted by more than the order of
-    # insertion
+    # Later insertions are mostly newer messages: only hashes where they aren't are sorted by the columns.
     before, after = items[order[second - 1]], items[order[second]]
     in_order = before["time_diff_s"] > after["time_diff_s"]
     in_order |= (before["time_diff_s"] == after["time_diff_s"]) & (before["offset"] > after["offset"])
@@ -128,16 +127,18 @@ def order_chunk(items: Array, layout: Layout) -> Int64:
     part = items[picked]
     offsets, differences = part["offset"].astype(np.int64), part["time_diff_s"].astype(np.int32)
     columns = [*_identity_columns(part, layout.schema), ~offsets, ~differences, keys[places]]
-    order[places] = picked[np.lexsort([~picked, *columns])]  # put twice: the first one first
+    # of equal entries the one put first comes first
+    order[places] = picked[np.lexsort([~picked, *columns])]
     return order
 
 
 def order_giant(
     hashes: npt.NDArray[np.int32], differences: Array, entries: Array, numbers: Array, layout: Layout
 ) -> Int64:
-    """Return the permutation that brings one slot's entries into hash and answer order.
+    """Return the permutation (i64, n) that sorts one slot's entries by hash and in answer order.
 
-    `numbers` are the entries' places in `entries`, `hashes` and `differences` their columns. Memory: 24 bytes an entry.
+    `numbers` are the entries' places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes
+    an entry.
     """
     wide = differences.astype(np.int64)
     keys = hash_rank(hashes, layout.slots) << _SHIFT | (int(wide.max()) - wide).astype(np.uint64)
@@ -158,11 +159,11 @@ def order_giant(
 
 
 def _identity_columns(items: Array, schema: Schema) -> list[Array]:
-    """Return what orders items of one second and offset, the last column counting most."""
+    """Return the columns that order items of one second and offset, the most significant one last."""
     columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     return [*columns, items["queue_id"].astype(np.int32)]
 
 
 def answer_order(seconds: Array, items: Array, layout: Layout) -> Int64:
-    """Return the permutation that brings items into answer order, given their seconds (i64, n)."""
+    """Return the permutation (i64, n) that brings items (n) into answer order, given their seconds (i64, n)."""
     return np.lexsort([*_identity_columns(items, layout.schema), ~items["offset"].astype(np.int64), -seconds])

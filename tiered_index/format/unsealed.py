@@ -1,10 +1,11 @@
-"""Unsealed files: head-inserted hash chains over an append-only array of entries. SPEC.md section 3.
+"""Unsealed files: hash chains, newest entry first, over an append-only array of entries. SPEC.md section 3.
 
 `UnsealedTable` is the state of one such file in memory: counters and chain heads. `prepare` turns a batch of columns
-into the bytes to append; `commit` makes them part of the table. Nothing here touches a file. Invariants: entry i of the
-file has index i, from 1; `heads[s]` is the newest committed entry of slot s or 0; an entry's `previous` is smaller than
-its own index. Threads: one writer; any number of readers of `heads` and of entries below `count` beside it. Source:
-RocketMQ's `IndexStoreFile.putKey`.
+into the bytes to append; `commit` makes them visible. Nothing here touches a file.
+
+Invariants: entry i of the file has index i, from 1; `heads[s]` is the newest committed entry of slot s or 0; an entry's
+`previous` is smaller than its own index. Threads: one writer; beside it any number of readers of `heads` and of entries
+up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from tiered_index.format.slot_order import same_slot_rows
 __all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "time_differences", "walk_chain"]
 
 Array = npt.NDArray[Any]
-# Entries inserted at a time: sorting within the cache is twice as fast as sorting a whole batch
+# Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
 _INSERT_CHUNK = 1 << 15
 _MIN_VALUE = -(2**31)
 
@@ -39,10 +40,7 @@ def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int3
 
 @dataclass(frozen=True, slots=True)
 class PreparedBatch:
-    """Entries `first` ..
-
-    `first + len(entries) - 1`, ready to be written at their positions, and the heads that commit will set.
-    """
+    """Entries from index `first` on, ready to be written, and the chain heads that `commit` will set."""
 
     first: int
     entries: Array
@@ -57,7 +55,7 @@ class PreparedBatch:
 class UnsealedTable:
     """Counters and chain heads of one unsealed file.
 
-    `heads` is an i32 array of `layout.slots`; with the writer's own copy of it 8 bytes of memory a slot.
+    `heads` is an i32 array of `layout.slots`; with the writer's own copy it takes 8 bytes of memory a slot.
     """
 
     def __init__(self, layout: Layout, begin_ms: int) -> None:
@@ -67,7 +65,7 @@ class UnsealedTable:
         self.count = 0
         self.slots_in_use = 0
         self.heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
-        # heads as they will be after the batch under preparation, which readers must not see yet
+        # the heads after the batch under preparation; hidden from readers until `commit`
         self._next_heads: npt.NDArray[np.int32] = np.zeros(layout.slots, np.int32)
         self._prepared = False
 
@@ -107,8 +105,9 @@ class UnsealedTable:
         return PreparedBatch(first, entries, heads, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
-        """Make a prepared batch, which must be the next one and the last one prepared, visible to readers of this
-        table.
+        """Make a prepared batch visible to readers.
+
+        It must be the last one prepared and follow the committed entries. Raises `InvalidArgument` where it does not.
         """
         if batch.first != self.count + 1:
             raise InvalidArgument(f"batch starts at entry {batch.first}, the table's next is {self.count + 1}")
@@ -137,16 +136,18 @@ class UnsealedTable:
         return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
 
     def slot_table(self) -> memoryview:
-        """Return the slot table's bytes (8 a slot), without a second copy: that would keep the interpreter lock for
-        long.
+        """Return the slot table's bytes (8 a slot).
+
+        A view, since a second copy would hold the interpreter lock for long.
         """
         table = np.zeros((self.layout.slots, 2), ">i4")
         table[:, 0] = self.heads
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def image(self, entries: Array) -> bytes:
-        """Return the whole file's bytes for `entries` (entry 1 first): header, slots, unused entry 0, entries,
-        zeros.
+        """Return the whole file's bytes for `entries` (entry 1 first).
+
+        Header, slots, unused entry 0, entries, zeros.
         """
         body = bytes(self.layout.schema.entry.itemsize) + entries.tobytes()
         whole = b"".join((self.header().pack(), self.slot_table(), body))
@@ -155,13 +156,15 @@ class UnsealedTable:
     def _insert(
         self, hashes: Array, first: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
-        """Advance the writer's heads by a chunk; return each entry's `previous`, the slots, their heads, and how many
-        were empty.
+        """Insert a chunk into the writer's heads; return `previous`, slots, new heads, and how many slots were empty.
 
-        The old heads are each row's `previous`, the rows' own indices the new heads: one gather and one scatter. Only
-        slots that occur more than once in the chunk, few unless keys repeat, need an order: one sort of
-        (slot << 32 | row) brings their rows together in order of insertion. Memory: 40 bytes a row of one chunk, which
-        stays within the cache.
+        `previous` (i32, n), slots (i64, n) and heads (i32, n) are one a row; `hashes` (i32, n) are normal, `first` is
+        the first row's index.
+
+        A row's `previous` is the old head of its slot, and its own index the new head: one gather and one scatter. Only
+        slots that occur more than once in the chunk, few unless keys repeat, need an order: one sort of (slot << 32 |
+        row) brings their rows together in order of insertion. Memory: 40 bytes a row of one chunk, which fits the
+        cache.
         """
         n = len(hashes)
         heads = self._next_heads
@@ -182,10 +185,10 @@ class UnsealedTable:
 
 
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
-    """Return the indices of the entries in a chain whose hash is `key_hash`, newest first; None after `limit` steps.
+    """Return the indices of a chain's entries of `key_hash`, newest first; None after `limit` steps.
 
-    `data` is the file's bytes (a map). A reader that gets None scans the hash column instead, which bounds the cost of
-    giant chains.
+    `data` is the file's bytes (a memory map), `head` the index to start at. None also where the chain is not in
+    descending order. A reader that gets None scans the hash column instead, which bounds the cost of giant chains.
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position
@@ -202,7 +205,8 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
             found.append(index)
         following = from_bytes(view[position + size - 4 : position + size], "big", signed=True)
         if not 0 <= following < index:
-            return None  # not a chain of ours: let the scan decide
+            # not a valid chain: the caller scans instead
+            return None
         index = following
     return found if index <= 0 else None
 
