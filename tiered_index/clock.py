@@ -1,6 +1,6 @@
-"""Time, injected: everything that asks for the time takes a `Clock`, so tests decide what time it is.
+"""The clock as a dependency: code that needs the time takes a `Clock`, so that tests set the time.
 
-Thread safety: both clocks may be read from any thread.
+Both clocks may be read from any thread.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class SystemClock:
 
 
 class ManualClock:
-    """A clock that moves only when told to; both readings advance together."""
+    """A clock that moves only by `advance`, which moves both readings. Any thread."""
 
     def __init__(self, now_ms: int = 1_700_000_000_000) -> None:
         self._now_ms = now_ms

@@ -1,8 +1,7 @@
-"""Settings of an index.
+"""`IndexConfig`: the settings of an index.
 
-Sources in rising order: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments.
-
-An unknown key is an error wherever it stands. Instances are immutable.
+Sources, later ones win: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments. An unknown
+key is an error in every source. Instances are immutable.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ from tiered_index.types import IndexItem
 __all__ = ["IndexConfig"]
 
 _PREFIX = "TIERED_INDEX_"
-# Settings of this package's own tests
+# Environment variables of this package's own tests, which are no settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
 _YEAR_S = 365.25 * 86400
 
 
 class IndexConfig(BaseSettings):
-    """Everything that can be set. Times are seconds, sizes bytes. Raises `ConfigError` through `IndexConfig.load`."""
+    """Everything that can be set. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX,
@@ -104,7 +103,7 @@ class IndexConfig(BaseSettings):
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
 
     def __init__(self, **values: Any) -> None:
-        """Take settings by name, the environment's below them.
+        """Take settings by name; the environment supplies those not given.
 
         Raises `ConfigError` naming every key that is unknown or wrong.
         """
@@ -126,7 +125,7 @@ class IndexConfig(BaseSettings):
     @field_validator("storage")
     @classmethod
     def _without_credentials(cls, value: str | None) -> str | None:
-        # refused before the settings are shown anywhere
+        # refused here, before settings are logged or printed
         if value is not None:
             split_uri(value)
         return value
@@ -161,7 +160,8 @@ class IndexConfig(BaseSettings):
                 field = name[len(_PREFIX) :].lower().split("__")[0]
                 if field not in known:
                     raise ConfigError(f"environment variable {name} is no setting of tiered_index")
-                _without(values, name[len(_PREFIX) :].lower().split("__"))  # the environment wins over the file
+                # the environment wins over the file
+                _without(values, name[len(_PREFIX) :].lower().split("__"))
         values = _merged(values, {name: value for name, value in given.items() if value is not None})
         return cls(**values)
 
@@ -170,7 +170,7 @@ class IndexConfig(BaseSettings):
         return Schema.of(self.item_type) if self.item_type is not None else PRESETS[self.preset].schema
 
     def layout(self) -> Layout:
-        """Return the geometry of new files. Raises `ConfigError` for one that can't be."""
+        """Return the geometry of new files. Raises `ConfigError` for an impossible one."""
         preset = PRESETS[self.preset]
         slots = preset.slots if self.slots is None else self.slots
         items = preset.items if self.items is None else self.items
@@ -178,7 +178,7 @@ class IndexConfig(BaseSettings):
 
 
 def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
-    """Return both, where `high` wins; tables are merged key by key."""
+    """Return both merged; `high` wins, nested tables are merged key by key."""
     result = dict(low)
     for name, value in high.items():
         below = result.get(name)
@@ -187,7 +187,7 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without(values: dict[str, Any], path: list[str]) -> None:
-    """Take the value at `path` out of nested tables, where it is there."""
+    """Delete the value at `path` of nested tables, if it is there."""
     *tables, last = path
     for name in tables:
         inner = values.get(name)

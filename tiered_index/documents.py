@@ -1,11 +1,9 @@
-"""Stored JSON documents, read by declaration: each field is checked for type and range before anything is made of it.
+"""Stored JSON documents, read by declaration: each field's type and range is checked before it is used.
 
-Pure.
-
-A `Check` takes a value as JSON has it and returns what is meant by it, or raises `Malformed`; `record` makes one of the
-checks of its fields. Of numbers only integers are taken: a flag is none, a float never. What a document says more than
-is asked for is ignored. (Models of pydantic can't take this place: topics and sources may hold lone surrogates, which
-are no text to it.)
+A `Check` takes a JSON value and returns what it means, or raises `Malformed`; `record` builds a document's check from
+those of its fields. Of numbers only integers are accepted, neither booleans nor floats. Unknown members are ignored.
+Pure; safe under threads. (Pydantic's models can't replace this: topics and sources may hold lone surrogates, which it
+refuses as text.)
 """
 
 from __future__ import annotations
@@ -48,27 +46,27 @@ _DEPTH = 32
 
 
 class Malformed(ValueError):
-    """A value that is not what is written there; `place` leads to it from the document's top."""
+    """A value other than what belongs there; `place` is its path from the document's top."""
 
     def __init__(self, expected: str, value: object, place: str = "") -> None:
         super().__init__(f"{place or 'document'} is {shown(value)}, not {expected}")
         self.expected, self.value, self.place = expected, value, place
 
     def below(self, step: str) -> Malformed:
-        """Return the same of a value that lies `step` further down."""
+        """Return the same error with `step` in front of its path."""
         return Malformed(self.expected, self.value, step + self.place)
 
 
 @dataclass(frozen=True, slots=True)
 class Optional:
-    """A field that may be missing, which means `default`."""
+    """A field that may be missing; it then has the value `default`."""
 
     check: Check[Any]
     default: Any
 
 
 def shown(value: object) -> str:
-    """Return a value for a message: short whatever it is, and never an error."""
+    """Return a value for a message: short for any value, and never an error."""
     if isinstance(value, str):
         return repr(value[:_SHOWN])
     if isinstance(value, list | dict):
@@ -79,17 +77,18 @@ def shown(value: object) -> str:
 
 
 def load(data: bytes | memoryview, file: str, what: str) -> Any:
-    """Return the JSON document in `data`; raises `CorruptFile` where it is none."""
+    """Return the JSON document in `data`; raises `CorruptFile` where it is not JSON."""
     try:
         return json.loads(bytes(data))
-    # also of bytes that are no text, and of numbers with thousands of digits
+    # ValueError also for bytes that are not UTF-8 and for numbers of thousands of digits
     except (ValueError, RecursionError) as error:
         raise CorruptFile(file, f"{what} is no document: {error}") from error
 
 
 def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int | None = None) -> T:
-    """Return what `check` makes of a document; raises `CorruptFile` that names file and field where it is not what this
-    version writes.
+    """Return what `check` makes of a document.
+
+    Raises `CorruptFile` that names file and field where the document is not what this version writes.
     """
     try:
         return check(document)
@@ -101,7 +100,8 @@ def checked(check: Check[T], document: Any, file: str, what: str, *, offset: int
             expected=error.expected,
             found=shown(error.value),
         ) from error
-    except ConfigError as error:  # a layout, a schema, or a slot map that can't be
+    # an impossible layout, schema or slot map
+    except ConfigError as error:
         raise CorruptFile(file, f"{what} is not what this version writes: {error}", offset=offset) from error
 
 
@@ -116,18 +116,18 @@ def integer(low: int, high: int) -> Check[int]:
     return check
 
 
-# Of what there may be none of: sequences, epochs, log numbers, positions.
+# Counts, sequences, epochs, log numbers, positions
 COUNT = integer(0, 2**63 - 1)
-# Bytes of a file or object, or a position in it: at most 16 TiB, which no storage takes as one.
+# Bytes of a file or object, or a position in it: at most 16 TiB, more than any storage takes as one object
 SIZE = integer(0, 2**44)
 CRC32 = integer(0, 2**32 - 1)
-# Epoch seconds, or a number of seconds: sums and products with these fit 63 bits.
+# Epoch seconds, or a number of seconds: sums and products with these fit 63 bits
 SECONDS = integer(-(2**42), 2**42)
 MILLISECONDS = integer(-(2**52), 2**52)
 
 
 def text(pattern: str | None = None) -> Check[str]:
-    """Return the check of a text, all of which `pattern` matches."""
+    """Return the check of text that, given a `pattern`, matches it as a whole."""
     matches = re.compile(pattern).fullmatch if pattern is not None else None
 
     def check(value: Any) -> str:
@@ -146,12 +146,12 @@ def flag(value: Any) -> bool:
 
 
 def nullable(check: Check[T]) -> Check[T | None]:
-    """Return the check of what may be null."""
+    """Return the check of a value that is null or passes `check`."""
     return lambda value: None if value is None else check(value)
 
 
 def list_of(check: Check[T]) -> Check[tuple[T, ...]]:
-    """Return the check of a list whose members pass `check`; a tuple is made of it."""
+    """Return the check of a list whose members pass `check`; it returns a tuple."""
 
     def checks(value: Any) -> tuple[T, ...]:
         if value.__class__ is not list:
@@ -165,7 +165,7 @@ def list_of(check: Check[T]) -> Check[tuple[T, ...]]:
 
 
 def tuple_of(*checks: Check[Any]) -> Check[tuple[Any, ...]]:
-    """Return the check of a list of just so many members, each with a check of its own."""
+    """Return the check of a list of exactly these members, each with its own check."""
 
     def check(value: Any) -> tuple[Any, ...]:
         if value.__class__ is not list or len(value) != len(checks):
@@ -176,7 +176,7 @@ def tuple_of(*checks: Check[Any]) -> Check[tuple[Any, ...]]:
 
 
 def map_of(check: Check[T]) -> Check[dict[str, T]]:
-    """Return the check of a document of any keys, whose values pass `check`."""
+    """Return the check of a document of any keys whose values pass `check`."""
 
     def checks(value: Any) -> dict[str, T]:
         if value.__class__ is not dict:
@@ -190,8 +190,9 @@ def map_of(check: Check[T]) -> Check[dict[str, T]]:
 
 
 def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[T]:
-    """Return the check of a document with `fields`: what `make` makes of them by name. It may raise `Malformed` and
-    `ConfigError`.
+    """Return the check of a document: it returns `make`, called with the checked `fields` by name.
+
+    `make` may raise `Malformed` and `ConfigError`.
     """
     required = tuple((name, check) for name, check in fields.items() if not isinstance(check, Optional))
     optional = tuple((name, check) for name, check in fields.items() if isinstance(check, Optional))
@@ -216,7 +217,7 @@ def record(make: Callable[..., T], /, **fields: Check[Any] | Optional) -> Check[
 
 
 def shallow(value: Any, depth: int = _DEPTH) -> Any:
-    """Check that a value of any kind is not nested so deeply that writing it down fails."""
+    """Check that a value of any kind is nested at most `depth` times, so that it can be encoded again."""
     members = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
     if members and not depth:
         raise Malformed(f"nested {_DEPTH} times at most", value)
@@ -226,8 +227,9 @@ def shallow(value: Any, depth: int = _DEPTH) -> Any:
 
 
 def _find(members: Any) -> NoReturn:
-    """Raise what is wrong with the first of (step, check, value) that fails, with its place: looked for only once
-    something failed.
+    """Raise the error of the first of (step, check, value) that fails, with its path.
+
+    Called only after something failed, so that valid documents need no paths.
     """
     for step, check, value in members:
         try:

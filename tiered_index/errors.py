@@ -43,7 +43,7 @@ __all__ = [
 E = TypeVar("E", bound=BaseException)
 
 # What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names
-# the file.
+# the file
 MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
 
 
@@ -104,7 +104,7 @@ class StorageError(TieredIndexError):
 
 
 class StorageUnavailable(StorageError):
-    """The backend did not answer, or answered with a passing fault, within the bounded retries. Retry later."""
+    """The backend did not answer, or answered with a transient fault, within the bounded retries. Retry later."""
 
 
 class StorageMisconfigured(StorageError, ConfigError):
@@ -130,9 +130,9 @@ class ObjectExists(StorageError):
 
 
 class CorruptFile(TieredIndexError):
-    """Bytes that contradict their checksum or their structure; nothing of them was believed.
+    """Bytes that contradict their checksum or their structure; none of them were used.
 
-    Attributes: `file` (path or object name), `offset` (byte position or None), `expected`, `found`.
+    Attributes: `file` (path or object name), `problem`, `offset` (byte position or None), `expected`, `found`.
     """
 
     exit_code = 4
@@ -178,8 +178,10 @@ class PartialAnswer(TieredIndexError):
 
 
 class BudgetExceeded(PartialAnswer):
-    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a
-    reader was not opened within its `timeout_s`.
+    """A lookup, or the opening of a reader, reached a limit of the caller.
+
+    A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a reader
+    was not opened within its `timeout_s`.
 
     Attributes: `failed` as in `PartialAnswer`; `result`, what was found until then (a partial `QueryResult` or
     `QueryResults`), where it was raised by a lookup.
@@ -191,8 +193,9 @@ class BudgetExceeded(PartialAnswer):
 
 
 def without_frames(error: E) -> E:
-    """Return `error`, which somebody keeps, without the traces of it and its causes: they hold every frame on the way,
-    and so maps of files, and the caller's own objects, for as long as it is kept.
+    """Return `error` without the tracebacks of it and its causes; for errors that are kept.
+
+    A traceback holds every frame, and so memory maps and the caller's objects, as long as the error is kept.
     """
     link: BaseException | None = error
     while link is not None and link.__traceback__ is not None:

@@ -1,4 +1,4 @@
-"""The vocabulary of the public API: entries, answers, and the declaration of further columns.
+"""The types of the public API: entries, answers, and the declaration of further columns; and parsing of times.
 
 `IndexItem` is both the declared record of an entry and the class of one answer. A subclass adds fixed-width columns
 with `column(...)`; the engine stores, compacts, uploads and returns them like its own, and writes their declaration
@@ -8,9 +8,7 @@ into every file:
     class OrderItem(KeyedIndexItem):
         region: int = column(">u2")
 
-Instances are immutable values; share them between threads freely.
-
-Points in time as people write them: epoch milliseconds or ISO 8601, UTC where no zone is given. Pure.
+Instances are immutable values; share them between threads freely. Functions are pure.
 """
 
 from __future__ import annotations
@@ -36,11 +34,11 @@ __all__ = [
     "parse_time",
 ]
 
-# Longest topic, in UTF-16 code units (RocketMQ's own limit is 127).
+# Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)
 MAX_TOPIC_UNITS = 1_024
-# Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most).
+# Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most)
 MAX_KEY_UNITS = 32_767
-# Greatest timestamp: the last millisecond of the year 9999, UTC. The smallest is 0.
+# Greatest timestamp: the last millisecond of the year 9999, UTC; the smallest is 0
 MAX_TIMESTAMP_MS = 253_402_300_799_999
 
 Status = Literal["complete", "truncated", "partial"]
@@ -57,7 +55,7 @@ def column(dtype: str, *, identity: bool = False, default: Any = 0) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexItem:
-    """Where one message that carries the looked-up key lies.
+    """The position of one message that carries the looked-up key.
 
     `offset` is a position in the index's declared `offset_space`; `size` is in bytes; `timestamp_ms` is store time in
     epoch milliseconds with a resolution of one second; `source` is the URI of the entry's index where several are read
@@ -74,8 +72,9 @@ class IndexItem:
     source: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict, in declaration order; byte strings become hexadecimal text, no
-        `source` is left out.
+        """Return the fields as a JSON-ready dict, in declaration order.
+
+        Byte strings become hexadecimal text; a `source` of None is left out.
         """
         return {
             f.name: value.hex() if isinstance(value := getattr(self, f.name), bytes) else value
@@ -86,8 +85,9 @@ class IndexItem:
 
 @dataclass(frozen=True, kw_only=True)
 class KeyedIndexItem(IndexItem):
-    """An `IndexItem` with a 32-bit fingerprint of the key: an independent hash that tells apart keys whose `key_hash`
-    is equal.
+    """An `IndexItem` with a 32-bit fingerprint of topic#key.
+
+    The fingerprint is an independent hash that tells apart keys whose `key_hash` is equal.
     """
 
     fingerprint: int = column(">u4")
@@ -95,8 +95,9 @@ class KeyedIndexItem(IndexItem):
 
 @dataclass(frozen=True, kw_only=True)
 class Lookup:
-    """One question of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`] of epoch
-    milliseconds.
+    """One lookup of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`].
+
+    Epoch milliseconds; None: no bound. `max_count` bounds the answer's entries; `cursor` continues a truncated answer.
     """
 
     topic: str
@@ -112,11 +113,13 @@ class FileReport:
     """What a lookup did with one file.
 
     `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``,
-    ``skipped_filter``, ``skipped_budget`` (the answer could not change by it any more); ``refreshed`` is the storage's
-    log, where it was read meanwhile. ``outdated`` is a file that was read before the log turned out to have moved on,
-    so that the lookup was begun again. `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``,
-    ``uploaded`` (a local copy), ``cache`` (a stored file, no request was needed) or ``storage``. `source` is the URI of
-    the file's index where several are read together. `cost_usd` is by the index's price table.
+    ``skipped_filter``, ``skipped_budget`` (it could no longer change the answer). ``refreshed`` is the storage's log,
+    where the lookup read it. ``outdated`` is a file that was read before the log turned out to have moved on, so that
+    the lookup was restarted.
+
+    `place` is where it was read: ``buffer``, ``unsealed``, ``compacted``, ``uploaded`` (a local copy), ``cache`` (a
+    stored file, no request was needed) or ``storage``. `begin_ms` and `end_ms` are inclusive epoch milliseconds.
+    `source` is the URI of the file's index where several are read together. `cost_usd` is by the index's price table.
     """
 
     file: str
@@ -192,10 +195,10 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """Return epoch milliseconds of ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or
-    ``2023-11-14``.
+    """Return the epoch milliseconds of a time as people write it: a number of them, or ISO 8601.
 
-    A date alone is its midnight. Raises `ValueError` naming the text.
+    For example ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14`` (its
+    midnight); UTC where no zone is given. Raises `ValueError` naming the text.
     """
     text = text.strip()
     if text.isascii() and text.isdigit():
