@@ -4,8 +4,8 @@
         index.put("orders", 0, ["order-4711"], offset=123456, size=512, timestamp_ms=1_700_000_000_000)
         answer = index.query("orders", "order-4711")
 
-`IndexService` writes and reads one index; `IndexReader` reads any number of times without touching it. `IndexConfig`
-has every setting, `errors` every error, sorted by what to do next.
+`IndexService` writes and reads one index; `IndexReader` reads one or several and changes nothing. `IndexConfig` has
+every setting, `errors` every error, sorted by what the caller should do next.
 """
 
 from tiered_index._version import __version__

@@ -198,7 +198,8 @@ class Compaction:
         groups["count"] = lengths // item_size
         per_block = BLOCK_BYTES // item_size * item_size
         block_rows: list[tuple[int, int]] = []
-        for index in np.flatnonzero(lengths > BLOCK_BYTES):  # a handful of giant groups
+        # a loop, since only a few groups are this long
+        for index in np.flatnonzero(lengths > BLOCK_BYTES):
             groups["first_block"][index] = len(block_rows)
             pieces = range(int(starts[index]), int(ends[index]), per_block)
             groups["blocks"][index] = len(pieces)

@@ -142,7 +142,8 @@ def _by_running_sums(units: npt.NDArray[Any], offsets: Int64, multipliers: Seque
     while first < count:
         base = int(offsets[first])
         last = min(int(np.searchsorted(offsets, base + _BLOCK, "right")) - 1, count)
-        if last <= first:  # one string longer than a block
+        # one string longer than a block
+        if last <= first:
             for out, multiplier in zip(results, multipliers, strict=True):
                 out[first] = _long_polynomial(units[base : int(offsets[first + 1])], multiplier)
             first += 1

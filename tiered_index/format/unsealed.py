@@ -90,7 +90,8 @@ class UnsealedTable:
         for name in schema.entry.names or ():
             if name not in ("key_hash", "time_diff_s", PREVIOUS):
                 entries[name] = columns[name]
-        if self._prepared:  # a batch that was never committed
+        # the batch prepared before was never committed
+        if self._prepared:
             self._next_heads[:] = self.heads
         self._prepared = True
         first = self.count + 1

@@ -1,4 +1,4 @@
-"""The engine: `IndexService` writes and answers, `IndexReader` answers.
+"""The engine: `IndexService` writes an index and answers lookups, `IndexReader` only answers.
 
 May import config, format, storage and what stands below them.
 """

@@ -406,7 +406,8 @@ class IndexService(Lookups):
                 self._trouble.append(error)
                 if isinstance(error, MemoryError):
                     with contextlib.suppress(Exception):
-                        self._closing[0]()  # there is no later round that would do it
+                        # tried once more, since no later round will
+                        self._closing[0]()
             del self._closing[0]
 
     def _stop_rounds(self) -> None:

@@ -118,7 +118,10 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
 
 
 def wanted_genesis(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
-    """Return what the index must be created as: set settings first, then `stored`, then the preset's defaults."""
+    """Return what the index must be: what `config` sets, else what it was created with, else the preset's.
+
+    `stored` is what it was created with; None for a new index.
+    """
     if stored is None:
         return IndexDescriptor("", config.layout(), config.offset_space)
     given = config.model_fields_set

@@ -1,1 +1,4 @@
-"""Bytes in, bytes out: one contract, its backends and what wraps them. May import errors, documents, clock."""
+"""The storage contract, its backends and its wrappers: named objects of bytes.
+
+May import errors, documents, clock.
+"""

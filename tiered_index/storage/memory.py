@@ -49,7 +49,8 @@ class _Shelf:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.objects: SortedDict = SortedDict()  # name -> (bytes, modified_ms)
+        # name -> (bytes, modified_ms)
+        self.objects: SortedDict = SortedDict()
         self.uploads: dict[str, _Upload] = {}
 
 

@@ -174,10 +174,10 @@ PROBE_PREFIX = "probe/"
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:
-    """Check that the storage honours put-if-absent: put twice to one unique name below `name`, then delete it.
+    """Check that the storage honours put-if-absent: put twice to one unique object, then delete it.
 
-    Raises `StorageMisconfigured` where the second put is accepted, or refused and yet stored: some servers ignore the
-    condition and answer 200. Other errors pass as they are.
+    The object's name begins with `name`. Raises `StorageMisconfigured` where the second put is accepted, or refused and
+    yet stored: some servers ignore the condition and answer 200. Other errors pass as they are.
     """
     unique = f"{name}-{uuid.uuid4().hex}"
     try:
