@@ -53,7 +53,7 @@ from tiered_index.testing.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 __all__ = ["CAMPAIGNS", "Crashes"]
 
 CAMPAIGNS = ("crash", "fault", "burst", "again")
-SHARES = {"crash": 1.0, "fault": 0.25, "burst": 0.05, "again": 0.02}
+SHARES = {"crash": 1.0, "fault": 0.1, "burst": 0.03, "again": 0.005}
 """What `--all` looks at: everything would be some hours' work."""
 _T = TypeVar("_T")
 _HANG_S = 120
