@@ -31,7 +31,8 @@ from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.trailer import GROUP_DTYPE, Trailer, parse_trailer
 from tiered_index.service.cold.path import MAX_SPAN_BYTES, ColdSettings
-from tiered_index.service.log.records import LogState, StoredObject
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.plan import Target
 from tiered_index.spark.lookup.questions import distinct, questions_of
 from tiered_index.spark.lookup.search import WINDOW_BYTES, request_bytes, worth_a_filter

@@ -24,7 +24,8 @@ from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.trailer import Tail
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, LogState, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.memory import MemoryStorage

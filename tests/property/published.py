@@ -13,7 +13,8 @@ from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import data_name
 from tiered_index.format.trailer import Tail, Trailer, parse_trailer
-from tiered_index.service.log.records import LogState, StoredObject
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.testing.model import ModelEntry, ReferenceModel
 

@@ -20,7 +20,7 @@ from tests.property.index_machine import IndexMachine
 from tiered_index import IndexReader
 from tiered_index.errors import StorageError
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.testing.disk_faults import SimulatedCrash
 

@@ -26,7 +26,8 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
 from tiered_index.format.verify import verify_shard
-from tiered_index.service.log.records import LogState, encode_document
+from tiered_index.service.log.records import encode_document
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
 
 CLOCK = ManualClock(1_700_000_000_000 + 10**9)

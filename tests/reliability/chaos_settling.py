@@ -22,7 +22,7 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, StorageError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage

@@ -82,8 +82,9 @@ from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.staged import Ticket, read_sealed
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, LogState
+from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import check_lease
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.plan import plan_merge
 from tiered_index.service.root.root import Marker

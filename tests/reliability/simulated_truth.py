@@ -15,7 +15,8 @@ from typing import NoReturn
 
 from tests.property.published import Mark, Published, mark
 from tiered_index.format.names import DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
-from tiered_index.service.log.records import LogRecord, LogState, StoredObject
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.testing.model import Answer, ModelEntry, OrderKey, ReferenceModel
 from tiered_index.types import QueryResult
 

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 
 from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.answers import answer_partitions
 from tiered_index.spark.lookup.estimate import bounded, count_questions, total_counts
 from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup

@@ -16,7 +16,7 @@ from typing import Any
 from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
 from tiered_index.clock import ManualClock
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge, plan
 from tiered_index.storage.base import Storage

@@ -26,18 +26,9 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout
+from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, Metadata, topic_table
 from tiered_index.format.slot_order import newest_first, order_chunk, order_giant, pieces_of
-from tiered_index.format.trailer import (
-    BLOCK_DTYPE,
-    FILE_ID,
-    GROUP_DTYPE,
-    POSITIONS,
-    PREDECESSOR,
-    Directory,
-    Metadata,
-    build_trailer,
-    topic_table,
-)
+from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
 
 __all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "SealedFile", "bare_slot_run", "bare_slots"]
 

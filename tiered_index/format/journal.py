@@ -32,7 +32,7 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
-from tiered_index.format.trailer import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
+from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
 
 __all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "parse_journal"]
 

@@ -26,9 +26,10 @@ from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
+from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.slot_map import SlotMap
-from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, Metadata, build_trailer
+from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
 
 __all__ = ["ShardWriter", "answer_sorted", "entry_checksum"]
 

@@ -10,10 +10,9 @@ RocketMQ ignores the trailer. Pure: bytes in, arrays out; safe under threads.
 
 from __future__ import annotations
 
-import json
 import struct
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
@@ -21,46 +20,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.documents import (
-    COUNT,
-    CRC32,
-    MILLISECONDS,
-    SECONDS,
-    Check,
-    Malformed,
-    Optional,
-    checked,
-    integer,
-    list_of,
-    load,
-    map_of,
-    nullable,
-    record,
-    shallow,
-    text,
-    tuple_of,
-)
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.metadata import Metadata
 
 __all__ = [
     "BLOCK_DTYPE",
-    "FILE_ID",
     "FORMAT_VERSION",
     "GROUP_DTYPE",
-    "POSITIONS",
-    "PREDECESSOR",
     "TAIL_MAGIC",
     "TAIL_SIZE",
     "Directory",
-    "Metadata",
     "Run",
     "Tail",
     "Trailer",
     "build_trailer",
     "parse_trailer",
-    "topic_table",
 ]
 
 FORMAT_VERSION = 1
@@ -100,24 +74,6 @@ BLOCK_DTYPE = np.dtype(
 )
 
 Array = npt.NDArray[Any]
-# A file's id, which becomes part of paths and of objects' names.
-FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
-TOPIC_ID = integer(-(2**31), 2**31 - 1)
-# Durable position of each source
-POSITIONS = map_of(COUNT)
-# The file before this one in its lane (the sequence of files of one appender), and its number of durable entries
-PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
-
-
-def topic_table(value: Any) -> tuple[tuple[int, str], ...]:
-    """Check a topic table: pairs of an id and its one name."""
-    pairs = _PAIRS(value)
-    if len({topic_id for topic_id, _ in pairs}) != len(pairs):
-        raise Malformed("a list of ids that differ, with their names", value)
-    return pairs
-
-
-_PAIRS = list_of(tuple_of(TOPIC_ID, text()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,159 +251,6 @@ def _runs(table: Array) -> list[Run]:
     """Return the runs of the rows of a group or block table."""
     names = ("offset", "length", "crc32", "count", "second_min", "second_max")
     return list(map(Run, *(table[name].tolist() for name in names if name in (table.dtype.names or ()))))
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """What a compacted file says of itself, stored as JSON.
-
-    `second_min` and `second_max` are the true interval of its entries (inclusive, epoch seconds); `begin_ms` and
-    `end_ms` are the header's. `topics` are the (id, name) pairs used in this file. `slot_base` and the half-open
-    `slot_range` say which slots a shard holds; of a whole file they are all. `lane` is the sequence of files (main or
-    quarantine) it belongs to. `more` holds the other members of the document.
-    """
-
-    file_id: str
-    layout: Layout
-    count: int
-    begin_ms: int
-    end_ms: int
-    second_min: int
-    second_max: int
-    slots_in_use: int
-    header_crc32: int
-    slots_crc32: int
-    topics: tuple[tuple[int, str], ...]
-    source_positions: dict[str, int]
-    lane: str
-    offset_space: str
-    slot_base: int
-    slot_range: tuple[int, int]
-    writer: str
-    more: dict[str, Any] = field(default_factory=dict)
-
-    @cached_property
-    def slot_map(self) -> SlotMap:
-        """How hashes map to slots: a shard stores it; in a whole file a slot is the hash modulo the slots."""
-        return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
-
-    @property
-    def is_shard(self) -> bool:
-        """Whether this describes a shard of a window table, which has no slot table."""
-        return "slot_map" in self.more
-
-    @property
-    def in_answer_order(self) -> bool:
-        """Whether the entries of one hash are stored in answer order.
-
-        Then a lookup may stop behind the last entry that it needs.
-        """
-        return _order(self.layout, is_shard=self.is_shard) == "answer"
-
-    def encode(self) -> bytes:
-        """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
-        document = {
-            "file_id": self.file_id,
-            "layout": self.layout.to_json(),
-            "count": self.count,
-            "begin_ms": self.begin_ms,
-            "end_ms": self.end_ms,
-            "second_min": self.second_min,
-            "second_max": self.second_max,
-            "slots_in_use": self.slots_in_use,
-            "header_crc32": self.header_crc32,
-            "slots_crc32": self.slots_crc32,
-            "order": _order(self.layout, is_shard=self.is_shard),
-            "topics": [list(pair) for pair in self.topics],
-            "source_positions": self.source_positions,
-            "lane": self.lane,
-            "offset_space": self.offset_space,
-            "slot_base": self.slot_base,
-            "slot_range": list(self.slot_range),
-            "writer": self.writer,
-            **self.more,
-        }
-        return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
-
-    @classmethod
-    def decode(cls, data: bytes | memoryview, file: str) -> Metadata:
-        """Return the metadata in `data`, which has passed its CRC; unknown fields are kept in `more`.
-
-        Raises `CorruptFile` for fields of the wrong type or range, or that contradict each other; `UnsupportedVersion`.
-        """
-        document = load(data, file, "metadata")
-        metadata, order = checked(_metadata, document, file, "metadata")
-        if order != (expected := _order(metadata.layout, is_shard=metadata.is_shard)):
-            raise UnsupportedVersion(
-                file, f"unknown order {order[:40]!r} within slots", expected=expected, found=order[:40]
-            )
-        return metadata
-
-    def end_of_items(self) -> int:
-        """Return the byte position where the arrays end, by geometry and count (a shard has no slot table)."""
-        size = self.layout.schema.item.itemsize
-        return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
-
-
-def _order(layout: Layout, *, is_shard: bool) -> str:
-    """Return the name of the entries' order within a slot; shards are always in answer order."""
-    return "newest_first" if layout.preset.newest_first and not is_shard else "answer"
-
-
-def _metadata(document: Any) -> tuple[Metadata, str]:
-    """Check a metadata document; return the metadata and the order that it declares."""
-    values = _FIELDS(document)
-    _MORE(document)
-    more = {name: shallow(value) for name, value in document.items() if name not in values}
-    order = values.pop("order")
-    metadata = Metadata(**values, more=more)
-    slots, (low, high), is_shard = metadata.slot_map, metadata.slot_range, metadata.is_shard
-    most = slots.slots if is_shard else metadata.slot_base
-    if not low < high <= most or not (is_shard or high - low == slots.slots):
-        raise Malformed(f"a range of {most} slots", [low, high], ".slot_range")
-    if slots.base != metadata.layout.slots or (is_shard and metadata.slot_base != slots.base):
-        raise Malformed(f"{metadata.layout.slots} base slots", metadata.slot_base, ".slot_base")
-    if not is_shard and metadata.count > metadata.layout.capacity:
-        raise Malformed(f"{metadata.layout.capacity} entries at most", metadata.count, ".count")
-    if metadata.second_min > metadata.second_max:
-        raise Malformed(f"no second before {metadata.second_min}", metadata.second_max, ".second_max")
-    return metadata, order
-
-
-_SLOT = integer(0, 2**60)
-_FIELDS: Check[dict[str, Any]] = record(
-    dict,
-    file_id=FILE_ID,
-    layout=Layout.from_json,
-    count=integer(1, 2**36),
-    begin_ms=MILLISECONDS,
-    end_ms=MILLISECONDS,
-    second_min=SECONDS,
-    second_max=SECONDS,
-    slots_in_use=_SLOT,
-    header_crc32=CRC32,
-    slots_crc32=CRC32,
-    order=text(),
-    topics=topic_table,
-    source_positions=POSITIONS,
-    lane=text(),
-    offset_space=text(),
-    slot_base=_SLOT,
-    slot_range=tuple_of(_SLOT, _SLOT),
-    writer=text(),
-)
-# Members of `more` that this version knows; others are kept unchecked but for their depth
-_MORE: Check[dict[str, Any]] = record(
-    dict,
-    sequence=Optional(COUNT, 0),
-    predecessor=Optional(nullable(PREDECESSOR), None),
-    created_ms=Optional(MILLISECONDS, 0),
-    log_number=Optional(COUNT, 0),
-    table=Optional(FILE_ID, ""),
-    window_s=Optional(integer(1, 2**42), 0),
-    checksum=Optional(text("[0-9a-f]{1,16}"), ""),
-    slot_map=Optional(SlotMap.from_json, None),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_
 from tiered_index.format.foreign import Read, read_exactly
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Header, read_header
+from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import answer_sorted, entry_checksum
-from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
+from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 
 __all__ = ["WINDOW_BYTES", "FileCheck", "Finding", "SlotOf", "WindowedRead", "verify_compacted", "verify_shard"]
 

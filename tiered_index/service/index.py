@@ -39,7 +39,8 @@ from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
-from tiered_index.service.log.records import ArchivedSegment, LogState
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads.pool import closing_together

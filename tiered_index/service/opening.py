@@ -34,8 +34,9 @@ from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogState, max_positions
+from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_genesis
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.writing.buffer import WriteBuffer

@@ -26,7 +26,8 @@ from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.memory_cache import Caches
 from tiered_index.service.cold.range_pool import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogState
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.query import QueryEngine

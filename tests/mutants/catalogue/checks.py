@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         "log-number-unchecked",
         "a record that stands under another number is believed",
-        "service/log/records.py",
+        "service/log/state.py",
         "if record.number != self.number + 1:",
         "if record.number is None:",
         ("tests/unit/service/test_log_and_lease.py::test_a_record_under_another_number_is_damage",),

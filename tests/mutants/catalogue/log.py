@@ -71,7 +71,7 @@ MUTANTS = (
     Mutant(
         "log-positions-go-back",
         "a record with smaller positions takes the log's positions back",
-        "service/log/records.py",
+        "service/log/state.py",
         "max_positions(self._positions, record.positions)",
         "self._positions | record.positions",
         (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
@@ -79,7 +79,7 @@ MUTANTS = (
     Mutant(
         "checkpoint-forgets-positions",
         "a checkpoint does not hold the positions",
-        "service/log/records.py",
+        "service/log/state.py",
         """"objects": [o.to_json() for o in self.objects.values()],
                 "positions": self.positions,""",
         """"objects": [o.to_json() for o in self.objects.values()],
@@ -145,7 +145,7 @@ MUTANTS = (
     Mutant(
         "fold-shares-its-state",
         "a fold changes the state that it began with, under whoever reads at it",
-        "service/log/records.py",
+        "service/log/state.py",
         "dict(self._objects), dict(self._archive), True",
         "self._objects, self._archive, True",
         (f"{CHECKPOINTS}::test_a_fold_leaves_the_state_it_began_with_as_it_was",),
@@ -153,7 +153,7 @@ MUTANTS = (
     Mutant(
         "place-kept-after-removal",
         "a segment that was removed keeps its place in the log taken",
-        "service/log/records.py",
+        "service/log/state.py",
         "                places.discard(segment.place)\n",
         "",
         (f"{CHECKPOINTS}::test_from_every_checkpoint_the_state_is_the_fold_of_all_records",),

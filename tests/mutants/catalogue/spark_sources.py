@@ -104,11 +104,11 @@ MUTANTS = (
     Mutant(
         "batch-not-in-checkpoints",
         "what a micro-batch held is forgotten with its record",
-        "service/log/records.py",
-        """**_archive_json(self.archive.values()),
-                **_batches_json(self.batches),""",
-        """**_archive_json(self.archive.values()),
-                **_batches_json({}),""",
+        "service/log/state.py",
+        """**archive_json(self.archive.values()),
+                **batches_json(self.batches),""",
+        """**archive_json(self.archive.values()),
+                **batches_json({}),""",
         ("tests/unit/service/test_stream_batches.py::test_batches_come_back_as_they_were",),
     ),
 )

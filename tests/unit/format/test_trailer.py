@@ -13,7 +13,8 @@ import pytest
 
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.format.trailer import TAIL_SIZE, Directory, Metadata, Tail, build_trailer, parse_trailer
+from tiered_index.format.metadata import Metadata
+from tiered_index.format.trailer import TAIL_SIZE, Directory, Tail, build_trailer, parse_trailer
 from tiered_index.format.verify import verify_compacted
 
 LAYOUT = Layout(NATIVE, NATIVE.schema, 5, 20)

@@ -17,7 +17,8 @@ from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, LogState, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import Usage
 from tiered_index.storage.wrappers import MeteredStorage, WrapperStorage

@@ -22,15 +22,9 @@ from tiered_index.errors import (
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import (
-    IndexDescriptor,
-    LogRecord,
-    LogState,
-    StoredObject,
-    decode_document,
-    encode_document,
-)
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, decode_document, encode_document
 from tiered_index.service.log.session import Lease, check_lease
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -13,7 +13,8 @@ from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.format.layout import NATIVE, Layout
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, LogState, encode_document
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, encode_document
+from tiered_index.service.log.state import LogState
 from tiered_index.testing.storage_faults import FaultStorage
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")

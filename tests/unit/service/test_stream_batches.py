@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from tests.unit.service.test_segment_archive import GENESIS
 from tiered_index.errors import CorruptFile
-from tiered_index.service.log.records import LogRecord, LogState, StreamBatch, encode_document
+from tiered_index.service.log.records import LogRecord, StreamBatch, encode_document
+from tiered_index.service.log.state import LogState
 
 told = st.builds(StreamBatch, st.integers(0, 2**63 - 1), st.integers(0, 2**63 - 1), st.integers(0, 2**64 - 1))
 

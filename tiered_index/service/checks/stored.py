@@ -23,14 +23,15 @@ from concurrent.futures import ThreadPoolExecutor
 
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound
 from tiered_index.format.archived import SegmentTable
+from tiered_index.format.metadata import Metadata
 from tiered_index.format.names import CHECKPOINT_PREFIX, DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX, log_name, number_of
-from tiered_index.format.trailer import Metadata
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, LogState, StoredObject, TableShard
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject, TableShard
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
 __all__ = [

@@ -23,7 +23,8 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.layout import HEADER_SIZE
-from tiered_index.format.trailer import TAIL_SIZE, Metadata, Run, Tail, Trailer, parse_trailer
+from tiered_index.format.metadata import Metadata
+from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import LocalHandle, unmap

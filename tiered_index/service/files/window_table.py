@@ -22,7 +22,8 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
 from tiered_index.service.files.search import question_hash
-from tiered_index.service.log.records import LogState, StoredObject, TableShard
+from tiered_index.service.log.records import StoredObject, TableShard
+from tiered_index.service.log.state import LogState
 from tiered_index.service.threads.pool import side_by_side
 
 __all__ = ["WindowTable", "apply_log_state"]

@@ -39,8 +39,9 @@ from tiered_index.service.lifecycle.staged import sealed_form
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.lifecycle.uploads import Uploads
 from tiered_index.service.log.log import fenced
-from tiered_index.service.log.records import LogState, max_positions
+from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root, disk_error
 from tiered_index.service.writing.flusher import Flusher
 from tiered_index.service.writing.lanes import QUARANTINE

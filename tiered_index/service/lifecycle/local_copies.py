@@ -27,8 +27,9 @@ from tiered_index.service.files.compacted import CompactedFile, DamagedFile, ope
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState, max_positions
+from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root
 from tiered_index.service.writing.lanes import QUARANTINE
 

@@ -20,7 +20,7 @@ from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREF
 from tiered_index.service.lifecycle.local_copies import Removals
 from tiered_index.service.lifecycle.staged import Ticket
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
 from tiered_index.storage.opening import PROBE_PREFIX
 

@@ -14,7 +14,8 @@ from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.log import Make, StorageLog
-from tiered_index.service.log.records import LogRecord, LogState, StoredObject
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
 
 __all__ = [

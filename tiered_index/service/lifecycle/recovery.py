@@ -31,7 +31,8 @@ from tiered_index.service.files.compacted import (
     verify_tables,
 )
 from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
-from tiered_index.service.log.records import LogState, max_positions
+from tiered_index.service.log.records import max_positions
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root, disk_error
 from tiered_index.types import MAX_TIMESTAMP_MS
 

@@ -29,8 +29,9 @@ from tiered_index.format.archived import PIECE_BYTES, SegmentSums, SegmentTable,
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
 from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of, check_age
 from tiered_index.service.log.log import fenced
-from tiered_index.service.log.records import ArchivedSegment, LogState
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, PartInfo, Storage
 
 __all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]

@@ -27,8 +27,8 @@ from tiered_index._version import __version__
 from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, Optional, checked, integer, list_of, record, text
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.compacted import SealedFile
+from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import staged_name, ticket_name
-from tiered_index.format.trailer import FILE_ID
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.pending_uploads import Upload
 from tiered_index.service.log.records import decode_document, encode_document

@@ -34,7 +34,8 @@ from tiered_index.service.lifecycle.pending_uploads import (
 )
 from tiered_index.service.lifecycle.staged import Ticket, read_sealed, staged_entries
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, LogState
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 

@@ -25,8 +25,9 @@ from tiered_index.service.files.compacted import CompactedFile, StorageBytes, op
 from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, has_newer_positions
 from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of, check_age, stored_file
 from tiered_index.service.log.log import fenced
-from tiered_index.service.log.records import LogState, StoredObject
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root, disk_error
 from tiered_index.storage.base import Storage
 

@@ -39,14 +39,8 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
-from tiered_index.service.log.records import (
-    ArchivedSegment,
-    IndexDescriptor,
-    LogRecord,
-    LogState,
-    StoredObject,
-    max_positions,
-)
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, StoredObject, max_positions
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
 __all__ = ["Checkpoints", "IndexDescriptor", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]

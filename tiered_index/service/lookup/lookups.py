@@ -16,7 +16,7 @@ from tiered_index.service.answers.validation import check_lookups
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.memory_cache import CacheUse
 from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import LookupArguments, MessageSource, MessagesResult, find_messages
 from tiered_index.service.lookup.query import MissingObjects, QueryEngine, past_lost_objects

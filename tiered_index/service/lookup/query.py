@@ -47,7 +47,7 @@ from tiered_index.service.answers.rows import (
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import MissingObject
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, TopK
 from tiered_index.service.lookup.scan import FileReader, Scan
 from tiered_index.storage.metering import MeteredStorage

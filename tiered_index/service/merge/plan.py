@@ -22,7 +22,8 @@ from dataclasses import dataclass, field
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
-from tiered_index.service.log.records import IndexDescriptor, LogState, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, StoredObject
+from tiered_index.service.log.state import LogState
 
 __all__ = ["FULL_WINDOWS", "MergeJob", "MergePlan", "MergeTask", "Window", "cut_windows", "plan_merge"]
 

@@ -31,7 +31,8 @@ from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.service.lifecycle.pending_uploads import abandon, append_in_time, complete
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, LogState
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge
 from tiered_index.service.merge.writing import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage

@@ -27,8 +27,9 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogState
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import check_genesis
+from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts
 from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root.root import Marker, Root, allow_many_files

@@ -41,8 +41,8 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.layout import Layout
+from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
-from tiered_index.format.trailer import FILE_ID
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
 __all__ = ["CACHE", "FOLLOWERS", "Deletions", "Marker", "Root", "RootLock", "allow_many_files", "disk_error"]

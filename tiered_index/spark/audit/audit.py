@@ -25,7 +25,8 @@ from tiered_index.service.answers.validation import check_integer
 from tiered_index.service.checks.report import Report
 from tiered_index.service.checks.stored import check_object, check_segments, check_storage
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import ArchivedSegment, LogState, StoredObject
+from tiered_index.service.log.records import ArchivedSegment, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.spark.audit.differences import Differences, Sides, compare
 from tiered_index.spark.audit.entries import ALL_TIME
 from tiered_index.spark.build.columns import entry_frame

@@ -29,7 +29,8 @@ from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.pending_uploads import append_in_time
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, LogState, StoredObject, StreamBatch
+from tiered_index.service.log.records import LogRecord, StoredObject, StreamBatch
+from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import BuildPlan

@@ -51,7 +51,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.spark.datasource.options import ExplainedAddress, Options, place_told
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter

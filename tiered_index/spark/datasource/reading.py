@@ -30,13 +30,15 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
-from tiered_index.format.trailer import Metadata, Run, Trailer
+from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import LookupBatch, TooManyPairs
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState, StoredObject
+from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup

@@ -35,7 +35,7 @@ from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.schema import Schema
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogState
+from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.lookup.answers import (

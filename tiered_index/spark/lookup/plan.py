@@ -17,7 +17,8 @@ import numpy.typing as npt
 
 from tiered_index.format.schema import Schema
 from tiered_index.service.cold.path import ColdSettings
-from tiered_index.service.log.records import IndexDescriptor, LogState, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, StoredObject
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.metering import PriceTable
 
 __all__ = ["LookupPlan", "Target", "plan_lookup"]

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
-from tiered_index.format.trailer import Metadata
+from tiered_index.format.metadata import Metadata
 from tiered_index.service.cold.path import ColdPath
 
 COLLIDING = ("Aa", "BB")

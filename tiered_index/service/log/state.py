@@ -1,0 +1,221 @@
+"""The state that the log's records add up to, and its replay. Pure. SPEC.md section 9."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from tiered_index.documents import COUNT, Malformed, checked, list_of, record
+from tiered_index.errors import CorruptFile
+from tiered_index.format.metadata import POSITIONS
+from tiered_index.service.log.records import (
+    ARCHIVE,
+    BATCHES,
+    DESCRIPTOR,
+    OBJECT,
+    ArchivedSegment,
+    IndexDescriptor,
+    LogRecord,
+    StoredObject,
+    StreamBatch,
+    archive_json,
+    batches_json,
+    check_slots,
+    decode_document,
+    encode_document,
+    max_positions,
+)
+
+__all__ = ["LogReplay", "LogState"]
+
+
+@dataclass(frozen=True)
+class LogState:
+    """What exists at one position of the log. Immutable: a reader keeps the state it works at."""
+
+    number: int = 0
+    epoch: int = 0
+    genesis: IndexDescriptor | None = None
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+    positions: dict[str, int] = field(default_factory=dict)
+    archive: dict[str, ArchivedSegment] = field(default_factory=dict)
+    batches: dict[str, StreamBatch] = field(default_factory=dict)
+
+    def apply(self, record: LogRecord, file: str) -> LogState:
+        """Return the state after `record`, which must be the next one.
+
+        Raises `CorruptFile` for one that contradicts the state.
+        """
+        return self.fold([(record, file)])
+
+    def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
+        """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as
+        `apply`.
+        """
+        fold = self.folding()
+        for added, file in records:
+            fold.add(added, file)
+        return fold.state() if fold.number > self.number else self
+
+    def folding(self) -> LogReplay:
+        """Return this state as one that records can be added to, one after the other."""
+        return LogReplay(self)
+
+    def object_of(self, file_id: str) -> StoredObject | None:
+        """Return the object that holds file `file_id`, or None."""
+        return self._by_file.get(file_id)
+
+    def segment_at(self, store: str, start: int) -> ArchivedSegment | None:
+        """Return the archived segment of `store` that begins at offset `start`, or None."""
+        found = self.segments_of(store)
+        at = bisect_left(found, start, key=lambda segment: segment.start)
+        return found[at] if at < len(found) and found[at].start == start else None
+
+    def segment_holding(self, store: str, offset: int) -> ArchivedSegment | None:
+        """Return the archived segment of `store` that holds byte `offset` of its log, or None."""
+        found = self.segments_of(store)
+        at = bisect_right(found, offset, key=lambda segment: segment.start) - 1
+        return found[at] if at >= 0 and offset < found[at].end else None
+
+    def segments_of(self, store: str) -> list[ArchivedSegment]:
+        """Return the archived segments of `store`, by their start."""
+        return self._by_store.get(store, [])
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """The stores of which segments are archived."""
+        return tuple(self._by_store)
+
+    @cached_property
+    def files(self) -> dict[str, StoredObject]:
+        """The objects that are files of their own, by file id."""
+        return {o.file_id: o for o in self.objects.values() if o.shard is None}
+
+    @cached_property
+    def tables(self) -> dict[str, list[StoredObject]]:
+        """The shards of each window table, by the table's id."""
+        tables: dict[str, list[StoredObject]] = {}
+        for stored in self.objects.values():
+            if stored.shard is not None:
+                tables.setdefault(stored.shard.table, []).append(stored)
+        return tables
+
+    @cached_property
+    def _by_store(self) -> dict[str, list[ArchivedSegment]]:
+        stores: dict[str, list[ArchivedSegment]] = {}
+        for segment in sorted(self.archive.values(), key=lambda segment: (segment.store, segment.start)):
+            stores.setdefault(segment.store, []).append(segment)
+        return stores
+
+    @cached_property
+    def _by_file(self) -> dict[str, StoredObject]:
+        return {o.file_id: o for o in reversed(self.objects.values())}
+
+    def encode(self) -> bytes:
+        """Return a checkpoint's bytes."""
+        return encode_document(
+            {
+                "kind": "checkpoint",
+                "number": self.number,
+                "epoch": self.epoch,
+                "genesis": self.genesis.to_json() if self.genesis else None,
+                "objects": [o.to_json() for o in self.objects.values()],
+                "positions": self.positions,
+                **archive_json(self.archive.values()),
+                **batches_json(self.batches),
+            }
+        )
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> LogState:
+        """Return the state in a checkpoint; raises `CorruptFile`."""
+        return checked(_STATE, decode_document(data, file), file, "checkpoint")
+
+
+class LogReplay:
+    """A state that changes in place while records are added to it."""
+
+    def __init__(self, begun: LogState) -> None:
+        self.number, self._epoch, self._genesis, self._positions = (
+            begun.number,
+            begun.epoch,
+            begun.genesis,
+            begun.positions,
+        )
+        self._objects, self._archive, self._copied = begun.objects, begun.archive, False
+        self._batches = begun.batches
+        self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
+
+    def add(self, record: LogRecord, file: str) -> None:
+        """Add the next record.
+
+        Raises `CorruptFile` where it contradicts those before; nothing may be added after that.
+        """
+        if record.number != self.number + 1:
+            raise CorruptFile(
+                file, "log record has another number than its name", expected=self.number + 1, found=record.number
+            )
+        if (record.number == 1) != (record.genesis is not None):
+            raise CorruptFile(file, "only record 1 creates an index")
+        if not self._copied:
+            self._objects, self._archive, self._copied = dict(self._objects), dict(self._archive), True
+        if record.archive and self._places is None:
+            self._places = {segment.place for segment in self._archive.values()}
+        places = self._places if self._places is not None else set()
+        for name in record.remove:
+            if self._objects.pop(name, None) is None:
+                segment = self._archive.pop(name, None)
+                if segment is None:
+                    raise CorruptFile(file, f"removes {name!r}, which does not exist")
+                places.discard(segment.place)
+        self._genesis = self._genesis or record.genesis
+        for added in record.add:
+            if added.name in self._objects:
+                raise CorruptFile(file, f"adds {added.name!r}, which exists already")
+            check_slots(added, self._genesis, file)
+            self._objects[added.name] = added
+        for segment in record.archive:
+            if segment.name in self._archive or segment.place in places:
+                raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
+            self._archive[segment.name] = segment
+            places.add(segment.place)
+        self.number = record.number
+        self._epoch = max(self._epoch, record.epoch)
+        self._positions = max_positions(self._positions, record.positions)
+        later = {
+            s: batch
+            for s, batch in record.batches.items()
+            if s not in self._batches or batch.number > self._batches[s].number
+        }
+        self._batches = {**self._batches, **later} if later else self._batches
+
+    def state(self) -> LogState:
+        """Return the state reached."""
+        return LogState(
+            self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive, self._batches
+        )
+
+
+def _state(**fields: Any) -> LogState:
+    objects, archive = fields.pop("objects"), fields.pop("archive")
+    state = LogState(**fields, objects={o.name: o for o in objects}, archive={s.name: s for s in archive})
+    if len(state.objects) != len(objects) or len(state.archive) != len({segment.place for segment in archive}):
+        raise Malformed("each object and each segment once", [*objects, *archive], ".objects")
+    for stored in objects:
+        check_slots(stored, state.genesis, "checkpoint")
+    return state
+
+
+_STATE = record(
+    _state,
+    number=COUNT,
+    epoch=COUNT,
+    genesis=DESCRIPTOR,
+    objects=list_of(OBJECT),
+    positions=POSITIONS,
+    archive=ARCHIVE,
+    batches=BATCHES,
+)
