@@ -162,7 +162,7 @@ class Driver:
         )
         self.spark.sparkContext.setLogLevel("OFF")
         for module in ("build", "merge", "compact"):
-            sys.modules[f"tiered_index.spark.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
+            sys.modules[f"tiered_index.spark.build.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
 
     def _address(self, uri: str, options: Any) -> Address:
         name = uri.rpartition("/")[2]

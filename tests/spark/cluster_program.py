@@ -113,7 +113,7 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
         },
     )
     spark.sparkContext.setLogLevel("OFF")
-    modules: Any = {name: sys.modules[f"tiered_index.spark.{name}"] for name in ("build", "merge")}
+    modules: Any = {name: sys.modules[f"tiered_index.spark.build.{name}"] for name in ("build", "merge")}
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
     table = messages(count, days=2)
     path = write_parquet(table, folder / "m.parquet", group_rows=count // 4)
