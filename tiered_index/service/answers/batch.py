@@ -1,7 +1,7 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
 
 `LookupBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought
-into answer order and cut per question while they come in (`gathered`). Answers equal those of single queries; they are
+into answer order and cut per question while they come in (`matches`). Answers equal those of single queries; they are
 made into objects only when they are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch
 belongs to one call; results may be shared.
 """

@@ -1,6 +1,6 @@
 """Compacted files, wherever their bytes lie: on the local disk, in the storage, or in both.
 
-A search (`file_search`) is the same for both. A local copy that fails its check is passed over in favour of
+A search (`search`) is the same for both. A local copy that fails its check is passed over in favour of
 the storage where the file is there too.
 
 Threads: every method from any thread. Answers are copies; the map of an unlinked file dies with its last array.

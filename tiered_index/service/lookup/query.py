@@ -1,7 +1,7 @@
 """Queries: many files, one thread-safe budget, one deterministic answer.
 
 A file is skipped only when `max_count` answers are strictly newer than its greatest second, so the answer never depends
-on which thread was faster. `scan` reads the files, `lost_objects` says what becomes of those that are gone; what a
+on which thread was faster. `scan` reads the files, `MissingObjects` says what becomes of those that are gone; what a
 lookup may spend is decided here.
 
 What a lookup says of itself: each file and what it cost, and what went to the storage's log. Pure; one thread.

@@ -3,7 +3,7 @@ but not published.
 
 The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be
 repeated, run twice at once or die at any moment. Memory: one piece of the sources, its sort, and for each window of the
-task two parts of an upload and 8 bytes an entry; `cuts` bounds these. Threads: one task is run by one thread; any
+task two parts of an upload and 8 bytes an entry; `plan` bounds these. Threads: one task is run by one thread; any
 number of tasks by as many threads or processes.
 
 Shards on their way into the storage: pieces of sorted-to-be entries in, uploaded but unpublished objects out.

@@ -4,7 +4,7 @@
 root/tiered_index.json   which index this is, its layout, its storage
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
-root/cache/              directories and filters of stored files (`cache_folder`); may be deleted at any time
+root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
 root/followers/          what adapters remember of the logs that they follow
 ```
 The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes

@@ -2,7 +2,7 @@
 
 Invariants: an object is one file, published by a rename (or, for put-if-absent, a hard link) after it was synced, so it
 is old or new after a crash and never half; when a call returns, its effect is durable. After a call that raised, the
-old object or the new one is there. How names become paths is `local_names`; any name may be a prefix of another (`a`
+old object or the new one is there. How names become paths is `names`; any name may be a prefix of another (`a`
 and `a/b`). Files in the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and
 not touched: asked for by name they are refused, as is whatever lies behind a link. The folder itself may be one.
 

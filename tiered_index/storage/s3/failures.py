@@ -1,12 +1,12 @@
 """What each failure of an S3 request means for the caller. Pure, any thread.
 
 Messages say what to do and name the storage and the object; they hold the service's code and message, never a request's
-headers or credentials. `PassingFault` marks what botocore did not repeat and `s3_retry` may.
+headers or credentials. `PassingFault` marks what botocore did not repeat and `RetryPolicy` may.
 
 Bounded repeats with jitter, and no wait that would pass the caller's deadline. Thread-safe; holds no state of a call.
 
 `RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too, and
-tells of every request that is sent, repeats included (`attempts`).
+tells of every request that is sent, repeats included (`metering`).
 """
 
 from __future__ import annotations

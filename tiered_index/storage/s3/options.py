@@ -1,4 +1,6 @@
-"""The knobs of an S3 storage, with their defaults. Kept apart from `s3` so that reading settings does not load boto3.
+"""The knobs of an S3 storage, with their defaults.
+
+Kept apart from `storage`, so that reading settings does not load boto3.
 
 Credentials are never among them: they come from the usual chain (environment, profile, container, instance role).
 """
@@ -54,7 +56,7 @@ class S3Options:
     backoff_s: float = 0.1
     """Before repeat n of those: a random time up to `backoff_s * 2**n`, at most 5 s."""
     lean_gets: bool = True
-    """Whether ranges are read with less of botocore around each request (`s3_gets`); False for tools that trace the
+    """Whether ranges are read with less of botocore around each request (`reads`); False for tools that trace the
     client's methods.
     """
 

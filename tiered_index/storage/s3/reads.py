@@ -6,7 +6,7 @@ reads: most of the processor time of a GET, which a lookup in a hundred files pa
 (docs/decisions/0047). So the first GET goes the ordinary way; what it shows (address of the bucket, region, name to
 sign for) serves those that follow. One lean attempt is made; where another may fare better (a passing fault, another
 region), the ordinary way takes over, with its repeats and redirects. A lean attempt counts as one of `max_attempts`
-(one that is sent elsewhere doesn't), is told to `attempts`, and asks the handlers of `before-send`, so that deadlines,
+(one that is sent elsewhere doesn't), is told to `metering`, and asks the handlers of `before-send`, so that deadlines,
 counters and moto see it. Credentials are asked for afresh by each.
 
 While the service fails, all goes the ordinary way, whose repeats are fewer the longer that lasts, until a request

@@ -271,7 +271,7 @@ class ConnectionPool:
         """Return what `action` makes of one consistent state of the database, or `absent()` where there is no database
         (yet).
 
-        `action` may be called again. Raises its typed errors, and those of `sqlite_errors`.
+        `action` may be called again. Raises its typed errors, and those of `translate`.
         """
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 

@@ -2,7 +2,7 @@
 processes.
 
 Invariants: an object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible
-(`sqlite_schema`, `sqlite_bodies`), so an object is old or new and never half, however large; when a call returns, its
+(`connections`, `bodies`), so an object is old or new and never half, however large; when a call returns, its
 effect is durable. The unique name decides put-if-absent. Readers beside a writer see one consistent state each call and
 wait for nobody (write-ahead log). The file is made by the first write; one that is not there holds nothing. Space of
 deleted objects is used again; the file itself never shrinks.
