@@ -228,9 +228,8 @@ class WriteBuffer:
 
         Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added.
         """
-        # what `synchronized` does, with less to hand on: this is called for each message
-        with self._lock:
-            self._append_rows(keys, record, size_bytes, source, position, agree)
+        # what `synchronized` does, on one line for the same reason; spelt out, since it is called for each message
+        with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
 
     def _append_rows(
         self,
