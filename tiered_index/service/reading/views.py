@@ -90,6 +90,8 @@ class IndexView:
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
         self._log_error: TieredIndexError | None = None
+        # the view is as old as the beginning of its reading, however long that takes
+        self._refreshed_s = clock.monotonic_s()
         try:
             self.genesis = self._open_log(marker, must_answer=named or marker is None)
             self.schema: Schema = self.genesis.layout.schema
@@ -108,7 +110,6 @@ class IndexView:
             if opened is not None:
                 opened.close()
             raise
-        self._refreshed_s = clock.monotonic_s()
 
     def _open_log(self, marker: Marker | None, *, must_answer: bool) -> IndexDescriptor:
         try:
@@ -233,12 +234,13 @@ class IndexView:
 
     def _read(self) -> LogState:
         """Read the log, with the lock held."""
+        begun_s = self._clock.monotonic_s()
         state = self._log.refresh() if self._log.state.number else self._log.open()
         if self._closed:
             raise InvalidArgument("the index was closed while its log was read")
         self._log_error = None
         apply_log_state(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
-        self._refreshed_s = self._clock.monotonic_s()
+        self._refreshed_s = begun_s
         self._tries += 1
         return state
 

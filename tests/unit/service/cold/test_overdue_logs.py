@@ -15,6 +15,7 @@ from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, pu
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.storage.base import ObjectInfo, WrapperStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -172,3 +173,33 @@ def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) 
     view.release_claim()
     asking.join(30)
     assert ends and "closed" in str(ends[0])
+
+
+class SlowLists(WrapperStorage):
+    """After its first answer to a listing of the log a long time passes, in which the writer goes on."""
+
+    def __init__(self, made: ColdIndex, clock: ManualClock) -> None:
+        super().__init__(made.inner)
+        self._made, self._clock = made, clock
+        self.is_slow = False
+
+    def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
+        found = list(super().list(prefix, start_after=start_after))
+        if self.is_slow and prefix == "log/":
+            self.is_slow = False
+            publish_more(self._made)
+            self._clock.advance(100_000)
+        return iter(found)
+
+
+@pytest.mark.parametrize("opening", [True, False])
+def test_a_view_is_as_old_as_the_beginning_of_its_reading(made: ColdIndex, opening: bool) -> None:
+    clock = ManualClock(BASE_MS)
+    storage = SlowLists(made, clock)
+    storage.is_slow = opening
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        if not opening:
+            storage.is_slow = True
+            reader.refresh()
+        answers = [Answer.of(item) for item in reader.query("t", "all", max_count=100)]
+    assert answers == made.expected("t", "all")
