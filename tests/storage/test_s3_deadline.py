@@ -13,7 +13,7 @@ import pytest
 from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PartInfo, UploadHandle
-from tiered_index.storage.deadline import deadline_at
+from tiered_index.storage.context import deadline_at
 from tiered_index.storage.s3.storage import S3Options, S3Storage
 
 DATA = bytes(range(256)) * 4
@@ -46,7 +46,7 @@ def scripted() -> Iterator[ScriptedServer]:
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
     monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=waits.sleep))
-    monkeypatch.setattr("tiered_index.storage.deadline.time", SimpleNamespace(monotonic=lambda: waits.now_s))
+    monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: waits.now_s))
     longest = "botocore.retries.standard.ExponentialBackoff.delay_amount"  # without the chance in it: 1, 2, 4, ... s
     monkeypatch.setattr(longest, lambda self, context: 2.0 ** (context.attempt_number - 1))
     return waits

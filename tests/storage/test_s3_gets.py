@@ -19,8 +19,7 @@ from moto import mock_aws
 
 from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.deadline import deadline_at
-from tiered_index.storage.metering import listening
+from tiered_index.storage.context import RequestContext, deadline_at
 from tiered_index.storage.s3.storage import S3Options, S3Storage
 
 DATA = bytes(range(256)) * 4
@@ -72,7 +71,7 @@ class Heard:
     def sending(self) -> None:
         self.sent += 1
 
-    def came_in_vain(self, size_bytes: int) -> None:
+    def wasted(self, size_bytes: int) -> None:
         self.in_vain += size_bytes
 
 
@@ -142,7 +141,7 @@ def test_a_passing_fault_is_handed_over_after_a_wait(
 ) -> None:
     scripted.answers(fault, part(DATA, 0, 10))
     heard = Heard()
-    with listening(heard):
+    with RequestContext(listeners=(heard,)).active():
         assert lean.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
     assert (waits, heard.sent) == ([0.2], 2)
@@ -212,7 +211,7 @@ def test_a_lost_connection_is_handed_over(lean: S3Storage, scripted: ScriptedSer
 def test_a_body_that_breaks_off_is_asked_for_again(lean: S3Storage, scripted: ScriptedServer) -> None:
     scripted.answers(Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10), part(DATA, 0, 10))
     heard = Heard()
-    with listening(heard):
+    with RequestContext(listeners=(heard,)).active():
         assert lean.get_range(NAME, 0, 10) == DATA[:10]
     assert (heard.sent, heard.in_vain) == (2, 10)
     assert [is_lean(request.headers) for request in scripted.requests] == [True, True]
@@ -250,7 +249,7 @@ def test_another_region_is_found_once(lean: S3Storage, scripted: ScriptedServer,
 def test_nothing_is_sent_past_the_deadline_and_no_wait_passes_it(
     lean: S3Storage, scripted: ScriptedServer, waits: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tiered_index.storage.deadline.time", SimpleNamespace(monotonic=lambda: 100.0))
+    monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: 100.0))
     scripted.answers(error(503, "SlowDown"))
     with deadline_at(100.0), pytest.raises(BudgetExceeded, match="data/a-1"):
         lean.get_range(NAME, 0, 10)

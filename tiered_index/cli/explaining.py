@@ -23,7 +23,7 @@ from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
-from tiered_index.storage.deadline import deadline_at
+from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, FileReport, QueryResult
 
 __all__ = [

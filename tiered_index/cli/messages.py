@@ -259,7 +259,7 @@ def message(
             limits = allowance.left()
             if reader is not None:
                 # what a place costs beside a lookup counts, too
-                stack.enter_context(LookupBudget([reader.storage], LookupLimits(**limits)).open())
+                stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
             source = RocketmqMessages(store, reader.segment_archive if reader is not None else None, root=config.root)
             if topic is None:
                 answer = replace(answer, messages=(source.by_msg_id(msg_id),))

@@ -43,7 +43,7 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads.pool import closing_together
+from tiered_index.service.threads.pool import close_until_s
 from tiered_index.service.threads.workers import Stopped, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
@@ -116,7 +116,7 @@ class IndexService(Lookups):
         self._storage = parts.storage
         self._notes = parts.notes
         self._catalog = parts.catalog
-        self._catalogs, self._storages, self._cold_paths = (parts.catalog,), (parts.storage,), (parts.cold,)
+        self._catalogs, self._prices, self._cold_paths = (parts.catalog,), parts.storage.prices, (parts.cold,)
         self._topics = parts.topics
         self._buffer = parts.buffer
         self._lanes = parts.lanes
@@ -478,9 +478,9 @@ def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object
     """
 
     def close_pools() -> None:
-        with closing_together():
-            parts.engine.close()
-            parts.cold.close()
+        until_s = close_until_s()
+        parts.engine.close(until_s)
+        parts.cold.close(until_s)
 
     def release_files() -> None:
         for handle in parts.catalog.all():

@@ -239,7 +239,9 @@ def _assemble(
     except InvalidArgument:
         # The active files bind one id to two topics. Each file keeps its own topic table; the next ones start empty.
         flusher.roll()
-    engine = QueryEngine(layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, (storage,))
+    engine = QueryEngine(
+        layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
+    )
     return Parts(
         root,
         lock,

@@ -34,9 +34,9 @@ from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root.root import CACHE
-from tiered_index.service.threads.pool import DaemonPool, NoThread, closing_together
+from tiered_index.service.threads.pool import DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
-from tiered_index.storage.deadline import deadline_at, remaining_s
+from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import child_storages, open_storage
 
@@ -97,14 +97,14 @@ class IndexReader(Lookups):
             item_type = config.item_type or self._schema.item_type()
             self._several = storages is not None or self._shared is not None
             self._sourced = sourced_schema(self._schema)
-            self._storages = tuple(view.storage for view in self._views)
+            self._prices = config.prices
             self._catalogs = tuple(view.catalog for view in self._views)
             self._cold_paths = tuple(view.cold for view in self._views)
             self._engine = QueryEngine(
                 self._sourced if self._several else self._schema,
                 item_type,
                 config.query_threads,
-                self._storages,
+                self._prices,
                 self._names if self._several else None,
             )
             undo.pop_all()
@@ -195,13 +195,14 @@ class IndexReader(Lookups):
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
         self._closed = True
-        with closing_together(), contextlib.ExitStack() as each:
+        until_s = close_until_s()
+        with contextlib.ExitStack() as each:
             if self._shared is not None:
                 each.callback(self._shared.close)
             for view in self._views:
                 each.callback(view.close)
-            each.callback(self._parts.close)
-            self._engine.close()
+            each.callback(self._parts.close, until_s)
+            self._engine.close(until_s)
 
     def __enter__(self) -> IndexReader:
         return self

@@ -1,12 +1,11 @@
 """Counts a storage's requests and bytes, estimates their cost, and enforces limits on them.
 
-`MeteredStorage.total` counts everything; `measure()` counts one piece of work on its own, however many threads work at
-the same time. The scope is held in a context variable: work handed to another thread counts if it runs in a copy of the
-context (`executor.submit(contextvars.copy_context().run, work)`; one copy a task).
+`MeteredStorage.total` counts everything; the usages of the active `RequestContext` count one piece of work on its own,
+however many threads work at the same time.
 
 Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
 call is made, so failed ones count. A backend reports its further requests (retries, pages) through `sending` just
-before it sends them, and bytes of broken or wrong bodies, which are read again, through `came_in_vain`. Bytes are
+before it sends them, and bytes of broken or wrong bodies, which are read again, through `wasted`. Bytes are
 payload that was delivered; a body that broke off counts whole.
 
 A `Usage` with limits admits each call before it is passed on: a call that would exceed a limit raises `BudgetExceeded`,
@@ -21,14 +20,14 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.storage.context import RequestContext, active_context
 
-__all__ = ["Listener", "MeteredStorage", "PriceTable", "Usage", "came_in_vain", "listening", "sending"]
+__all__ = ["MeteredStorage", "PriceTable", "Usage"]
 
 _READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
@@ -67,46 +66,6 @@ class PriceTable:
                 price = self.get_per_1000_usd if operation in _READS else self.put_per_1000_usd
             total += count * price / 1000
         return total
-
-
-class Listener(Protocol):
-    """Receives a backend's requests and wasted bytes. Called from any thread."""
-
-    def sending(self) -> None:
-        """Called before a request is sent; an exception prevents it."""
-        ...
-
-    def came_in_vain(self, size_bytes: int) -> None:
-        """Called for at most `size_bytes` bytes that were delivered and are requested again."""
-        ...
-
-
-_listeners: ContextVar[tuple[Listener, ...]] = ContextVar("tiered_index_attempts", default=())
-
-
-@contextlib.contextmanager
-def listening(listener: Listener) -> Iterator[None]:
-    """Report to `listener` what this context sends until the block ends.
-
-    In nested blocks outer listeners are called first.
-    """
-    token = _listeners.set((*_listeners.get(), listener))
-    try:
-        yield
-    finally:
-        _listeners.reset(token)
-
-
-def sending() -> None:
-    """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
-    for listener in _listeners.get():
-        listener.sending()
-
-
-def came_in_vain(size_bytes: int) -> None:
-    """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
-    for listener in _listeners.get():
-        listener.came_in_vain(size_bytes)
 
 
 _T = TypeVar("_T")
@@ -243,9 +202,6 @@ class Usage:
         self._bytes_held -= call.asked_bytes or 0
 
 
-_scopes: ContextVar[tuple[tuple[MeteredStorage, Usage], ...]] = ContextVar("tiered_index_metering_scopes", default=())
-
-
 class MeteredStorage(WrapperStorage):
     """Counts every call: `total` since it was made, `measure()` within a scope."""
 
@@ -258,38 +214,28 @@ class MeteredStorage(WrapperStorage):
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
-        """Count this storage's calls made in this context until the block ends; scopes may nest, and each counts.
+        """Count this storage's calls made in this thread, and by lookups begun in it, until the block ends; blocks may
+        nest, and each counts.
 
         Pass `into` to add up several storages in one `Usage`, or one with limits. Work still running in other threads
         goes on counting after the block, so wait for it inside.
         """
         usage = into if into is not None else Usage(self.prices)
-        token = _scopes.set((*_scopes.get(), (self, usage)))
-        try:
+        with active_context().counting(usage, self).active():
             yield usage
-        finally:
-            _scopes.reset(token)
-
-    @property
-    def requests_left(self) -> int | None:
-        """How many more requests the limits in scope in this context allow; None: no limit."""
-        left = [usage.requests_left for owner, usage in _scopes.get() if owner is self]
-        return min((number for number in left if number is not None), default=None)
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether a usage with a limit is in scope in this context."""
-        return any(usage.limited for owner, usage in _scopes.get() if owner is self)
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
-        usages = [self.total, *(usage for owner, usage in _scopes.get() if owner is self)]
+        context = active_context()
+        usages = [self.total, *context.usages_of(self)]
         # Whether a further page is a request is known only when it is sent or, with a backend that doesn't report its
         # requests, by a page that isn't empty.
         begun = replace(call, requests=0) if call.is_further else call
         _begin(usages, begun)
         try:
             repeats = _Repeats(usages, begun)
-            with listening(repeats):
+            # a metered storage below counts what only it is asked, and every repeat is told to all above
+            others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
+            with RequestContext(context.deadline_s, others, (*context.listeners, repeats)).active():
                 result = act()
             self._tells |= repeats.told
             if call.is_further and result and not self._tells:
@@ -328,7 +274,7 @@ class _Repeats:
                 return
         _begin(self._usages, self._again)
 
-    def came_in_vain(self, size_bytes: int) -> None:
+    def wasted(self, size_bytes: int) -> None:
         for usage in self._usages:
             usage.end(self._again, read=size_bytes)
 

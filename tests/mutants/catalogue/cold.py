@@ -210,8 +210,8 @@ MUTANTS = (
         "damaged-copy-outlasts-the-timeout",
         "the storage behind a damaged local copy is asked in the caller's thread",
         "service/lookup/scan.py",
-        "with measured(self._storages, Usage(max_requests=0)):",
-        "with measured(self._storages, Usage()):",
+        "counting(Usage(max_requests=0))",
+        "counting(Usage(self._prices))",
         (f"{WIDTH}::test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up",),
     ),
     Mutant(

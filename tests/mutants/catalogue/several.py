@@ -200,8 +200,8 @@ MUTANTS = (
         "pools-wait-one-after-another",
         "a close waits a second for each pool",
         "service/threads/pool.py",
-        "until_s = shared_s if shared_s is not None else",
-        "until_s =",
+        "close_until_s() if until_s is None else until_s",
+        "close_until_s()",
         (f"{POOL}::test_pools_closed_together_wait_once[True]",),
     ),
     Mutant(

@@ -83,8 +83,8 @@ MUTANTS = (
         "messages-beyond-the-budget",
         "archived messages are read whatever a lookup may spend",
         "service/lookup/lookups.py",
-        "with LookupBudget(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:",
-        "with LookupBudget(self._storages, LookupLimits()).open() as account:",
+        "with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:",
+        "with LookupBudget(self._prices, LookupLimits()).open() as account:",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),
     Mutant(

@@ -212,9 +212,9 @@ MUTANTS = (
     Mutant(
         "deadline-of-the-outer-scope-lost",
         "a nested deadline that is further away replaces the nearer one",
-        "storage/deadline.py",
-        "min((at for at in (outer, monotonic_s)",
-        "max((at for at in (outer, monotonic_s)",
+        "storage/context.py",
+        "self.deadline_s <= deadline_s",
+        "self.deadline_s >= deadline_s",
         ("tests/unit/storage/test_deadline.py::test_of_nested_deadlines_the_nearest_holds",),
     ),
     Mutant(

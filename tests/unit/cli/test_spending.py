@@ -9,7 +9,7 @@ import pytest
 
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.context import remaining_s
 from tiered_index.types import Explain, QueryResult
 
 NOTHING = QueryResult(items=(), status="partial")

@@ -13,7 +13,7 @@ import pytest
 from tests.support.thread_limit import ThreadLimit
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.threads import pool as pool_module
-from tiered_index.service.threads.pool import DaemonPool, closing_together
+from tiered_index.service.threads.pool import DaemonPool
 
 NAME = "tested-pool"
 
@@ -114,9 +114,9 @@ def test_pools_closed_together_wait_once(together: bool, monkeypatch: pytest.Mon
     pools = [DaemonPool(2, NAME) for _ in range(3)]
     hung = [pool.submit(hang.wait, 30) for pool in pools for _ in range(2)]
     if together:
-        with closing_together():
-            for pool in pools:
-                pool.close()
+        until_s = pool_module.close_until_s()
+        for pool in pools:
+            pool.close(until_s)
     else:
         for pool in pools:
             pool.close()

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tiered_index.errors import BudgetExceeded
-from tiered_index.storage.deadline import check_deadline, deadline_at, remaining_s
+from tiered_index.storage.context import check_deadline, deadline_at, remaining_s
 from tiered_index.storage.s3.failures import PassingFault, RetryPolicy
 
 FAR_S = 3600.0

@@ -30,7 +30,7 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.messages import Fetched, MessageState
-from tiered_index.storage.deadline import check_deadline
+from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
 
 __all__ = ["RocketmqMessages"]

@@ -14,8 +14,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import zlib
-from collections.abc import Callable, Container, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Container, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, TypeVar
@@ -36,10 +36,9 @@ from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.memory_cache import Caches, CacheUse
 from tiered_index.service.cold.range_pool import RangeReadPool, Span, spans_of
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.threads.pool import NoThread
+from tiered_index.service.threads.pool import side_by_side
 from tiered_index.storage.base import Storage
-from tiered_index.storage.deadline import check_deadline, remaining_s
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
 __all__ = ["MAX_SPAN_BYTES", "ColdPath", "ColdSettings", "MissingObject", "check_run"]
 
@@ -166,8 +165,11 @@ class ColdPath:
             else:
                 pieces[run.offset] = memoryview(block)
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
-        for found in self._side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
-            pieces.update(found)
+        if self._closed and len(spans) > 1:
+            raise InvalidArgument("the index was closed during the lookup")
+        with active_context().with_threads(self._travel.submit).active():
+            for found in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
+                pieces.update(found)
         return [pieces[run.offset] for run in runs]
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
@@ -177,8 +179,8 @@ class ColdPath:
         A look-up held to a budget leaves it to others. One can do without: what keeps a filter from being fetched is
         logged, and only an object that is gone is an error.
         """
-        bounded = remaining_s() is not None or (isinstance(self.storage, MeteredStorage) and self.storage.is_limited)
-        if bounded or not self.filters.claim(stored):
+        context = active_context()
+        if context.deadline_s is not None or context.is_limited or not self.filters.claim(stored):
             return False
         try:
             self.filters.keep(stored, self._filter(stored))
@@ -231,11 +233,11 @@ class ColdPath:
         """
         return self._caches.use()
 
-    def close(self) -> None:
-        """Let go of threads and memory. Idempotent."""
+    def close(self, until_s: float | None = None) -> None:
+        """Let go of threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
         self._closed = True
         if self._own_travel:
-            self._travel.close()
+            self._travel.close(until_s)
         if self._own_caches:
             self._caches.clear()
 
@@ -297,33 +299,6 @@ class ColdPath:
                 stored.name, "a range came back with another length", offset=start, expected=length, found=len(data)
             )
         return data
-
-    def _side_by_side(self, tasks: Sequence[Callable[[], T]]) -> Iterator[T]:
-        """Yield what the tasks return, in order; the first, and those for which there is no thread, run in the
-        caller's.
-        """
-        futures = [None, *(self._submit(task) for task in tasks[1:])]
-        try:
-            for task, future in zip(tasks, futures, strict=False):
-                if future is None:
-                    yield task()
-                    continue
-                wait([future], remaining_s())
-                if not future.done():
-                    raise BudgetExceeded("timeout_s was reached while waiting for ranges")
-                yield future.result()
-        finally:
-            for future in futures:
-                if future is not None:
-                    future.cancel()
-
-    def _submit(self, task: Callable[[], T]) -> Future[T] | None:
-        if self._closed:
-            raise InvalidArgument("the index was closed during the lookup")
-        try:
-            return self._travel.submit(task)
-        except NoThread:
-            return None
 
 
 def check_run(piece: memoryview, run: Run, file: str) -> None:

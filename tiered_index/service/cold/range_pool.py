@@ -22,7 +22,7 @@ from typing import TypeVar
 from tiered_index.errors import BudgetExceeded
 from tiered_index.format.trailer import Run
 from tiered_index.service.threads.pool import DaemonPool
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.context import remaining_s
 
 __all__ = ["RangeReadPool", "Span", "spans_of"]
 
@@ -53,9 +53,9 @@ class RangeReadPool:
         """Have a task run in one of the threads, in a copy of the caller's context. Raises as `DaemonPool.submit`."""
         return self._pool.submit(contextvars.copy_context().run, task)  # so that requests are counted to their look-up
 
-    def close(self) -> None:
-        """Let go of the threads. Idempotent."""
-        self._pool.close()
+    def close(self, until_s: float | None = None) -> None:
+        """Let go of the threads; `until_s` as of `DaemonPool.close`. Idempotent."""
+        self._pool.close(until_s)
 
 
 @dataclass

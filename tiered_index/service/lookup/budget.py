@@ -14,28 +14,19 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, concatenate, first_answers
-from tiered_index.storage.deadline import deadline_at
-from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import PriceTable, Usage
 
-__all__ = ["LookupBudget", "LookupLimits", "TopK", "measured"]
+__all__ = ["LookupBudget", "LookupLimits", "TopK"]
 
 _LONGEST_S = threading.TIMEOUT_MAX / 2
 # no thread can wait longer; such a bound is none
-
-
-@contextlib.contextmanager
-def measured(storages: Sequence[MeteredStorage], usage: Usage) -> Iterator[None]:
-    """Count what this context, and copies of it, ask of any of `storages` in `usage` until the block ends."""
-    with contextlib.ExitStack() as scopes:
-        for storage in storages:
-            scopes.enter_context(storage.measure(usage))
-        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,18 +62,17 @@ class LookupLimits:
 
 
 class LookupBudget:
-    """The spending of one lookup over one or several storages; the time runs from its making."""
+    """The spending of one lookup; the time runs from its making."""
 
-    def __init__(self, storages: Sequence[MeteredStorage], limits: LookupLimits) -> None:
-        self._storages = storages
+    def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
         self.limits = limits
-        self.usage = Usage(storages[0].prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
+        self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
         self.deadline_s = limits.deadline_s()
 
     @contextlib.contextmanager
     def open(self) -> Iterator[LookupBudget]:
-        """Count and bound what this context, and copies of it, ask of the storage until the block ends."""
-        with measured(self._storages, self.usage), deadline_at(self.deadline_s):
+        """Count and bound what this context, and copies of it, ask of any storage until the block ends."""
+        with active_context().until(self.deadline_s).counting(self.usage).active():
             yield self
 
     def remaining_s(self) -> float | None:

@@ -20,7 +20,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import LookupArguments, MessageSource, MessagesResult, find_messages
 from tiered_index.service.lookup.query import MissingObjects, QueryEngine, past_lost_objects
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup, QueryResult
 
 __all__ = ["Lookups"]
@@ -37,7 +37,7 @@ class Lookups(ABC):
     _schema: Schema
     _catalogs: Sequence[Catalog]
     _cold_paths: Sequence[ColdPath]
-    _storages: Sequence[MeteredStorage]
+    _prices: PriceTable
     _always_accounted = True
     # whether requests can be made beside those for files, so that each lookup needs an account of its own
 
@@ -135,7 +135,7 @@ class Lookups(ABC):
         """
         self._check_one_index()
         asked = LookupArguments(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        with LookupBudget(self._storages, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
+        with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
             return find_messages(self.query, asked, source, self._schema, account)
 
     def cache_use(self) -> dict[str, CacheUse]:
@@ -150,7 +150,7 @@ class Lookups(ABC):
         self._check_open()
         if not self._always_accounted and not limits.any:
             return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, None))
-        with LookupBudget(self._storages, limits).open() as account:
+        with LookupBudget(self._prices, limits).open() as account:
             self._prepare()
             return past_lost_objects(
                 self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, account)

@@ -32,7 +32,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import encode_cursor, query_digest
 from tiered_index.service.answers.validation import check_range
 from tiered_index.service.lookup.budget import LookupBudget
-from tiered_index.storage.deadline import check_deadline
+from tiered_index.storage.context import check_deadline
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, QueryResult, Status
 

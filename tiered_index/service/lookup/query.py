@@ -50,7 +50,7 @@ from tiered_index.service.cold.path import MissingObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, TopK
 from tiered_index.service.lookup.scan import FileReader, Scan
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
 
 __all__ = [
@@ -293,17 +293,17 @@ class QueryEngine:
         schema: Schema,
         item_type: type[IndexItem],
         threads: int,
-        storages: Sequence[MeteredStorage],
+        prices: PriceTable,
         sources: Mapping[int, str] | None = None,
     ) -> None:
-        """`storages` hold the files; `sources` are the names of several indexes by their numbers (see `sources`)."""
+        """`sources` are the names of several indexes by their numbers (see `sources`)."""
         self._schema = schema
         self._make = item_maker(schema, item_type, sources)
-        self._files = FileReader(threads, storages)
+        self._files = FileReader(threads, prices)
 
-    def close(self) -> None:
-        """Stop the pool; lookups under way end with an answer or `InvalidArgument`. Idempotent."""
-        self._files.close()
+    def close(self, until_s: float | None = None) -> None:
+        """As `FileReader.close`."""
+        self._files.close(until_s)
 
     def query(
         self,

@@ -25,9 +25,10 @@ from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.lookup.budget import LookupBudget, measured
-from tiered_index.service.threads.pool import DaemonPool, NoThread, by_threads
-from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.service.lookup.budget import LookupBudget
+from tiered_index.service.threads.pool import DaemonPool, NoThread
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import PriceTable, Usage
 from tiered_index.types import FileReport
 
 __all__ = ["FileReader", "Scan"]
@@ -136,21 +137,24 @@ class _Search:
 class FileReader:
     """Scans files with a bounded number of searches in the storage at once. One per index; safe under threads."""
 
-    def __init__(self, threads: int, storages: Sequence[MeteredStorage]) -> None:
+    def __init__(self, threads: int, prices: PriceTable) -> None:
         self._threads = threads
-        self._storages = storages
+        self._prices = prices
         self._pool: DaemonPool | None = None
         self._pool_lock = threading.Lock()
         self._closed = False
 
-    def close(self) -> None:
-        """Stop the pool; lookups under way end with an answer or `InvalidArgument`. Idempotent."""
+    def close(self, until_s: float | None = None) -> None:
+        """Stop the pool; lookups under way end with an answer or `InvalidArgument`.
+
+        `until_s` as of `DaemonPool.close`. Idempotent.
+        """
         with self._pool_lock:
             self._closed = True
             pool, self._pool = self._pool, None
         if pool is not None:
             # what is queued runs and finds the engine closed: a cancelled future would leave its query waiting for ever
-            pool.close()
+            pool.close(until_s)
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every
@@ -262,15 +266,15 @@ class FileReader:
         if search.handle.is_local:  # which has no parts
             self._look_counted(search)
             return
-        with by_threads(self._submit):
+        with active_context().with_threads(self._submit).active():
             self._look_counted(search)
 
     def _look_counted(self, search: _Search) -> None:
         scan, handle = search.scan, search.handle
         try:
-            search.usage = Usage(self._storages[0].prices)
+            search.usage = Usage(self._prices)
             scan.usages.append(search.usage)
-            with measured(self._storages, search.usage):
+            with active_context().counting(search.usage).active():
                 search.matched = scan.look(handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
@@ -284,7 +288,7 @@ class FileReader:
         That may take longer than the lookup has, and only what runs in another thread can be given up.
         """
         try:
-            with measured(self._storages, Usage(max_requests=0)):
+            with active_context().counting(Usage(max_requests=0)).active():
                 search.matched = search.scan.look(search.handle)
         except BudgetExceeded:
             return False

@@ -31,7 +31,7 @@ from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.memory_cache import Caches
 from tiered_index.service.cold.range_pool import RangeReadPool
 from tiered_index.service.threads.pool import DaemonPool, NoThread
-from tiered_index.storage.deadline import check_deadline, no_deadline, remaining_s
+from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
 __all__ = ["ReaderParts", "SourcedFile", "source_number", "sourced_schema"]
 
@@ -54,7 +54,7 @@ class ReaderParts:
         """
 
         def act() -> T:
-            with no_deadline():
+            with active_context().without_deadline().active():
                 return read()
 
         return self.threads.submit(contextvars.copy_context().run, act)
@@ -96,10 +96,10 @@ class ReaderParts:
                     future.add_done_callback(partial(_hand_over, late))
             raise
 
-    def close(self) -> None:
-        """Let go of threads and memory. Idempotent."""
-        self.threads.close()
-        self.travel.close()
+    def close(self, until_s: float | None = None) -> None:
+        """Let go of threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
+        self.threads.close(until_s)
+        self.travel.close(until_s)
         self.caches.clear()
 
     def _begun(

@@ -34,7 +34,7 @@ from tiered_index.service.reading.parts import ReaderParts
 from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.context import active_context, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
@@ -218,7 +218,7 @@ class IndexView:
 
         A listing and a record are the least that gets anywhere.
         """
-        left = self.storage.requests_left
+        left = active_context().requests_left
         half = Usage(self.storage.prices, max_requests=None if left is None else max(min(left, 2), left // 2))
         with contextlib.suppress(BudgetExceeded), self.storage.measure(half):
             self._try(self.refresh)

@@ -4,12 +4,10 @@ A request under way can't be broken off, and one that hangs holds its thread unt
 threads of `concurrent.futures` would hold up whoever closes their pool, and the end of the process, for as long. These
 are daemons: what they were about is of no use to anybody by then, and they only read.
 
-Threads: `submit` and `close` from any.
+`side_by_side` makes the parts of one piece of work in them. Whoever asks for the parts makes those that no thread has
+begun: so it waits only for what runs, never for a free thread, and parts may have parts.
 
-Parts of one search, made side by side by the threads that search files.
-
-Whoever asks for the parts makes those that no thread has begun. So it waits only for what runs, never for a free
-thread: parts may have parts, and the threads that search files may ask for parts of their own. Threads: any.
+Threads: every function from any.
 """
 
 from __future__ import annotations
@@ -19,22 +17,24 @@ import queue
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
-from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.context import active_context, remaining_s
 
-__all__ = ["DaemonPool", "NoThread", "Submit", "by_threads", "closing_together", "side_by_side"]
+__all__ = ["DaemonPool", "NoThread", "close_until_s", "side_by_side"]
 
 T = TypeVar("T")
 _CLOSE_S = 1.0
-# that a close waits for what is under way
-_until_s: ContextVar[float | None] = ContextVar("tiered_index_pools_close_until_s", default=None)
 
 _Item = tuple[Future[Any], Callable[[], Any]]
+
+
+def close_until_s() -> float:
+    """Return until when a close that begins now waits for what is under way, by `time.monotonic()`."""
+    return time.monotonic() + _CLOSE_S
 
 
 class NoThread(StorageUnavailable):
@@ -42,16 +42,6 @@ class NoThread(StorageUnavailable):
 
     Retry later.
     """
-
-
-@contextlib.contextmanager
-def closing_together() -> Iterator[None]:
-    """Let all pools that are closed until the block ends share the moment that one of them would wait."""
-    token = _until_s.set(time.monotonic() + _CLOSE_S)
-    try:
-        yield
-    finally:
-        _until_s.reset(token)
 
 
 class _Work:
@@ -138,40 +128,31 @@ class DaemonPool:
         thread.start()
         work.threads.append(thread)  # only now: one that was not started is neither ended nor waited for
 
-    def close(self) -> None:
-        """Take nothing more and wait a moment for what is under way; what was submitted still runs. Idempotent."""
+    def close(self, until_s: float | None = None) -> None:
+        """Take nothing more and wait for what is under way until `until_s`, a reading of `time.monotonic()`, by default
+        a moment; what was submitted still runs. Idempotent.
+        """
         with self._lock:
             self._closed = True
             self._end()
-        shared_s = _until_s.get()
-        until_s = shared_s if shared_s is not None else time.monotonic() + _CLOSE_S
+        until_s = close_until_s() if until_s is None else until_s
         for thread in self._work.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until_s - time.monotonic()))
 
 
-Submit = Callable[[Callable[[], Any]], "Future[Any]"]
-"""Has a call run in another thread, in a copy of the caller's context."""
-_submit: ContextVar[Submit | None] = ContextVar("tiered_index_side_by_side", default=None)
-
-
-@contextlib.contextmanager
-def by_threads(submit: Submit) -> Iterator[None]:
-    """Let `side_by_side` in this context, and copies of it, use the threads behind `submit` until the block ends."""
-    token = _submit.set(submit)
-    try:
-        yield
-    finally:
-        _submit.reset(token)
-
-
 def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Return what the parts return, in their order; raises the first one's error, and then begins no more of them."""
-    submit = _submit.get()
+    """Return what the parts return, in their order; raises the first one's error, and then begins no more of them.
+
+    The caller's thread makes the first one and those that no thread of the active context has begun. Raises
+    `BudgetExceeded` where the deadline comes while it waits.
+    """
+    submit = active_context().submit
     if submit is None or len(parts) < 2:
         return [part() for part in parts]
     futures: list[Future[T]] = []
-    with contextlib.suppress(NoThread):  # then they are made here
+    with contextlib.suppress(NoThread):
+        # the parts that are left are made here
         futures += map(submit, parts[1:])
     try:
         found = [parts[0]()]

@@ -18,7 +18,7 @@ from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import BudgetExceeded, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
-from tiered_index.storage.deadline import check_deadline
+from tiered_index.storage.context import check_deadline
 from tiered_index.storage.s3.failures import PassingFault, bound_repeats, translate
 from tiered_index.storage.s3.options import S3Options
 

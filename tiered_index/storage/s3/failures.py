@@ -34,8 +34,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.storage.deadline import check_deadline, remaining_s
-from tiered_index.storage.metering import sending
+from tiered_index.storage.context import check_deadline, remaining_s, sending
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

@@ -37,8 +37,7 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.storage.deadline import check_deadline
-from tiered_index.storage.metering import came_in_vain
+from tiered_index.storage.context import check_deadline, wasted
 from tiered_index.storage.s3.client import S3Calls
 from tiered_index.storage.s3.failures import (
     NO_CREDENTIALS,
@@ -319,11 +318,11 @@ class VerifiedReads:
             data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
         except (BotoCoreError, HTTPError, OSError) as error:
             self._refuse(answer)
-            came_in_vain(length or 0)
+            wasted(length or 0)
             raise PassingFault(f"{what} in {self._calls.uri}: the body broke off: {error}") from error
         if length is not None and len(data) != length:
             self._refuse(answer)
-            came_in_vain(length)
+            wasted(length)
             raise PassingFault(f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}")
         return data
 

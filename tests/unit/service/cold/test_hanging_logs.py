@@ -21,7 +21,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument
 from tiered_index.service import reader as reader_module
 from tiered_index.service.reading import views
 from tiered_index.service.threads import pool
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.context import remaining_s
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 

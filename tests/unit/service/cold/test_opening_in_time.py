@@ -22,7 +22,7 @@ from tiered_index.service import reader as reader_module
 from tiered_index.service.reading import parts, views
 from tiered_index.service.threads import pool
 from tiered_index.storage.base import Call, Storage
-from tiered_index.storage.deadline import remaining_s
+from tiered_index.storage.context import remaining_s
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.wrappers import PrefixedStorage
 from tiered_index.testing.model import Answer

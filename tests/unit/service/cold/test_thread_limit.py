@@ -14,6 +14,8 @@ from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
+from tiered_index.service.threads.pool import side_by_side
+from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import child_storages
 from tiered_index.storage.wrappers import PrefixedStorage
@@ -110,5 +112,7 @@ def test_ranges_without_threads_are_read_by_the_lookup(tmp_path: Path, limit: Th
     with made.reader() as reader:
         limit.refuse("tiered-index-ranges", MANY)
         cold = reader._cold_paths[0]
-        assert list(cold._side_by_side([lambda: 1, lambda: 2, lambda: 3])) == [1, 2, 3]
-        assert limit.refused == 2
+        with RequestContext(submit=cold._travel.submit).active():
+            assert side_by_side([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
+        # what is left is made here, without asking for a thread again
+        assert limit.refused == 1

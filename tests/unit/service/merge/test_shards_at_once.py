@@ -15,8 +15,9 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.threads.pool import NoThread, by_threads, side_by_side
+from tiered_index.service.threads.pool import NoThread, side_by_side
 from tiered_index.storage.base import Storage
+from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
 
 SHARDS = 8
@@ -127,11 +128,11 @@ def test_parts_within_parts_need_no_free_thread() -> None:
             return 1 if not depth else sum(side_by_side([lambda: count(depth - 1)] * 4))
 
         def run(depth: int) -> int:
-            with by_threads(lambda call: pool.submit(_within, call)):
+            with RequestContext(submit=lambda call: pool.submit(_within, call)).active():
                 return count(depth)
 
         def _within(call):  # type: ignore[no-untyped-def]
-            with by_threads(lambda call: pool.submit(_within, call)):
+            with RequestContext(submit=lambda call: pool.submit(_within, call)).active():
                 return call()
 
         asked = ThreadPoolExecutor(3)
@@ -151,7 +152,7 @@ def test_the_first_error_ends_the_parts() -> None:
     with ThreadPoolExecutor(1) as pool:
         held = threading.Event()
         pool.submit(held.wait, 30)
-        with by_threads(pool.submit), pytest.raises(KeyError):
+        with RequestContext(submit=pool.submit).active(), pytest.raises(KeyError):
             side_by_side([lambda number=number: part(number) for number in range(5)])  # type: ignore[misc]
         held.set()
     assert begun == [0, 1]
@@ -166,6 +167,6 @@ def test_parts_for_which_there_is_no_thread_are_made_by_who_asks() -> None:
                 raise NoThread("none")
             return left.pop()(call)
 
-        with by_threads(submit):
+        with RequestContext(submit=submit).active():
             assert side_by_side([lambda number=number: number for number in range(6)]) == list(range(6))  # type: ignore[misc]
     assert not left

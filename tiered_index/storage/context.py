@@ -1,0 +1,147 @@
+"""What requests are made for: who counts and limits them, and by when they must be sent.
+
+One lookup has one `RequestContext`. It is active for what runs in its `active` block, the storage's calls among it, so
+that `Storage` needs no argument for it and storages of others work as they are. Work handed to another thread has it if
+it runs in a copy of the context (`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline
+is checked before an attempt and before a wait and never interrupts an attempt, so that at most the attempt in flight
+ends after it. Values are immutable: share them between threads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from tiered_index.errors import BudgetExceeded
+
+if TYPE_CHECKING:
+    from tiered_index.storage.metering import MeteredStorage, Usage
+
+__all__ = [
+    "UNBOUNDED",
+    "Listener",
+    "RequestContext",
+    "active_context",
+    "check_deadline",
+    "deadline_at",
+    "remaining_s",
+    "sending",
+    "wasted",
+]
+
+
+class Listener(Protocol):
+    """Receives a backend's requests and wasted bytes. Called from any thread."""
+
+    def sending(self) -> None:
+        """Called before a request is sent; an exception prevents it."""
+        ...
+
+    def wasted(self, size_bytes: int) -> None:
+        """Called for at most `size_bytes` bytes that were delivered and are requested again."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestContext:
+    """`deadline_s` is a reading of `time.monotonic()`, None: none. `usages` count what is asked of a metered storage,
+    or of any (None). `listeners` are told of each request that a backend sends, the outer ones first. `submit` has a
+    part of the work run in another thread; None: the caller's thread does all of it.
+    """
+
+    deadline_s: float | None = None
+    usages: tuple[tuple[MeteredStorage | None, Usage], ...] = ()
+    listeners: tuple[Listener, ...] = ()
+    submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
+
+    def until(self, deadline_s: float | None) -> RequestContext:
+        """Return this context with a deadline; the earlier one holds, None adds none."""
+        if deadline_s is None or (self.deadline_s is not None and self.deadline_s <= deadline_s):
+            return self
+        return replace(self, deadline_s=deadline_s)
+
+    def without_deadline(self) -> RequestContext:
+        """Return this context for work that may outlive the call that began it."""
+        return self if self.deadline_s is None else replace(self, deadline_s=None)
+
+    def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> RequestContext:
+        """Return this context with `submit` for parts of the work."""
+        return RequestContext(self.deadline_s, self.usages, self.listeners, submit)
+
+    def counting(self, usage: Usage, storage: MeteredStorage | None = None) -> RequestContext:
+        """Return this context with `usage` counting, too, what is asked of `storage`; None: of any."""
+        return RequestContext(self.deadline_s, (*self.usages, (storage, usage)), self.listeners, self.submit)
+
+    def usages_of(self, storage: MeteredStorage) -> list[Usage]:
+        """Return the usages that count what is asked of `storage`."""
+        return [usage for owner, usage in self.usages if owner is None or owner is storage]
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether requests or bytes are limited."""
+        return any(usage.limited for _, usage in self.usages)
+
+    @property
+    def requests_left(self) -> int | None:
+        """How many more requests the limits allow; None: no limit."""
+        left = [usage.requests_left for _, usage in self.usages]
+        return min((number for number in left if number is not None), default=None)
+
+    def remaining_s(self) -> float | None:
+        """Return the seconds left, negative past the deadline; None where there is none."""
+        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
+
+    def check_deadline(self, doing: str) -> None:
+        """Raise `BudgetExceeded` where the deadline is reached; `doing` is for the message."""
+        if self.deadline_s is not None and self.deadline_s <= time.monotonic():
+            raise BudgetExceeded(f"timeout_s was reached while {doing}")
+
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Have the storage calls of this thread made for this context until the block ends."""
+        token = _active.set(self)
+        try:
+            yield
+        finally:
+            _active.reset(token)
+
+
+UNBOUNDED = RequestContext()
+_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
+
+
+def active_context() -> RequestContext:
+    """Return what the storage calls of this thread are made for."""
+    return _active.get()
+
+
+def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[None]:
+    """Set a deadline, a reading of `time.monotonic()`, until the block ends; the earlier one holds, None sets none."""
+    return _active.get().until(monotonic_s).active()
+
+
+def remaining_s() -> float | None:
+    """Return the seconds left to the storage calls of this thread; as `RequestContext.remaining_s`."""
+    return _active.get().remaining_s()
+
+
+def check_deadline(doing: str) -> None:
+    """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached."""
+    _active.get().check_deadline(doing)
+
+
+def sending() -> None:
+    """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
+    for listener in _active.get().listeners:
+        listener.sending()
+
+
+def wasted(size_bytes: int) -> None:
+    """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
+    for listener in _active.get().listeners:
+        listener.wasted(size_bytes)
