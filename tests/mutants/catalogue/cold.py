@@ -75,8 +75,8 @@ MUTANTS = (
         "filter-fetched-though-at-hand",
         "keys that a filter takes for present make it be fetched again",
         "service/cold/filters.py",
-        "if self._block(stored, block_number(hash64, blocks)) is not None:",
-        "if blocks < 0:",
+        "if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:",
+        "if stored.filter_length < 0:",
         (f"{FILTERS}::test_a_mistaken_filter_is_not_fetched_again_and_again[native]",),
     ),
     Mutant(

@@ -39,7 +39,6 @@ from pathlib import Path
 from typing import Literal
 
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.service.cold.memory_cache import CacheReservations
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
 __all__ = ["PIECE_BYTES", "CacheFolder", "DiskCache", "Kind"]
@@ -66,9 +65,7 @@ class DiskCache:
         self.read_only = read_only
         self._lock = threading.Lock()
         self._size_bytes = self._uncounted_bytes = 0
-        self._counted_at: float | None = None
-        self._held: CacheReservations[Path] = CacheReservations()
-        self._ages: list[tuple[float, int]] = []
+        self._counted = False
         # when the entries used last were: of this spell of `_TOUCH_S`, and of the one before it
         self._touched: dict[str, float] = {}
         self._touched_before: dict[str, float] = {}
@@ -89,8 +86,17 @@ class DiskCache:
         )
 
     def takes(self, size_bytes: int) -> bool:
-        """Return whether an entry of `size_bytes` may be written."""
-        return not self.read_only and size_bytes <= self.max_bytes
+        """Return whether an entry of `size_bytes` may be written: one of more than half of the bound would throw out
+        most others.
+        """
+        return not self.read_only and size_bytes * 2 <= self.max_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether as much is free beside the part of the bound that is left to directories."""
+        with self._lock:
+            if not self._counted:
+                self._count()
+            return self._size_bytes + size_bytes <= self.max_bytes * _SLACK
 
     def touch(self, path: Path) -> None:
         """Note that an entry was used."""
@@ -113,15 +119,14 @@ class DiskCache:
         with self._lock:
             self._size_bytes += size_bytes
             self._uncounted_bytes += abs(size_bytes)
-            known = self._counted_at is not None and self._uncounted_bytes * _COUNTED_AFTER <= self.max_bytes
+            known = self._counted and self._uncounted_bytes * _COUNTED_AFTER <= self.max_bytes
             if known and self._size_bytes <= self.max_bytes:
                 return
             entries = self._count()
             if self._size_bytes <= self.max_bytes:
                 return
-            for number, (_, size, path) in enumerate(entries):
+            for _, size, path in entries:
                 if self._size_bytes <= self.max_bytes * _SLACK:
-                    self._ages = self._ages[number:]
                     break
                 with contextlib.suppress(OSError):
                     os.unlink(path)
@@ -129,34 +134,10 @@ class DiskCache:
                     self._touched_before.pop(path, None)
                     self._size_bytes -= size
 
-    def reserve(self, path: Path, size_bytes: int, since_s: float) -> bool:
-        """Hold room for an entry to come until `release`, if none must go for it that was used after `since_s` (epoch
-        seconds).
-
-        A tenth of the bound is left to entries that come without asking. A time of use may be `_TOUCH_S` behind.
-        """
-        with self._lock:
-            if self._counted_at is None or time.monotonic() - self._counted_at > _TOUCH_S:
-                self._count()
-            free_bytes = self.max_bytes * _SLACK - self._size_bytes
-            return self.takes(size_bytes) and self._held.hold(
-                path, size_bytes, free_bytes, self._ages, since_s - _TOUCH_S
-            )
-
-    def release(self, path: Path) -> None:
-        """Let go of what was reserved."""
-        with self._lock:
-            self._held.release(path)
-
     def _count(self) -> list[tuple[float, int, str]]:
         """Look at all entries; return them, the one used longest ago first."""
         entries = sorted(self._entries())
-        self._size_bytes, self._uncounted_bytes, self._counted_at = (
-            sum(size for _, size, _ in entries),
-            0,
-            time.monotonic(),
-        )
-        self._ages = [(used_s, size) for used_s, size, _ in entries]
+        self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
         return entries
 
     def tell(self, what: str, error: OSError) -> None:
@@ -208,8 +189,6 @@ class CacheFolder:
         self._lock = threading.Lock()
         self._passed_over: dict[Path, tuple[int, ...]] = {}
         # damaged entries that stay, each by what tells the file from one that takes its place
-        self.damaged = 0
-        """Entries that were found not to match their CRC32."""
 
     def read(self, name: str, kind: Kind, length: int) -> bytes | None:
         """Return an object's entry of `length` bytes, verified, or None."""
@@ -290,15 +269,9 @@ class CacheFolder:
         """Return whether an entry of `length` bytes may be written."""
         return self._room.takes(_stored_bytes(length))
 
-    def reserve(self, name: str, kind: Kind, length: int, since_s: float) -> bool:
-        """Hold room for an entry until `release`, if none must go for it that was used after `since_s` (epoch
-        seconds).
-        """
-        return self._room.reserve(self._path(name, kind), _stored_bytes(length), since_s)
-
-    def release(self, name: str, kind: Kind) -> None:
-        """Let go of what was reserved."""
-        self._room.release(self._path(name, kind))
+    def has_room(self, length: int) -> bool:
+        """Return whether an entry of `length` bytes would make no other go."""
+        return self._room.has_room(_stored_bytes(length))
 
     def forget_unnamed(self, named: Container[str]) -> None:
         """Forget what was noted of entries of objects that are not among `named`."""
@@ -327,7 +300,6 @@ class CacheFolder:
                 path.unlink()
                 gone = True
         with self._lock:
-            self.damaged += 1
             told = path in self._passed_over
             if gone:
                 self._passed_over.pop(path, None)

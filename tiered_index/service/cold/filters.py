@@ -1,25 +1,25 @@
 """Filters at hand: whether a stored file can hold a key, told without a request.
 
 A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the local cache is read by verified pieces of
-4 KiB; without a local cache whole filters are kept in memory, within its bound. A filter is worth fetching for a file
-that was probed in vain `after_probes` times: by then it would have spared more requests than it costs.
+4 KiB; without a local cache whole filters are kept in memory, within its bound.
 
-Where not all filters fit, those at hand stay: one is fetched only if it throws out nothing that was of use while its
-file was read in vain. One that was fetched twice all the same takes twice as many reads in vain each further time, up
-to `2**_DOUBLINGS` as many. Threads: any number.
+A **miss** is a lookup that read a file for a key that it doesn't hold, its filter not being at hand. At `after_probes`
+misses of a file one thread fetches its filter, and the file's count begins again. The caches evict by last use. A
+filter for which they would have to evict is fetched only once misses have read as many bytes as it has, and uses them
+up. So at most one request in `after_probes` + 1 of those in vain is for a filter, and where not all filters fit they
+at most double the bytes read in vain. Threads: any number.
 """
 
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Container
-from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
+from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder
 from tiered_index.service.cold.memory_cache import ByteCache
 from tiered_index.service.log.records import StoredObject
@@ -27,18 +27,10 @@ from tiered_index.service.log.records import StoredObject
 __all__ = ["Filters"]
 
 _BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
-_WHOLE = -1
 # in place of a piece's number
-_DOUBLINGS = 10
-
-
-@dataclass(slots=True)
-class _InVain:
-    """Reads in vain of one file, and when they began: as the memory and as the local cache count time."""
-
-    keys: int
-    since: int
-    since_s: float
+_WHOLE = -1
+# what a miss reads, about
+_MISS_BYTES = GROUP_BYTES
 
 
 class Filters:
@@ -58,12 +50,10 @@ class Filters:
         self._index_id = index_id
         self._after_probes = after_probes
         self._lock = threading.Lock()
-        self._in_vain: dict[str, _InVain] = {}
-        self._fetches: dict[str, tuple[int, int]] = {}
-        # how often, and how many entries of the local cache had been found damaged by then: those are fetched anew as
-        # at first
-        self._too_large: set[str] = set()
-        # files whose filters neither the local cache nor the memory took
+        self._misses: dict[str, int] = {}
+        self._missed_bytes = 0
+        # bytes of filters that are being fetched
+        self._fetching: dict[str, int] = {}
 
     def excludes(self, stored: StoredObject, hash64: int) -> bool:
         """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is not at hand."""
@@ -93,80 +83,59 @@ class Filters:
         words = _words(b"".join(found))
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
-    def record_miss(self, stored: StoredObject, hash64: int, keys: int = 1) -> None:
-        """Remember that the file was read in vain for `keys` keys, that of `hash64` among them, its filter not being at
-        hand.
-        """
-        blocks = stored.filter_length // FILTER_BLOCK_BYTES
-        if not blocks or stored.name in self._too_large:
+    def record_miss(self, stored: StoredObject, hash64: int) -> None:
+        """Count a miss of the key of `hash64`, unless the filter is at hand or fits no cache."""
+        if not self.fits(stored):
             return
-        if self._folder is None and not self._memory.takes(stored.filter_length):
-            return
-        if self._block(stored, block_number(hash64, blocks)) is not None:
+        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:
             return
         with self._lock:
-            seen = self._in_vain.setdefault(stored.name, _InVain(0, self._memory.now, time.time()))
-            seen.keys += keys
+            self._misses[stored.name] = self._misses.get(stored.name, 0) + 1
+            self._missed_bytes += _MISS_BYTES
 
-    def claim(self, stored: StoredObject) -> bool:
-        """Return whether the caller, and nobody else, is to fetch the file's filter now, for which room is held until
-        `release`.
-
-        The file was read in vain often enough, and what must go for the filter was of no use meanwhile; else they are
-        counted anew.
-        """
-        name = stored.name
-        if not self._is_due(name):
+    def begin_fetch(self, stored: StoredObject) -> bool:
+        """Return whether the caller, and nobody else, is to fetch the file's filter now and then call `end_fetch`."""
+        name, length = stored.name, stored.filter_length
+        if self._misses.get(name, 0) < self._after_probes:
             return False
         with self._lock:
-            if not self._is_due(name):
+            if name in self._fetching or self._misses.get(name, 0) < self._after_probes:
                 return False
-            seen = self._in_vain.pop(name)
-        if self._folder is not None and self._folder.takes(stored.filter_length):
-            held = self._folder.reserve(name, "filter", stored.filter_length, seen.since_s)
-        else:
-            held = self._memory.reserve((self._index_id, name, _WHOLE), stored.filter_length, seen.since)
-        if held:
-            with self._lock:
-                self._fetches[name] = self._fetched(name) + 1, self._damaged
-        return held
+            if not self._cache_of(length).has_room(length + sum(self._fetching.values())):
+                if self._missed_bytes < length:
+                    return False
+                self._missed_bytes -= length
+            self._fetching[name] = length
+            return True
 
-    def release(self, stored: StoredObject) -> None:
-        """Say that the filter that was claimed is at hand, or can't be had."""
-        if self._folder is not None:
-            self._folder.release(stored.name, "filter")
-        self._memory.release((self._index_id, stored.name, _WHOLE))
+    def end_fetch(self, stored: StoredObject) -> None:
+        """Count the file's misses from 0 again: its filter was fetched, or could not be."""
+        with self._lock:
+            self._misses.pop(stored.name, None)
+            self._fetching.pop(stored.name, None)
 
-    def keep(self, stored: StoredObject, data: bytes) -> None:
-        """Take in a file's verified filter."""
+    def fits(self, stored: StoredObject) -> bool:
+        """Return whether the file has a filter and a cache would keep it."""
+        return stored.filter_length > 0 and self._cache_of(stored.filter_length).takes(stored.filter_length)
+
+    def keep(self, stored: StoredObject, data: bytes) -> bool:
+        """Take in a file's verified filter; return whether a cache keeps it."""
         kept = self._folder is not None and self._folder.write(stored.name, "filter", data)
-        if not kept and not self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data)):
-            with self._lock:
-                self._too_large.add(stored.name)
+        return kept or self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data))
+
+    def has(self, stored: StoredObject) -> bool:
+        """Return whether the whole filter is at hand; what lies in the local cache is verified."""
+        if self._memory.get((self._index_id, stored.name, _WHOLE)) is not None:
+            return True
+        return self._folder is not None and self._folder.read(stored.name, "filter", stored.filter_length) is not None
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget what was noted of objects that are not among `named`."""
+        """Forget the misses of objects that are not among `named`."""
         with self._lock:
-            for noted in (self._in_vain, self._fetches):
-                for name in [name for name in noted if name not in named]:
-                    del noted[name]
-            self._too_large = {name for name in self._too_large if name in named}
+            self._misses = {name: count for name, count in self._misses.items() if name in named}
 
-    def _is_due(self, name: str) -> bool:
-        seen = self._in_vain.get(name)
-        if seen is None or seen.keys < self._after_probes:
-            return False
-        again = min(max(0, self._fetched(name) - 1), _DOUBLINGS)
-        return seen.keys >= self._after_probes << again
-
-    def _fetched(self, name: str) -> int:
-        """Return how often a filter was fetched since an entry of the local cache was last found damaged."""
-        count, damaged = self._fetches.get(name, (0, 0))
-        return count if damaged == self._damaged else 0
-
-    @property
-    def _damaged(self) -> int:
-        return self._folder.damaged if self._folder is not None else 0
+    def _cache_of(self, length: int) -> CacheFolder | ByteCache[tuple[str, str, int], bytes]:
+        return self._folder if self._folder is not None and self._folder.takes(length) else self._memory
 
     def _block(self, stored: StoredObject, number: int) -> bytes | None:
         whole = self._memory.get((self._index_id, stored.name, _WHOLE))

@@ -1,10 +1,4 @@
-"""Room that a bounded cache holds for a value on its way, so that what is fetched side by side isn't promised the same
-bytes twice.
-
-A value that is asked for may push out only what was of no use while it was waited for. Threads: those that hold the
-cache's lock.
-
-A cache in memory with a bound in bytes: what was used longest ago goes first.
+"""A cache in memory with a bound in bytes: what was used longest ago goes first.
 
 Values are immutable (bytes, parsed tables), so a caller may keep what it got after it was thrown out. Threads: any
 number, one lock held for a few dictionary steps.
@@ -19,45 +13,14 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from tiered_index.format.trailer import Trailer
 
-__all__ = ["ByteCache", "CacheReservations", "CacheUse", "Caches"]
+__all__ = ["ByteCache", "CacheUse", "Caches"]
 
 K = TypeVar("K")
-
-
-class CacheReservations(Generic[K]):
-    """Bytes that are held, by key; those who hold room count each other's as taken, the cache itself doesn't."""
-
-    def __init__(self) -> None:
-        self._held: dict[K, int] = {}
-
-    def hold(self, key: K, size_bytes: int, free_bytes: float, used: Iterable[tuple[float, int]], since: float) -> bool:
-        """Hold `size_bytes` until `release`, if there are as many free, or would be without entries last used before
-        `since`.
-
-        `used` has (time of last use, bytes) of the cache's entries, the one used longest ago first. Return whether the
-        room is held.
-        """
-        needed = sum(self._held.values()) + size_bytes - free_bytes
-        for when, freed in used:
-            if needed <= 0 or when >= since:
-                break
-            needed -= freed
-        if needed > 0:
-            return False
-        self._held[key] = size_bytes
-        return True
-
-    def release(self, key: K) -> None:
-        """Let go of what is held for `key`, if anything is."""
-        self._held.pop(key, None)
-
-
 V = TypeVar("V")
 
 
@@ -81,9 +44,8 @@ class ByteCache(Generic[K, V]):
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
-        self._entries: OrderedDict[K, tuple[V, int, int]] = OrderedDict()
-        # value, bytes, when it was last used
-        self._held: CacheReservations[K] = CacheReservations()
+        # value, bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K) -> V | None:
@@ -94,18 +56,16 @@ class ByteCache(Generic[K, V]):
                 self._misses += 1
                 return None
             self._hits += 1
-            self._entries[key] = entry[0], entry[1], self.now
             self._entries.move_to_end(key)
             return entry[0]
-
-    @property
-    def now(self) -> int:
-        """The present moment, which each `get` ends; what is used later has a greater one."""
-        return self._hits + self._misses
 
     def takes(self, size_bytes: int) -> bool:
         """Return whether a value of `size_bytes` would be kept."""
         return size_bytes * 2 <= self._max_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether as much is free."""
+        return self._size_bytes + size_bytes <= self._max_bytes
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
         """Keep `value`, which takes `size_bytes`, and throw out what must go for it; return whether it is kept."""
@@ -114,29 +74,12 @@ class ByteCache(Generic[K, V]):
         with self._lock:
             old = self._entries.pop(key, None)
             self._size_bytes += size_bytes - (old[1] if old is not None else 0)
-            self._entries[key] = value, size_bytes, self.now
+            self._entries[key] = value, size_bytes
             while self._size_bytes > self._max_bytes:
-                _, (_, freed, _) = self._entries.popitem(last=False)
+                _, (_, freed) = self._entries.popitem(last=False)
                 self._size_bytes -= freed
                 self._evictions += 1
         return True
-
-    def reserve(self, key: K, size_bytes: int, since: int) -> bool:
-        """Hold room for a value to come until `release`, if it throws out nothing that was used at or after the moment
-        `since`.
-
-        Others who reserve count it as there; `put` doesn't.
-        """
-        with self._lock:
-            used = ((when, size) for _, size, when in self._entries.values())
-            return self.takes(size_bytes) and self._held.hold(
-                key, size_bytes, self._max_bytes - self._size_bytes, used, since
-            )
-
-    def release(self, key: K) -> None:
-        """Let go of what was reserved."""
-        with self._lock:
-            self._held.release(key)
 
     def clear(self) -> None:
         """Let go of everything."""

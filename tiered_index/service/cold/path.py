@@ -173,25 +173,31 @@ class ColdPath:
         return [pieces[run.offset] for run in runs]
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter where it has been probed in vain often enough to be worth it; return whether it was
-        fetched now.
+        """Fetch a file's filter where its misses make it due; return whether it came to hand now.
 
         A look-up held to a budget leaves it to others. One can do without: what keeps a filter from being fetched is
         logged, and only an object that is gone is an error.
         """
         context = active_context()
-        if context.deadline_s is not None or context.is_limited or not self.filters.claim(stored):
+        if context.deadline_s is not None or context.is_limited or not self.filters.begin_fetch(stored):
             return False
         try:
-            self.filters.keep(stored, self._filter(stored))
+            return self.filters.keep(stored, self._filter(stored))
         except MissingObject:
             raise
         except (BudgetExceeded, CorruptFile, StorageError) as error:
             _log.warning("the filter of %s is not used: %s", stored.name, error)
             return False
         finally:
-            self.filters.release(stored)
-        return True
+            self.filters.end_fetch(stored)
+
+    def fetch_filter(self, stored: StoredObject) -> bool:
+        """Fetch a file's filter now, unless it is at hand or fits no cache; return whether it is at hand.
+
+        Raises `CorruptFile`, `MissingObject`, `StorageUnavailable`.
+        """
+        filters = self.filters
+        return filters.has(stored) or (filters.fits(stored) and filters.keep(stored, self._filter(stored)))
 
     def _filter(self, stored: StoredObject) -> bytes:
         expected = self.trailer(stored).tail.filter_crc32

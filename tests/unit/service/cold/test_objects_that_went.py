@@ -29,9 +29,9 @@ def made(tmp_path: Path) -> ColdIndex:
 
 
 def noted(reader: IndexReader) -> set[str]:
-    """Return the names of all objects whose reads in vain, or fetched filters, are counted."""
+    """Return the names of all objects whose misses are counted, or whose filters are being fetched."""
     filters = reader._cold_paths[0].filters
-    return {*filters._in_vain, *filters._fetches}
+    return {*filters._misses, *filters._fetching}
 
 
 @pytest.mark.parametrize("filter_after_probes", [1, 10], ids=["fetched", "counted"])
@@ -42,7 +42,8 @@ def test_a_reader_notes_only_what_there_is(made: ColdIndex, filter_after_probes:
             gone = {stored.name for stored in made.stored}
             for number in range(2):
                 assert len(reader.query("t", f"absent{number}")) == 0
-            assert noted(reader) == gone
+            # a fetch ends the count
+            assert noted(reader) == (gone if filter_after_probes > 1 else set())
             assert merge_all(made.inner, ManualClock(MERGED_MS)).sources > 0
             with made.writer() as writer:
                 put(made, writer, columns(FILES + spell, 200))
@@ -53,13 +54,12 @@ def test_a_reader_notes_only_what_there_is(made: ColdIndex, filter_after_probes:
             assert not noted(reader) & gone
 
 
-def test_filters_that_nothing_holds_are_forgotten(made: ColdIndex) -> None:
-    first, *_, last = made.stored
-    filters = Filters(None, ByteCache(0), "index", 1)
-    for stored in made.stored:
-        filters.keep(stored, b"too large")
-    filters.forget_unnamed({last.name})
-    assert filters._too_large == {last.name} != {first.name}
+def test_misses_of_filters_that_fit_no_cache_are_not_counted(made: ColdIndex) -> None:
+    length = made.stored[0].filter_length
+    for bound, counted in ((0, False), (2 * length - 1, False), (2 * length, True)):
+        filters = Filters(None, ByteCache(bound), "index", 1)
+        filters.record_miss(made.stored[0], 1)
+        assert (filters._misses == {made.stored[0].name: 1}) == counted == filters.begin_fetch(made.stored[0])
 
 
 def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path) -> None:
