@@ -416,6 +416,9 @@ class IndexService(Lookups):
         for worker in (self._log_reader, self._archiver):
             worker.stop(_STORAGE_PATIENCE_S)
 
+    def _log_states(self) -> Sequence[LogState]:
+        return [self.log_state]
+
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.
 

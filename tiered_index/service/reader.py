@@ -267,6 +267,9 @@ class IndexReader(Lookups):
         if self._closed:
             raise InvalidArgument("the reader is closed")
 
+    def _log_states(self) -> Sequence[LogState]:
+        return [view.log_state for view in self._views]
+
     def _read_log(self, uri: str) -> LogState:
         self._check_open()
         return next(view for view in self._views if view.storage.uri == uri).read_on()

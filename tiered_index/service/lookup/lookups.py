@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import QueryResults
 from tiered_index.service.answers.validation import check_lookups
@@ -144,6 +145,29 @@ class Lookups(ABC):
         """
         return self._cold_paths[0].use()  # they are shared by all
 
+    def fetch_filter(self, file_id: str) -> bool:
+        """Fetch the filter of a stored file now, whatever lookups have missed; return whether it is in a cache then.
+
+        `file_id` is as in `files()`; of a window table the filter of each shard is fetched. A cached filter costs no
+        request; any other one costs one, its CRC32 verified, and one more where the file's directory is not cached.
+        What was used longest ago makes room. False: the file has no filter, or no cache takes it. Any thread.
+
+        Raises `InvalidArgument` where no stored file has the id; `StorageUnavailable`, `CorruptFile`; `ObjectNotFound`
+        where the log has removed the file meanwhile.
+        """
+        self._check_open()
+        if not isinstance(file_id, str):
+            raise InvalidArgument(f"file_id must be text, not {file_id!r:.80}")
+        cached = [
+            cold.fetch_filter(stored)
+            for cold, state in zip(self._cold_paths, self._log_states(), strict=True)
+            for stored in [*state.tables.get(file_id, ()), state.files.get(file_id)]
+            if stored is not None
+        ]
+        if not cached:
+            raise InvalidArgument(f"no stored file has the id {file_id!r:.80}")
+        return all(cached)
+
     def _answer(
         self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[MissingObjects, LookupBudget | None], T]
     ) -> T:
@@ -166,6 +190,10 @@ class Lookups(ABC):
     @abstractmethod
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds."""
+
+    @abstractmethod
+    def _log_states(self) -> Sequence[LogState]:
+        """Return the log of each index as far as it was read, in the order of `_cold_paths`."""
 
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:

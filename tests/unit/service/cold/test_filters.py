@@ -7,13 +7,16 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index, spoiled
+from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup
-from tiered_index.errors import BudgetExceeded, CorruptFile
+from tiered_index.clock import ManualClock
+from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.testing.model import Answer
@@ -241,3 +244,90 @@ def test_a_lost_object_is_told_by_the_filters_request_too(
             sliced.query("t", absent[1])
     finally:
         made.inner.put(stored.name, whole)
+
+
+@pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
+def test_a_filter_is_fetched_on_demand(made: ColdIndex, absent: list[str], tmp_path: Path, local: bool) -> None:
+    cache = tmp_path / "cache" if local else None
+    with made.reader(filter_after_probes=10**6, cache_dir=cache, block_cache_bytes=0) as reader:
+        reader.query("t", "all")
+        for stored in made.stored:
+            made.storage.reset()
+            assert reader.fetch_filter(stored.file_id) is True
+            assert made.storage.reads == [Read(stored.name, stored.trailer_position, stored.filter_length)]
+            assert reader.fetch_filter(stored.file_id) is True
+            assert len(made.storage.reads) == 1
+        made.storage.reset()
+        for key in absent[:20]:
+            answer = reader.query("t", key)
+            assert (len(answer), answer.status, answer.explain.requests) == (0, "complete", 0)
+        check_present(made, reader)
+    with made.reader(filter_after_probes=10**6, cache_dir=cache) as reader:
+        made.storage.reset()
+        assert reader.fetch_filter(made.stored[0].file_id)
+        assert len(filter_reads(made)) == (0 if local else 1)
+    with pytest.raises(InvalidArgument, match="closed"):
+        reader.fetch_filter(made.stored[0].file_id)
+
+
+def test_the_writer_has_the_filters_of_its_files(made: ColdIndex) -> None:
+    with made.writer() as writer:
+        made.storage.reset()
+        assert all(writer.fetch_filter(stored.file_id) for stored in made.stored)
+        assert made.storage.operations == []
+
+
+def test_a_filter_on_demand_of_no_stored_file_is_refused(made: ColdIndex) -> None:
+    with made.reader() as reader:
+        made.storage.reset()
+        for unknown in ("nowhere", "", made.stored[0].name, None, ["k"]):
+            with pytest.raises(InvalidArgument):
+                reader.fetch_filter(unknown)  # type: ignore[arg-type]
+        assert made.storage.operations == []
+
+
+def test_a_file_without_a_filter_and_one_too_large_cost_no_request(made: ColdIndex) -> None:
+    stored = made.stored[0]
+    with made.reader(directory_cache_bytes=4 * stored.filter_length - 2) as reader:
+        made.storage.reset()
+        assert reader.fetch_filter(stored.file_id) is False
+        (path,) = reader._cold_paths
+        assert path.fetch_filter(replace(stored, filter_length=0)) is False
+        path.filters.record_miss(replace(stored, filter_length=0), 1)
+        assert path.filters._misses == {} and made.storage.operations == []
+
+
+def test_what_keeps_a_filter_on_demand_from_being_fetched_is_raised(made: ColdIndex) -> None:
+    stored = made.stored[0]
+    faulty = FaultStorage(made.inner)
+    with made.reader(storage=faulty) as reader:
+        with spoiled(made, stored.name, lambda data: data.__setitem__(stored.trailer_position, 255)):
+            with pytest.raises(CorruptFile, match="filter's CRC32") as caught:
+                reader.fetch_filter(stored.file_id)
+        assert caught.value.file == stored.name
+        faulty.fail("get_range", name_prefix=stored.name)
+        with pytest.raises(StorageUnavailable):
+            reader.fetch_filter(stored.file_id)
+        faulty.clear()
+        whole = made.inner.get(stored.name)
+        made.inner.delete(stored.name)
+        try:
+            with pytest.raises(ObjectNotFound):
+                reader.fetch_filter(stored.file_id)
+        finally:
+            made.inner.put(stored.name, whole)
+        assert reader.fetch_filter(stored.file_id)
+
+
+def test_a_filter_on_demand_of_a_table_is_that_of_each_shard(tmp_path: Path) -> None:
+    made = cold_index(tmp_path / "root", files=FILES, entries=200, slots=50)
+    assert merge_all(made.inner, ManualClock(2_000_000_000_000)).sources == FILES
+    with made.reader(filter_after_probes=10**6, block_cache_bytes=0) as reader:
+        (table, *_) = reader.files()
+        made.storage.reset()
+        assert reader.fetch_filter(table.file_id)
+        shards = reader.log_state.tables[table.file_id]
+        wanted = [(o.name, o.trailer_position, o.filter_length) for o in shards]
+        read = [(o.name, o.start, o.length) for o in made.storage.reads]
+        assert sorted(wanted) == sorted(place for place in read if place in wanted)
+        assert len(read) == 2 * len(wanted)  # a directory each

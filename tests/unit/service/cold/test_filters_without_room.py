@@ -122,6 +122,15 @@ def test_room_is_counted_once_while_filters_are_being_fetched(made: ColdIndex, d
         assert [stored for stored in made.stored if filters.begin_fetch(stored)] == made.stored[ROOM : 2 * ROOM]
 
 
+def test_an_explicit_fetch_takes_the_room_of_what_was_used_longest_ago(made: ColdIndex, dear: None) -> None:
+    with reader(made, None) as asked:
+        for stored in made.stored:
+            assert asked.fetch_filter(stored.file_id)
+        assert [stored.name for stored in made.stored if asked._cold_paths[0].filters.has(stored)] == [
+            stored.name for stored in made.stored[-ROOM:]
+        ]
+
+
 def test_a_filter_that_can_not_be_had_holds_no_room(
     made: ColdIndex, caplog: pytest.LogCaptureFixture, dear: None
 ) -> None:
