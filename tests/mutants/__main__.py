@@ -27,7 +27,7 @@ from pathlib import Path
 from tests.mutants.campaign import prepared_copies, run_campaign
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.mutant import Mutant, Result, Verdict
-from tiered_index.cli.output import Printer
+from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Progress
 
 TOP = Path(__file__).resolve().parents[2]
@@ -36,7 +36,7 @@ TOP = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
     options = _parser().parse_args(arguments)
-    printer = Printer(as_json=options.json, quiet=options.quiet)
+    printer = Output(as_json=options.json, quiet=options.quiet)
     mutants = [
         m for m in MUTANTS if not options.only or any(fnmatch.fnmatchcase(m.name, pattern) for pattern in options.only)
     ]
@@ -83,9 +83,9 @@ def _positive(text: str) -> int:
     return number
 
 
-def _show_list(printer: Printer, mutants: Sequence[Mutant]) -> None:
+def _show_list(printer: Output, mutants: Sequence[Mutant]) -> None:
     if printer.as_json:
-        printer.document(
+        printer.answer(
             {"mutants": [{"name": m.name, "why": m.why, "file": m.path, "tests": list(m.tests)} for m in mutants]}
         )
         return
@@ -93,7 +93,7 @@ def _show_list(printer: Printer, mutants: Sequence[Mutant]) -> None:
     printer.line(f"{len(mutants)} mutants")
 
 
-def _show(printer: Printer, results: Sequence[Result], seconds: float) -> None:
+def _show(printer: Output, results: Sequence[Result], seconds: float) -> None:
     counts = Counter(result.verdict for result in results)
     if printer.as_json:
         rows = [
@@ -109,7 +109,7 @@ def _show(printer: Printer, results: Sequence[Result], seconds: float) -> None:
             }
             for r in results
         ]
-        printer.document(
+        printer.answer(
             {
                 "mutants": rows,
                 "counts": {verdict.value: counts[verdict] for verdict in Verdict},

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-import typer
-
-from tiered_index.cli.output import Printer, counted, error_document, human_bytes
+from tiered_index.cli.output import Output, counted, error_document, human_bytes
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded
 from tiered_index.service.lookup.budget import LookupLimits
@@ -26,17 +23,7 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, FileReport, QueryResult
 
-__all__ = [
-    "CacheDir",
-    "CommandBudget",
-    "Explaining",
-    "MaxBytes",
-    "MaxRequests",
-    "Pages",
-    "Timeout",
-    "print_failed",
-    "print_not_read",
-]
+__all__ = ["CommandBudget", "Explaining", "Pages", "print_failed", "print_not_read"]
 
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 28
@@ -46,13 +33,13 @@ _COLUMNS = (("outcome", -9), ("place", -9), ("requests", 8), ("KiB", 9), ("USD/1
 _FEW = 20
 
 
-def print_failed(out: Printer, failed: Iterable[FileReport]) -> None:
+def print_failed(out: Output, failed: Iterable[FileReport]) -> None:
     """Print each file that could not be read, once."""
     for report in {(report.source, report.file): report for report in failed}.values():
         out.line(f"not read: {report.file} ({report.place}{_of_source(report)}): {report.error}")
 
 
-def print_not_read(out: Printer, failed: Sequence[object]) -> None:
+def print_not_read(out: Output, failed: Sequence[object]) -> None:
     """Print on stderr, for people, which files an error is about."""
     reports = list(
         {(report.source, report.file): report for report in failed if isinstance(report, FileReport)}.values()
@@ -72,31 +59,29 @@ class Explaining:
     prices_as_of: str
     every: bool = False
 
-    def show(self, out: Printer, pages: Sequence[Explain], more: str = "") -> None:
-        """Print what was read, file by file, and what it cost, of all pages together; `more` stands before the cost."""
-        _print_explain(out, pages, self.prices_as_of, more=more, every=self.every)
-
-
-def _print_explain(out: Printer, pages: Sequence[Explain], prices_as_of: str, *, more: str, every: bool) -> None:
-    files = _by_file(file for page in pages for file in page.files)
-    skipped = [file for file in files if _is_skipped(file)]
-    shown = files if every else [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
-    out.line()
-    _print_row(out, "file", [name for name, _ in _COLUMNS])
-    out.line("─" * _width())
-    for file in shown:
-        _print_file(out, file)
-    out.line()
-    several = f"{len(pages):,} pages: " if len(pages) > 1 else ""
-    read, failed = (len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed"))
-    requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
-    out.line(
-        f"{several}{counted(read, 'file')} read, {len(skipped):,} skipped, "
-        f"{f'{failed:,} failed, ' if failed else ''}{more}"
-        f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
-        f"{sum(page.elapsed_ms for page in pages):.1f} ms"
-    )
-    out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {prices_as_of}")
+    def show(self, out: Output, pages: Sequence[Explain], more: str = "") -> None:
+        """Write what was read, file by file, and what it cost, of all pages together; `more` stands before the cost."""
+        files = _by_file(file for page in pages for file in page.files)
+        skipped = [file for file in files if _is_skipped(file)]
+        shown = files if self.every else [*(file for file in files if not _is_skipped(file)), *_summed_up(skipped)]
+        out.line()
+        _print_row(out, "file", [name for name, _ in _COLUMNS])
+        out.line("─" * (_FILE_WIDTH + sum(2 + abs(width) for _, width in _COLUMNS)))
+        for file in shown:
+            _print_file(out, file)
+        out.line()
+        several = f"{len(pages):,} pages: " if len(pages) > 1 else ""
+        read, failed = (
+            len({(f.source, f.file) for f in files if f.outcome == outcome}) for outcome in ("read", "failed")
+        )
+        requests, cost_usd = sum(page.requests for page in pages), sum(page.cost_usd for page in pages)
+        out.line(
+            f"{several}{counted(read, 'file')} read, {len(skipped):,} skipped, "
+            f"{f'{failed:,} failed, ' if failed else ''}{more}"
+            f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
+            f"{sum(page.elapsed_ms for page in pages):.1f} ms"
+        )
+        out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {self.prices_as_of}")
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
@@ -141,7 +126,7 @@ def _sum(reports: Sequence[FileReport]) -> FileReport:
     )
 
 
-def _print_file(out: Printer, file: FileReport) -> None:
+def _print_file(out: Output, file: FileReport) -> None:
     kind = ("skipped", f"by {file.outcome.removeprefix(_SKIPPED)}") if _is_skipped(file) else (file.outcome, file.place)
     cost, ms = f"{file.cost_usd * 1e6:.2f}", f"{file.elapsed_ms:.2f}"
     _print_row(
@@ -151,7 +136,7 @@ def _print_file(out: Printer, file: FileReport) -> None:
         out.line(f"  {below.removeprefix(', ')}")
 
 
-def _print_row(out: Printer, file: str, cells: Sequence[str]) -> None:
+def _print_row(out: Output, file: str, cells: Sequence[str]) -> None:
     if len(file) > _FILE_WIDTH:  # an object's whole name
         out.line(file)
         file = ""
@@ -160,10 +145,6 @@ def _print_row(out: Printer, file: str, cells: Sequence[str]) -> None:
         for cell, (_, width) in zip(cells, _COLUMNS, strict=True)
     ]
     out.line("  ".join([f"{file:<{_FILE_WIDTH}}", *padded]))
-
-
-def _width() -> int:
-    return _FILE_WIDTH + sum(2 + abs(width) for _, width in _COLUMNS)
 
 
 def _between(report: FileReport) -> str:
@@ -179,49 +160,9 @@ def _is_skipped(report: FileReport) -> bool:
     return report.outcome.startswith(_SKIPPED)
 
 
-_PANEL = "Limits"
 # The time given to a page when the command's time is up: it names what it would have read.
 _MOMENT_S = 1e-6
 
-MaxRequests = Annotated[
-    int | None,
-    typer.Option(
-        "--max-requests",
-        metavar="N",
-        help="Requests to the storage at most.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-MaxBytes = Annotated[
-    int | None,
-    typer.Option(
-        "--max-bytes",
-        metavar="BYTES",
-        help="Bytes read from the storage at most.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-Timeout = Annotated[
-    float | None,
-    typer.Option(
-        "--timeout",
-        metavar="SECONDS",
-        help="No request is begun after this time, opening the index included.",
-        show_default=False,
-        rich_help_panel=_PANEL,
-    ),
-]
-CacheDir = Annotated[
-    Path | None,
-    typer.Option(
-        "--cache-dir",
-        metavar="DIR",
-        help="Local cache of directories and filters, for later commands, too.",
-        show_default=False,
-    ),
-]
 R = TypeVar("R", QueryResult, MessagesResult)
 
 
@@ -253,57 +194,100 @@ class CommandBudget:
 
 
 class Pages(Generic[R]):
-    """The answers of a command, page by page; with `every` up to the end.
+    """The answers of a command, page by page; with `every` up to the end, and what the pages read so far add up to.
 
-    `open_ask` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the allowance
+    `open_lookup` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the budget
     doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.
     `nothing` is an answer without any.
     """
 
     def __init__(
         self,
-        open_ask: Callable[[], Callable[..., R]],
+        open_lookup: Callable[[], Callable[..., R]],
         nothing: R,
         cursor: str | None,
-        allowance: CommandBudget,
+        budget: CommandBudget,
         *,
         every: bool,
+        explaining: Explaining | None = None,
     ) -> None:
-        self._open_ask: Callable[[], Callable[..., R]] = open_ask
+        self._open_lookup: Callable[[], Callable[..., R]] = open_lookup
         self._nothing: R = nothing
         self._cursor = cursor
-        self._allowance = allowance
+        self._budget = budget
+        self._explaining = explaining
+        self._explains: list[Explain] = []
+        self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
+        self._failed: dict[tuple[str | None, str], FileReport] = {}
+        self._partial = False
         self.every = every
+        self.last: R = nothing
         self.exceeded: BudgetExceeded | None = None
 
     def __iter__(self) -> Iterator[R]:
         cursor = self._cursor
-        ask: Callable[..., R] | None = None
+        look_up: Callable[..., R] | None = None
         while True:
             try:
-                if ask is None:
-                    with self._allowance.clock():
-                        ask = self._open_ask()
-                answer = ask(cursor=cursor, **self._allowance.left())
+                if look_up is None:
+                    with self._budget.clock():
+                        look_up = self._open_lookup()
+                answer = look_up(cursor=cursor, **self._budget.left())
             except BudgetExceeded as error:
                 self.exceeded = error
-                yield error.result if isinstance(error.result, type(self._nothing)) else self._nothing
+                yield self._added(error.result if isinstance(error.result, type(self._nothing)) else self._nothing)
                 return
-            self._allowance.spend(answer.explain)
-            yield answer
+            self._budget.spend(answer.explain)
+            yield self._added(answer)
             cursor = answer.cursor
             if not self.every or cursor is None:
                 return
 
+    def _added(self, answer: R) -> R:
+        self.last = answer
+        self._partial = self._partial or answer.status == "partial"
+        self._failed |= {(report.source, report.file): report for report in answer.failed}
+        for name in self._costs:
+            self._costs[name] += getattr(answer.explain, name)
+        if self._explaining is not None:
+            self._explains.append(answer.explain)
+        return answer
+
+    @property
+    def status(self) -> str:
+        """The status of all pages together."""
+        return "partial" if self._partial else self.last.status
+
+    def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
+        """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""
+        return {
+            "status": self.status,
+            "count": count,
+            **more,
+            "failed": [report.to_dict() for report in self._failed.values()],
+            "explain": {**self._costs, **(costs or {})},
+            **self.error(),
+        }
+
     def error(self) -> dict[str, Any]:
-        """Return the field that tells of a spent allowance, nothing where there is none."""
+        """Return the field that tells of an exceeded budget, nothing where there is none."""
         return error_document(self.exceeded) if self.exceeded is not None else {}
 
-    def settle(self, *, partial: bool) -> int:
+    def finish(self, out: Output, more: str = "") -> int:
+        """Tell people what follows the answers, `more` before the cost, and return the exit code as `settle`."""
+        if self.last.cursor is not None:
+            out.line(f"more with --cursor {self.last.cursor}")
+        if self.exceeded is None:
+            print_failed(out, self._failed.values())
+        if self._explaining is not None:
+            self._explaining.show(out, self._explains, more)
+        return self.settle()
+
+    def settle(self) -> int:
         """Return the exit code of an answer that was shown.
 
-        Raises `BudgetExceeded` where the allowance didn't reach.
+        Raises `BudgetExceeded` where the budget didn't reach.
         """
         if self.exceeded is not None:
             raise self.exceeded
-        return BudgetExceeded.exit_code if partial else 0
+        return BudgetExceeded.exit_code if self._partial else 0

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from itertools import groupby, pairwise
 from typing import Any
 
-from tiered_index.cli.output import counted, human_bytes, human_count
+from tiered_index.cli.output import counted, human_bytes, human_count, states
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.service.catalog.catalog import Handle
@@ -37,30 +38,32 @@ def files(session: Session) -> int:
         listed = [describe_handle(handle) for handle in reader.files()]
         genesis, number, archived = reader.genesis, reader.log_state.number, reader.archived()
     broken = [file for file in listed if file["error"] is not None]
-    states: dict[str, int] = {}
-    for file in listed:
-        states[file["state"]] = states.get(file["state"], 0) + 1
-    totals = {
+    totals: dict[str, Any] = {
         "files": len(listed),
         "entries": sum(file["entries"] or 0 for file in listed),
         "bytes": sum(file["bytes"] or 0 for file in listed),
-        "by_state": states,
+        "by_state": dict(Counter(file["state"] for file in listed)),
     }
     status = "partial" if broken else "complete"
-    if session.out.as_json:
-        session.out.document(
-            {
-                "index_id": genesis.index_id,
-                "log_number": number,
-                "status": status,
-                "files": listed,
-                "totals": totals,
-                "archived": [segment.to_json() for segment in archived],
-            }
-        )
-    else:
-        _print(session, listed, totals)
-        _print_archived(session, archived)
+    session.out.answer(
+        {
+            "index_id": genesis.index_id,
+            "log_number": number,
+            "status": status,
+            "files": listed,
+            "totals": totals,
+            "archived": [segment.to_json() for segment in archived],
+        }
+    )
+    session.out.table(
+        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"), map(_row, listed), right="entries bytes"
+    )
+    session.out.line(
+        f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
+        f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
+    )
+    for store, segments in groupby(archived, key=lambda segment: segment.store):
+        session.out.line(f"archived of {store}: {_archived(list(segments))}")
     return _PARTIAL if broken else 0
 
 
@@ -106,44 +109,26 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     }
 
 
-def _print(session: Session, listed: list[dict[str, Any]], totals: dict[str, Any]) -> None:
-    session.out.table(
-        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
-        [
-            (
-                file["file_id"],
-                file["state"],
-                file["lane"],
-                format_time(file["begin_ms"]),
-                format_time(file["end_ms"]),
-                None if file["entries"] is None else human_count(file["entries"]),
-                None if file["bytes"] is None else human_bytes(file["bytes"]),
-                file["error"] or file["path"] or file["object"] or _table(file["table"]),
-            )
-            for file in listed
-        ],
-        right="entries bytes",
-    )
-    by_state = ", ".join(f"{count} {state}" for state, count in sorted(totals["by_state"].items()))
-    session.out.line(
-        f"{counted(totals['files'], 'file')} ({by_state or 'none'}), {counted(totals['entries'], 'entry', 'entries')}, "
-        f"{human_bytes(totals['bytes'])}"
+def _row(file: dict[str, Any]) -> tuple[object, ...]:
+    table = file["table"]
+    window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
+    return (
+        file["file_id"],
+        file["state"],
+        file["lane"],
+        format_time(file["begin_ms"]),
+        format_time(file["end_ms"]),
+        None if file["entries"] is None else human_count(file["entries"]),
+        None if file["bytes"] is None else human_bytes(file["bytes"]),
+        file["error"] or file["path"] or file["object"] or window,
     )
 
 
-def _table(table: dict[str, Any]) -> str:
-    """Return a window table in words: ``window of 1d, 3 shards``."""
-    return f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
-
-
-def _print_archived(session: Session, archived: Sequence[ArchivedSegment]) -> None:
-    """Print one line a store: its archived segments, and where some are missing between them."""
-    for store, group in groupby(archived, key=lambda segment: segment.store):
-        segments = list(group)
-        gaps = [later.start for one, later in pairwise(segments) if one.end < later.start]
-        note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
-        session.out.line(
-            f"archived of {store}: {counted(len(segments), 'segment')}, "
-            f"{human_bytes(sum(s.size_bytes for s in segments))}, "
-            f"offsets {segments[0].start:,} to {segments[-1].end:,}{note}"
-        )
+def _archived(segments: Sequence[ArchivedSegment]) -> str:
+    """Return how much is archived of a store, and where segments are missing between others."""
+    gaps = [later.start for one, later in pairwise(segments) if one.end < later.start]
+    note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
+    return (
+        f"{counted(len(segments), 'segment')}, {human_bytes(sum(s.size_bytes for s in segments))}, "
+        f"offsets {segments[0].start:,} to {segments[-1].end:,}{note}"
+    )

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tiered_index.cli.output import human_bytes, human_count, human_seconds
+from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import Ending, PatientPut, Progress, Stopped, settle
 from tiered_index.cli.session import Session
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
@@ -31,7 +31,7 @@ from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = ["Archiving", "FollowOptions", "Follower", "ingest_store"]
+__all__ = ["Archiving", "FollowOptions", "Follower", "ingest_store", "write_ingested"]
 
 
 class Archiving:
@@ -326,12 +326,8 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
             settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
         document = follower.document(taken_s=taken_s)
         document |= {"elapsed_s": round(time.monotonic() - started_s, 3), "files": index.health()["files"]}
-    if not session.out.as_json:
-        session.out.facts(_facts(document))
-    elif options.follow:
-        session.out.record(document)
-    else:
-        session.out.document(document)
+    session.out.answer(document, streamed=options.follow)
+    write_ingested(session.out, document, what="store")
     return ending.exit_code
 
 
@@ -348,25 +344,26 @@ def _torn_words(torn: TornTail) -> str:
     return f"torn: commit log offsets {torn.begin} to {torn.end}: {torn.what} at the end of the log; {why}"
 
 
-def _facts(document: dict[str, Any]) -> dict[str, object]:
+def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source") -> None:
+    """Tell people what was ingested of a file or, with the fields that only it has, of a store."""
     resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
-    lag, torn = document["lag"], document["torn"]
-    losses = document["loss_count"]
-    return {
-        "store": document["source"],
-        "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
-        "behind": f"{human_bytes(lag['bytes'])}" if lag["bytes"] else None,
-        "messages": human_count(document["messages"]),
-        "entries": human_count(document["entries"]),
-        "hidden": f"{human_count(document['hidden'])} prepared or rolled back" if document["hidden"] else None,
-        "lost": f"{human_count(losses)} ranges of the commit log, named above" if losses else None,
-        "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
-        if torn
-        else None,
-        "archived": f"{human_count(document['archived_segments'])} segments"
-        if "archived_segments" in document
-        else None,
-        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
-        "time": human_seconds(document["elapsed_s"]),
-        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
-    }
+    lag_bytes, torn, losses = document.get("lag", {}).get("bytes"), document.get("torn"), document.get("loss_count")
+    out.fields(
+        {
+            what: document["source"],
+            "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
+            "behind": human_bytes(lag_bytes) if lag_bytes else None,
+            "messages": document["messages"],
+            "entries": document["entries"],
+            "skipped": document.get("skipped") or None,
+            "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
+            "lost": f"{losses:,} ranges of the commit log, named above" if losses else None,
+            "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
+            if torn
+            else None,
+            "archived": f"{document['archived_segments']:,} segments" if "archived_segments" in document else None,
+            "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
+            "time": human_seconds(document["elapsed_s"]),
+            "files": states(document["files"]) or "none",
+        }
+    )

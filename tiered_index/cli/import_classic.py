@@ -12,7 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from tiered_index.cli.ingest import check_apart
-from tiered_index.cli.output import human_count, human_seconds
+from tiered_index.cli.options import Items, Patience, Slots, Wait
+from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import InvalidArgument, TieredIndexError
@@ -35,15 +36,13 @@ def import_classic(
     store_name: Annotated[
         str | None, typer.Option(help="What the store is called in the index; by default its path.")
     ] = None,
-    slots: Annotated[
-        int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")
-    ] = None,
-    items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Seal, compact and upload everything before exit.")] = False,
+    slots: Slots = None,
+    items: Items = None,
+    wait: Wait = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Look at every entry again, also for another store.")
     ] = False,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
+    patience: Patience = 60.0,
 ) -> int:
     """Lift RocketMQ's classic index files into a tiered index.
 
@@ -77,10 +76,8 @@ def import_classic(
             "elapsed_s": round(time.monotonic() - started_s, 3),
             "files": index.health()["files"],
         }
-    if session.out.as_json:
-        session.out.document(document)
-    else:
-        session.out.facts(_facts(document))
+    session.out.answer(document)
+    session.out.fields(_fields(document))
     return 0
 
 
@@ -102,20 +99,20 @@ def _document(work: ClassicImport, start: int) -> dict[str, Any]:
     }
 
 
-def _facts(document: dict[str, Any]) -> dict[str, object]:
+def _fields(document: dict[str, Any]) -> dict[str, object]:
     named = ", ".join(map(str, document["missing_offsets"][:5]))
     more = ", ..." if document["missing_messages"] > 5 else ""
     return {
         "source": document["source"],
         "store": document["store"],
-        "index files": human_count(document["index_files"]),
-        "entries read": human_count(document["entries_read"]),
-        "entries": human_count(document["entries"]),
+        "index files": document["index_files"],
+        "entries read": document["entries_read"],
+        "entries": document["entries"],
         "messages missing": f"{human_count(document['missing_messages'])} (at {named}{more})"
         if document["missing_messages"]
         else None,
-        "messages hidden": human_count(document["hidden_messages"]) if document["hidden_messages"] else None,
-        "hashes of nobody": human_count(document["mismatched_entries"]) if document["mismatched_entries"] else None,
+        "messages hidden": document["hidden_messages"] or None,
+        "hashes of nobody": document["mismatched_entries"] or None,
         "time": human_seconds(document["elapsed_s"]),
-        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
+        "files": states(document["files"]) or "none",
     }

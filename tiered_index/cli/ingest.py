@@ -17,8 +17,9 @@ from urllib.parse import unquote, urlsplit
 
 import typer
 
-from tiered_index.cli.follow import FollowOptions, ingest_store
-from tiered_index.cli.output import human_count, human_seconds
+from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
+from tiered_index.cli.options import Items, Patience, Slots, Wait
+from tiered_index.cli.output import human_count
 from tiered_index.cli.progress import PatientPut, Progress, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import open_source, source_name
@@ -131,21 +132,19 @@ def ingest(
             metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False
         ),
     ],
-    slots: Annotated[
-        int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")
-    ] = None,
-    items: Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")] = None,
+    slots: Slots = None,
+    items: Items = None,
     preset: Annotated[
         Literal["native", "rocketmq"] | None, typer.Option(help="File family; rocketmq writes RocketMQ's bytes.")
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Seal, compact and upload everything before exit.")] = False,
+    wait: Wait = False,
     restart: Annotated[
         bool, typer.Option("--restart", help="Take the source from its start, also where it has changed.")
     ] = False,
     skip_bad: Annotated[
         bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")
     ] = False,
-    patience: Annotated[float, typer.Option(min=0, help="Seconds to wait out a full disk or a lost storage.")] = 60.0,
+    patience: Patience = 60.0,
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE)
     ] = False,
@@ -259,10 +258,8 @@ def ingest(
         "entries_per_s": round(intake.entries / taken_s) if taken_s else None,
         "files": files,
     }
-    if session.out.as_json:
-        session.out.document(document)
-    else:
-        session.out.facts(_facts(document))
+    session.out.answer(document)
+    write_ingested(session.out, document)
     return 0
 
 
@@ -274,17 +271,3 @@ def _take_all(intake: Intake, start: int, progress: Progress) -> None:
     except InvalidArgument:
         intake.index.flush()
         raise
-
-
-def _facts(document: dict[str, Any]) -> dict[str, object]:
-    resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
-    return {
-        "source": document["source"],
-        "position": f"{human_count(document['position'])} {document['unit']}{resumed}",
-        "messages": human_count(document["messages"]),
-        "entries": human_count(document["entries"]),
-        "skipped": human_count(document["skipped"]) if document["skipped"] else None,
-        "rate": f"{human_count(document['entries_per_s'])} entries/s" if document["entries_per_s"] else None,
-        "time": human_seconds(document["elapsed_s"]),
-        "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
-    }

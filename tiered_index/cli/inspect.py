@@ -6,12 +6,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from tiered_index.cli.contents import Array, Contents, contents_of, opened
+from tiered_index.cli.options import File, FileItems, FileSlots
 from tiered_index.cli.output import human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time
@@ -24,14 +24,7 @@ _TOPICS_SHOWN = 10
 
 
 @command
-def inspect(
-    session: Session,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)
-    ],
-    slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
-    items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
-) -> int:
+def inspect(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
     """Show header, geometry, metadata and directory statistics of one file; its entries are not checked (that is
     verify).
 
@@ -49,19 +42,17 @@ def inspect(
             "bytes": data.size_bytes,
             **contents_of(data, slots, items).describe(),
         }
-    if session.out.as_json:
-        session.out.document(document)
-        return 0
+    session.out.answer(document)
     session.out.line(f"{document['file']}: {document['kind']}, {human_bytes(document['bytes'])}")
     for name, part in document.items():
         if isinstance(part, dict):
-            session.out.facts({key: _shown(key, value) for key, value in part.items()}, title=name)
+            session.out.fields({key: _shown(key, value) for key, value in part.items()}, title=name)
     return 0
 
 
 def _shown(name: str, value: Any) -> object:
     if name.endswith("_ms") and isinstance(value, int):
-        return f"{value} ({format_time(value)})" if 0 <= value < 2**47 else value
+        return f"{value} ({format_time(value)})" if 0 <= value < 2**47 else str(value)
     if name == "topics":
         names = [f"{text} ({topic_id})" for topic_id, text in value]
         return ", ".join(names[:_TOPICS_SHOWN]) + (
@@ -69,18 +60,11 @@ def _shown(name: str, value: Any) -> object:
         )
     if isinstance(value, dict):
         return ", ".join(f"{key} = {number}" for key, number in value.items()) or "none"
-    return f"{value:,}" if isinstance(value, int) and not isinstance(value, bool) else value
+    return value
 
 
 @command
-def dump(
-    session: Session,
-    file: Annotated[
-        str, typer.Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)
-    ],
-    slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
-    items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
-) -> int:
+def dump(session: Session, file: File, slots: FileSlots = None, items: FileItems = None) -> int:
     """Print every entry of one file, one JSON object a line, in the file's order; the last line is {"status": ...}.
 
     Only bytes that match their checksum are printed. At the first that don't the dump ends with status "corrupt" and

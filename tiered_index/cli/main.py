@@ -22,10 +22,13 @@ from tiered_index.cli.inspect import dump, inspect
 from tiered_index.cli.merge import merge
 from tiered_index.cli.messages import message
 from tiered_index.cli.orphans import orphans
-from tiered_index.cli.output import Printer, printable
+from tiered_index.cli.output import Output, printable
 from tiered_index.cli.query import query
 from tiered_index.cli.recover import recover
-from tiered_index.cli.spark.group import spark
+from tiered_index.cli.spark.audit import audit
+from tiered_index.cli.spark.build import build, compact
+from tiered_index.cli.spark.build import merge as merge_on_spark
+from tiered_index.cli.spark.lookup import lookup
 from tiered_index.cli.verify import verify
 
 __all__ = ["app", "run"]
@@ -39,6 +42,7 @@ _EPILOG = (
     "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over "
     "--config FILE (TOML)."
 )
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
 
 app = typer.Typer(
     name="tiered-index",
@@ -49,7 +53,7 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings=_CONTEXT,
 )
 for _command in (
     demo,
@@ -68,12 +72,21 @@ for _command in (
 ):
     app.command(_command.__name__.replace("_", "-"))(_command)
 
+spark = typer.Typer(
+    name="spark",
+    help="Build, merge, look up and audit on Spark, where one machine ends.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    context_settings=_CONTEXT,
+)
+for _command in (build, merge_on_spark, compact, lookup, audit):
+    spark.command(_command.__name__)(_command)
 app.add_typer(spark)
 
 
 def _print_version(wanted: bool) -> None:
     if wanted:
-        Printer(as_json=False).line(f"tiered-index {__version__}")
+        Output(as_json=False).line(f"tiered-index {__version__}")
         raise typer.Exit
 
 
@@ -93,7 +106,7 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         code = program(args=given, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
         if "--json" in given:
-            Printer(as_json=True).error(error.__class__.__name__, error.format_message())
+            Output(as_json=True).error(error.__class__.__name__, error.format_message())
         else:
             error.message = printable(error.message)
             error.show(file=sys.stderr)

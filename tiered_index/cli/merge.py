@@ -13,11 +13,11 @@ from typing import Annotated, Any
 
 import typer
 
-from tiered_index.cli.output import counted, human_bytes, human_count
+from tiered_index.cli.options import Begin, DryRun, End, MinAge, Tiers, Window
+from tiered_index.cli.output import Output, counted, human_bytes, human_count
 from tiered_index.cli.progress import Progress
-from tiered_index.cli.session import Session, command
-from tiered_index.cli.stored_index import StoredIndex, open_stored_index
-from tiered_index.cli.times import duration_option, format_time, human_duration, parse_duration, time_option
+from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
+from tiered_index.cli.times import format_time, human_duration, parse_duration
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge.plan import MergeJob, MergePlan
@@ -26,42 +26,9 @@ from tiered_index.service.merge.run import merge as merge_tables
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = [
-    "Begin",
-    "DryRun",
-    "End",
-    "MinAge",
-    "Tiers",
-    "Window",
-    "merge",
-    "merge_options",
-    "print_report",
-    "print_total",
-    "show_plans",
-]
+__all__ = ["merge", "merge_options", "show_plans", "write_report", "write_total"]
 
 _LEFT_SHOWN = 5
-
-Window = Annotated[
-    int,
-    typer.Option(
-        parser=duration_option, metavar="1h|1d|30d", help="Length of a window, from the epoch on.", show_default="1d"
-    ),
-]
-Tiers = Annotated[
-    str | None, typer.Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")
-]
-Begin = Annotated[int | None, typer.Option(parser=time_option, metavar="T", help="Only what begins here or later.")]
-End = Annotated[
-    int | None, typer.Option(parser=time_option, metavar="T", help="Only what ends here or earlier, inclusive.")
-]
-MinAge = Annotated[
-    int,
-    typer.Option(
-        parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h"
-    ),
-]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
 
 
 def merge_options(
@@ -104,18 +71,16 @@ def show_plans(session: Session, index: StoredIndex, options: Sequence[MergeOpti
         made = plan(index.log, index.clock, chosen)
         jobs = [_describe_job(job, prices) for job in made.jobs]
         tiers.append({"window_s": chosen.window_s, "jobs": jobs, "left": [list(pair) for pair in made.left]})
-        if not session.out.as_json:
-            _print_plan(session, human_duration(chosen.window_s), made, jobs)
-    if session.out.as_json:
-        session.out.document({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
-    elif len(options) > 1:
-        session.out.note(
+        _write_plan(session.out, human_duration(chosen.window_s), made, jobs)
+    session.out.answer({"status": "planned", "log_number": index.log.state.number, "tiers": tiers})
+    if len(options) > 1:
+        session.out.remark(
             "each tier is planned by what is there now; a longer one will also merge what the shorter ones have made"
         )
 
 
-def print_report(session: Session, window_s: int, report: MergeReport) -> None:
-    """Print what became of the files, for windows of one length."""
+def write_report(session: Session, window_s: int, report: MergeReport) -> None:
+    """Tell people what became of the files, for windows of one length."""
     name = human_duration(window_s)
     if report.jobs:
         session.out.line(
@@ -126,10 +91,10 @@ def print_report(session: Session, window_s: int, report: MergeReport) -> None:
         )
     else:
         session.out.line(f"windows of {name}: nothing to merge")
-    _note_left(session, report.left)
+    _remark_left(session.out, report.left)
 
 
-def print_total(
+def write_total(
     session: Session,
     tiers: Sequence[Mapping[str, Any]],
     log_number: int,
@@ -139,31 +104,26 @@ def print_total(
     cost_usd: float,
 ) -> None:
     """End the command's answer: the document, or a line of what it took."""
-    if session.out.as_json:
-        session.out.document(
-            {
-                "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do",
-                "log_number": log_number,
-                "tiers": tiers,
-                "requests": requests,
-                "bytes_read": bytes_read,
-                "bytes_written": bytes_written,
-                "cost_usd": cost_usd,
-            }
-        )
-    else:
-        session.out.line(
-            f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, "
-            f"{human_bytes(bytes_written)} written, "
-            f"about ${cost_usd:.6f}"
-        )
+    session.out.answer(
+        {
+            "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do",
+            "log_number": log_number,
+            "tiers": tiers,
+            "requests": requests,
+            "bytes_read": bytes_read,
+            "bytes_written": bytes_written,
+            "cost_usd": cost_usd,
+        }
+    )
+    session.out.line(
+        f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, "
+        f"{human_bytes(bytes_written)} written, about ${cost_usd:.6f}"
+    )
 
 
-def _note_left(session: Session, left: Sequence[tuple[str, str]]) -> None:
-    for name, reason in left[:_LEFT_SHOWN]:
-        session.out.note(f"left as it is: {name}: {reason}")
-    if len(left) > _LEFT_SHOWN:
-        session.out.note(f"left as they are: {len(left) - _LEFT_SHOWN:,} more")
+def _remark_left(out: Output, left: Sequence[tuple[str, str]]) -> None:
+    texts = [f"left as it is: {name}: {reason}" for name, reason in left]
+    out.first(_LEFT_SHOWN, texts, lambda rest: f"left as they are: {rest:,} more", remark=True)
 
 
 def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
@@ -196,8 +156,8 @@ def _described(source: StoredObject) -> dict[str, Any]:
     }
 
 
-def _print_plan(session: Session, name: str, made: MergePlan, jobs: Sequence[dict[str, Any]]) -> None:
-    session.out.table(
+def _write_plan(out: Output, name: str, made: MergePlan, jobs: Sequence[dict[str, Any]]) -> None:
+    out.table(
         ("from", "windows", "sources", "entries", "source bytes", "shards", "requests", "cost $"),
         [
             (
@@ -215,13 +175,13 @@ def _print_plan(session: Session, name: str, made: MergePlan, jobs: Sequence[dic
         title=f"windows of {name}",
         right="windows sources entries bytes shards requests cost",
     )
-    session.out.line(
+    out.line(
         f"windows of {name}: {counted(sum(len(job['sources']) for job in jobs), 'object')} would become "
         f"{counted(sum(len(job['windows']) for job in jobs), 'table')}; "
         f"about {counted(sum(sum(job['requests'].values()) for job in jobs), 'request')}, "
         f"${sum(job['cost_usd'] for job in jobs):.6f}"
     )
-    _note_left(session, made.left)
+    _remark_left(out, made.left)
 
 
 @command
@@ -273,11 +233,10 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
                 index.storage, index.log, index.clock, chosen, threads=threads, progress=_counting(progress)
             )
         tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
-        if not session.out.as_json:
-            print_report(session, chosen.window_s, report)
+        write_report(session, chosen.window_s, report)
     usage = index.storage.total
     number = index.log.state.number
-    print_total(session, tiers, number, usage.requests_by_kind, usage.bytes_read, usage.bytes_written, usage.cost_usd)
+    write_total(session, tiers, number, usage.requests_by_kind, usage.bytes_read, usage.bytes_written, usage.cost_usd)
 
 
 def _counting(progress: Progress) -> Callable[[int], None]:

@@ -15,17 +15,9 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tiered_index.cli.explaining import (
-    CacheDir,
-    CommandBudget,
-    Explaining,
-    MaxBytes,
-    MaxRequests,
-    Pages,
-    Timeout,
-    print_failed,
-)
-from tiered_index.cli.output import Printer, counted, error_document, human_bytes
+from tiered_index.cli.explaining import CommandBudget, Pages
+from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
+from tiered_index.cli.output import Output, counted, error_document, human_bytes, states
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
@@ -36,114 +28,45 @@ from tiered_index.service.lookup.messages import Fetched, MessageSource, Message
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem
 
-__all__ = ["describe_fetched", "message", "print_fetched", "show_messages"]
+__all__ = ["message", "write_messages"]
 
 _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 
-def show_messages(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explaining: Explaining | None) -> int:
-    """Print a lookup of messages and return the exit code; with `explaining` also what it cost.
-
-    Raises `BudgetExceeded` afterwards.
-    """
-    if not out.as_json:
-        return _print(out, pages, body, explaining)
+def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
+    """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
+    count = collisions = requests = size_bytes = 0
+    found: Counter[str] = Counter()
+    for answer in pages:
+        for one in answer.messages:
+            if not out.as_json:
+                _write_message(out, one, body)
+                out.line()
+            elif pages.every:
+                out.record(_describe(one, body))
+            found[one.state] += 1
+        count += len(answer)
+        collisions += answer.collisions
+        requests += answer.message_requests
+        size_bytes += answer.message_bytes
     if pages.every:
-        return _stream(out, pages, body)
-    (answer,) = pages
-    out.document(
-        answer.to_dict() | {"messages": [describe_fetched(one, body) for one in answer.messages]} | pages.error()
-    )
-    return pages.settle(partial=answer.status == "partial")
+        costs = {"message_requests": requests, "message_bytes": size_bytes}
+        out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
+    elif out.as_json:
+        shown = [_describe(one, body) for one in pages.last.messages]
+        out.answer(pages.last.to_dict() | {"messages": shown} | pages.error())
+    dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
+    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.status}{dropped}")
+    return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 
-def _stream(out: Printer, pages: Pages[MessagesResult], body: BodyFormat) -> int:
-    total = _Totals()
-    for answer in pages:
-        for one in answer.messages:
-            out.record(describe_fetched(one, body))
-        total.add(answer)
-    out.record(total.to_dict() | pages.error())
-    return pages.settle(partial=total.partial)
-
-
-def _print(out: Printer, pages: Pages[MessagesResult], body: BodyFormat, explaining: Explaining | None) -> int:
-    total, answers = _Totals(), []
-    for answer in pages:
-        for one in answer.messages:
-            print_fetched(out, one, body)
-            out.line()
-        total.add(answer)
-        answers.append(answer.explain)
-    states = ", ".join(f"{count} {state}" for state, count in sorted(total.states.items()))
-    dropped = f"; {counted(total.collisions, 'entry', 'entries')} of other keys dropped" if total.collisions else ""
-    out.line(f"{total.count:,} found{f' ({states})' if states else ''}, {total.status}{dropped}")
-    if total.cursor is not None:
-        out.line(f"more with --cursor {total.cursor}")
-    if pages.exceeded is None:
-        print_failed(out, total.failed.values())
-    if explaining is not None:
-        fetched = (
-            f"{counted(total.message_requests, 'request')} for messages ({human_bytes(total.message_bytes)}), in all "
-        )
-        explaining.show(out, answers, fetched)
-    return pages.settle(partial=total.partial)
-
-
-class _Totals:
-    """What several pages add up to."""
-
-    def __init__(self) -> None:
-        self.count = self.collisions = self.requests = self.bytes = self.message_requests = self.message_bytes = 0
-        self.cost_usd = self.elapsed_ms = 0.0
-        self.states: Counter[str] = Counter()
-        self.failed: dict[str, Any] = {}
-        self.cursor: str | None = None
-        self.partial = False
-
-    @property
-    def status(self) -> str:
-        return "partial" if self.partial else "truncated" if self.cursor is not None else "complete"
-
-    def add(self, answer: MessagesResult) -> None:
-        self.count += len(answer)
-        self.collisions += answer.collisions
-        self.requests += answer.explain.requests
-        self.bytes += answer.explain.bytes
-        self.cost_usd += answer.explain.cost_usd
-        self.elapsed_ms += answer.explain.elapsed_ms
-        self.message_requests += answer.message_requests
-        self.message_bytes += answer.message_bytes
-        self.states.update(one.state for one in answer.messages)
-        self.failed |= {report.file: report for report in answer.failed}
-        self.cursor = answer.cursor
-        self.partial = self.partial or answer.status == "partial"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "status": self.status,
-            "count": self.count,
-            "states": dict(self.states),
-            "collisions": self.collisions,
-            "failed": [report.to_dict() for report in self.failed.values()],
-            "explain": {
-                "requests": self.requests,
-                "bytes": self.bytes,
-                "cost_usd": self.cost_usd,
-                "elapsed_ms": self.elapsed_ms,
-                "message_requests": self.message_requests,
-                "message_bytes": self.message_bytes,
-            },
-        }
-
-
-def describe_fetched(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
+def _describe(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
     """Return it JSON-ready, its body as `body` says."""
     message = fetched.message
     return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, FoundRocketmqMessage) else {})
 
 
-def print_fetched(out: Printer, fetched: Fetched, body: BodyFormat) -> None:
+def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
     """Print one message, or why it can't be had."""
     message, item = fetched.message, fetched.item
     if not isinstance(message, FoundRocketmqMessage):
@@ -159,7 +82,7 @@ def print_fetched(out: Printer, fetched: Fetched, body: BodyFormat) -> None:
         f"{fetched.state}"
     )
     others = {name: value for name, value in message.properties.items() if name not in _SHOWN_APART}
-    out.facts(
+    out.fields(
         {
             "topic": message.topic,
             "message id": message.offset_msg_id,
@@ -170,7 +93,7 @@ def print_fetched(out: Printer, fetched: Fetched, body: BodyFormat) -> None:
             "born": f"{format_time(message.born_ms)} at {message.born_host}",
             "stored": f"{format_time(message.store_ms)} at {message.store_host}",
             "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
-            "consumed again": message.reconsume_times or None,
+            "consumed again": str(message.reconsume_times) if message.reconsume_times else None,
             "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
             "read from": fetched.read_from,
             "note": fetched.problem,
@@ -188,14 +111,10 @@ def _body(message: FoundRocketmqMessage, wanted: BodyFormat) -> str | None:
     head = f"({shown['body_format']}, {human_bytes(len(message.raw_body))}{stored})"
     if problem := shown.get("body_problem"):
         head += f" {problem}"
-    text = (
-        shown["body"] if isinstance(shown["body"], str) and shown["body_format"] != "json" else _pretty(shown["body"])
-    )
+    text = shown["body"]
+    if not isinstance(text, str) or shown["body_format"] == "json":
+        text = json.dumps(text, indent=2, ensure_ascii=False)
     return f"{head} {text}" if text else head
-
-
-def _pretty(value: Any) -> str:
-    return json.dumps(value, indent=2, ensure_ascii=False)
 
 
 _FOUND = 1
@@ -239,7 +158,7 @@ def message(
       tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
       /home/rocketmq/store --json
     """
-    allowance = CommandBudget(max_requests, max_bytes, timeout)
+    budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)
     has_index = config.root is not None or config.storage is not None
     if not has_index and (store is None or topic is not None):
@@ -254,9 +173,9 @@ def message(
     exceeded: BudgetExceeded | None = None
     with contextlib.ExitStack() as stack:
         try:
-            with allowance.clock():
+            with budget.clock():
                 reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
-            limits = allowance.left()
+            limits = budget.left()
             if reader is not None:
                 # what a place costs beside a lookup counts, too
                 stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
@@ -273,18 +192,16 @@ def message(
             exceeded = error
             answer = error.result if isinstance(error.result, MessagesResult) else replace(answer, status="partial")
     found = answer.messages
-    if session.out.as_json:
-        partial = error_document(exceeded) if exceeded is not None else {}
-        shown = [describe_fetched(one, body) for one in found]
-        session.out.document({"messages": shown, "status": answer.status, "cursor": answer.cursor, **partial})
-    else:
-        for one in found:
-            print_fetched(session.out, one, body)
-        if not found and exceeded is None:
-            session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
-        if answer.cursor is not None:
-            session.out.line(f"{len(found)} found, {answer.status}")
-            session.out.line(f"more with --cursor {answer.cursor}")
+    partial = error_document(exceeded) if exceeded is not None else {}
+    shown = [_describe(one, body) for one in found]
+    session.out.answer({"messages": shown, "status": answer.status, "cursor": answer.cursor, **partial})
+    for one in found:
+        _write_message(session.out, one, body)
+    if not found and exceeded is None:
+        session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
+    if answer.cursor is not None:
+        session.out.line(f"{len(found)} found, {answer.status}")
+        session.out.line(f"more with --cursor {answer.cursor}")
     if exceeded is not None:
         raise exceeded
     return 0 if any(one.message is not None for one in found) else _FOUND

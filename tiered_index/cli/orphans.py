@@ -7,8 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from tiered_index.cli.output import counted, human_bytes
-from tiered_index.cli.session import Session, command
-from tiered_index.cli.stored_index import open_stored_index
+from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.times import duration_option, format_time
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 
@@ -56,9 +55,7 @@ def orphans(
         "requests": requests,
         "cost_usd": cost_usd,
     }
-    if session.out.as_json:
-        session.out.document(document)
-        return 0
+    session.out.answer(document)
     for info in found.objects:
         session.out.line(f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}")
     for handle in found.uploads:
@@ -69,5 +66,5 @@ def orphans(
     )
     session.out.line(f"{what} {'deleted' if yes else 'found'}")
     if not yes and (found.objects or found.uploads):
-        session.out.note("nothing was deleted: --yes does that")
+        session.out.remark("nothing was deleted: --yes does that")
     return 0

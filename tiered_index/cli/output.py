@@ -1,4 +1,4 @@
-"""One printer for people and programs: tables and lines, or JSON. One thread.
+"""One output for people and programs: tables, fields and lines, or JSON. One thread.
 
 Answers go to stdout; notes, logs and errors to stderr. With `as_json` stdout holds one JSON document (or NDJSON where a
 command says so), and an error is one JSON line on stderr. JSON is printable ASCII, so any text, lone surrogates too,
@@ -14,7 +14,7 @@ import json
 import logging
 import sys
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rich.box import SIMPLE_HEAD
@@ -25,8 +25,8 @@ from rich.text import Text
 from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
 
 __all__ = [
+    "Output",
     "PrintableFormatter",
-    "Printer",
     "counted",
     "describe_error",
     "error_document",
@@ -34,6 +34,7 @@ __all__ = [
     "human_count",
     "human_seconds",
     "printable",
+    "states",
 ]
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -88,6 +89,11 @@ def counted(count: int, noun: str, plural: str = "") -> str:
     return f"{human_count(count)} {noun if count == 1 else plural or noun + 's'}"
 
 
+def states(counts: Mapping[str, int]) -> str:
+    """Return how many there are of each state: ``2 unsealed, 9 uploaded``; empty where there are none."""
+    return ", ".join(f"{count} {state}" for state, count in sorted(counts.items()))
+
+
 def human_seconds(seconds: float) -> str:
     """Return a duration as people read it: ``0.85 ms``, ``12.3 s``, ``2 min 05 s``."""
     if seconds < 1:
@@ -116,8 +122,12 @@ def error_document(error: TieredIndexError) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
-class Printer:
-    """Where a command's words go."""
+class Output:
+    """Where the result of a command goes.
+
+    A command gives its whole result: a document for programs (`answer`), lines, fields and tables for people. With
+    `as_json` the former is written, otherwise the latter, so that no command asks which one is wanted.
+    """
 
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self.as_json = as_json
@@ -127,50 +137,71 @@ class Printer:
                 stream.reconfigure(errors="backslashreplace")
         self._terminal = sys.stdout.isatty()
 
-    def document(self, document: dict[str, Any]) -> None:
-        """Print the one JSON document of a command."""
-        sys.stdout.write(_json(document, indent=2 if self._terminal else None))
+    def answer(self, document: dict[str, Any], *, streamed: bool = False) -> None:
+        """Write the one JSON document of a command, or the last line of its NDJSON."""
+        if self.as_json:
+            sys.stdout.write(_json(document, indent=2 if self._terminal and not streamed else None))
 
     def record(self, record: dict[str, Any]) -> None:
-        """Print one line of NDJSON."""
+        """Write one line of NDJSON, for people, too."""
         sys.stdout.write(_json(record))
 
     def line(self, text: str = "") -> None:
-        """Print one line of text."""
-        sys.stdout.write(printable(text) + "\n")
+        """Write one line of text."""
+        self._text(printable(text))
 
     def lines(self, text: str) -> None:
-        """Print a text of several lines, such as a message's body.
+        """Write a text of several lines, such as a message's body.
 
         Those behind the first are indented, so that they can't pass for lines of the command.
         """
-        sys.stdout.write(_printable_lines(text, "    ") + "\n")
+        self._text(_printable_lines(text, "    "))
 
     def table(
         self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = ""
     ) -> None:
-        """Print a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
+        """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
+        if self.as_json:
+            return
         heading = Text(printable(title)) if title is not None else None
         table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
         for name in columns:
             table.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
         for row in rows:
             table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
-        self._console().print(table)
+        width = None if self._terminal else _WIDE
+        Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False).print(table)
 
-    def facts(self, facts: dict[str, object], *, title: str | None = None) -> None:
-        """Print names and values, one a line; what is None is left out."""
+    def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
+        """Write names and values, one a line, integers with separators; what is None is left out."""
         if title:
             self.line(title)
-        width = max(map(len, facts), default=0)
-        for name, value in facts.items():
+        width = max(map(len, fields), default=0)
+        for name, value in fields.items():
             if value is not None:
-                self.line(f"  {name:<{width}}  {value}")
+                self.line(f"  {name:<{width}}  {f'{value:,}' if type(value) is int else value}")
+
+    def first(self, count: int, texts: Sequence[str], more: Callable[[int], str], *, remark: bool = False) -> None:
+        """Write the first `count` of `texts` (as remarks with `remark`), then how many `more` there are."""
+        write = self.remark if remark else self.line
+        for text in texts[:count]:
+            write(text)
+        if len(texts) > count:
+            write(more(len(texts) - count))
+
+    def _text(self, text: str) -> None:
+        if not self.as_json:
+            sys.stdout.write(text + "\n")
 
     def note(self, text: str) -> None:
         """Tell the user something that is no answer; silent with --quiet."""
         if not self.quiet:
             sys.stderr.write(printable(text) + "\n")
+
+    def remark(self, text: str) -> None:
+        """Tell people on stderr what a program finds in the document; silent with --quiet."""
+        if not self.as_json:
+            self.note(text)
 
     def error(self, kind: str, message: str, **details: Any) -> None:
         """Report an error on stderr: one line, or one JSON document."""
@@ -187,9 +218,6 @@ class Printer:
     def traceback(self, error: BaseException) -> None:
         """Show on stderr where an error came from."""
         sys.stderr.write(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
-
-    def _console(self) -> Console:
-        return Console(file=sys.stdout, width=None if self._terminal else _WIDE, highlight=False, soft_wrap=False)
 
 
 def _json(document: dict[str, Any], indent: int | None = None) -> str:

@@ -15,17 +15,9 @@ from typing import Annotated, Literal
 
 import typer
 
-from tiered_index.cli.explaining import (
-    CacheDir,
-    CommandBudget,
-    Explaining,
-    MaxBytes,
-    MaxRequests,
-    Pages,
-    Timeout,
-    print_failed,
-)
-from tiered_index.cli.output import Printer
+from tiered_index.cli.explaining import CommandBudget, Explaining, Pages
+from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
+from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import InvalidArgument
@@ -114,7 +106,7 @@ def query(
     """
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
-    allowance = CommandBudget(max_requests, max_bytes, timeout)
+    budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
@@ -124,68 +116,41 @@ def query(
             return stack.enter_context(session.open_reader(config))
 
         if messages:
-            from tiered_index.cli.messages import show_messages
+            from tiered_index.cli.messages import write_messages
             from tiered_index.rocketmq.archive.message_source import RocketmqMessages
 
-            def fetch_page() -> Callable[..., MessagesResult]:
+            def open_messages() -> Callable[..., MessagesResult]:
                 index = reader()
                 source = RocketmqMessages(store, index.segment_archive, threads=config.query_threads, root=config.root)
                 return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
 
-            nothing = MessagesResult(messages=(), status="partial")
-            return show_messages(
-                session.out, Pages(fetch_page, nothing, cursor, allowance, every=every), body or "text", explaining
-            )
+            none = MessagesResult(messages=(), status="partial")
+            pages = Pages(open_messages, none, cursor, budget, every=every, explaining=explaining)
+            return write_messages(session.out, pages, body or "text")
 
-        def ask_page() -> Callable[..., QueryResult]:
+        def open_lookup() -> Callable[..., QueryResult]:
             return partial(reader().query, topic, key, begin, end, page, allow_partial=allow_partial)
 
-        pages = Pages(ask_page, QueryResult(items=(), status="partial"), cursor, allowance, every=every)
-        return _stream(session.out, pages) if every and session.out.as_json else _show(session.out, pages, explaining)
+        nothing = QueryResult(items=(), status="partial")
+        return _write(session.out, Pages(open_lookup, nothing, cursor, budget, every=every, explaining=explaining))
 
 
-def _stream(out: Printer, pages: Pages[QueryResult]) -> int:
-    count = requests = size_bytes = 0
-    cost_usd = elapsed_ms = 0.0
-    partial = False
-    failed: dict[tuple[str | None, str], object] = {}
+def _write(out: Output, pages: Pages[QueryResult]) -> int:
+    is_stream = pages.every and out.as_json
+    items: list[IndexItem] = []
     seen: set[tuple[object, ...]] = set()
     for answer in pages:
         for item in _unseen(answer.items, seen):
-            out.record(item.to_dict())
-            count += 1
-        requests += answer.explain.requests
-        size_bytes += answer.explain.bytes
-        cost_usd += answer.explain.cost_usd
-        elapsed_ms += answer.explain.elapsed_ms
-        partial = partial or answer.status == "partial"
-        failed |= {(report.source, report.file): report.to_dict() for report in answer.failed}
-    costs = {"requests": requests, "bytes": size_bytes, "cost_usd": cost_usd, "elapsed_ms": elapsed_ms}
-    status = "partial" if partial else "complete"
-    out.record({"status": status, "count": count, "failed": list(failed.values()), "explain": costs} | pages.error())
-    return pages.settle(partial=partial)
-
-
-def _show(out: Printer, pages: Pages[QueryResult], explaining: Explaining | None) -> int:
-    answers = list(pages)
-    partial = any(answer.status == "partial" for answer in answers)
-    if out.as_json:
-        out.document(answers[-1].to_dict() | pages.error())
-        return pages.settle(partial=partial)
-    seen: set[tuple[object, ...]] = set()
-    items = [item for answer in answers for item in _unseen(answer.items, seen)]
-    last = answers[-1]
+            if is_stream:
+                out.record(item.to_dict())
+            else:
+                items.append(item)
+    out.answer(pages.totals(len(seen)) if is_stream else pages.last.to_dict() | pages.error(), streamed=is_stream)
     if items:
         columns = len(_COLUMNS) if any(item.source is not None for item in items) else -1
         out.table(_COLUMNS[:columns], [_row(item)[:columns] for item in items], right="queue offset size")
-    out.line(f"{len(items):,} found, {'partial' if partial else last.status}")
-    if last.cursor is not None:
-        out.line(f"more with --cursor {last.cursor}")
-    if pages.exceeded is None:
-        print_failed(out, [report for answer in answers for report in answer.failed])
-    if explaining is not None:
-        explaining.show(out, [answer.explain for answer in answers])
-    return pages.settle(partial=partial)
+    out.line(f"{len(items):,} found, {pages.status}")
+    return pages.finish(out)
 
 
 def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterator[IndexItem]:

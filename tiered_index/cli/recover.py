@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tiered_index.cli.files import describe_handle
+from tiered_index.cli.output import states
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageUnavailable
 from tiered_index.service.files.compacted import DamagedFile
@@ -52,26 +53,20 @@ def recover(session: Session) -> int:
             "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
             "damaged": [describe_handle(handle) for handle in damaged],
         }
-    if session.out.as_json:
-        session.out.document(document)
-    else:
-        _print(session, document)
-    if damaged:
-        return CorruptFile.exit_code
-    return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
-
-
-def _print(session: Session, document: dict[str, Any]) -> None:
+    session.out.answer(document)
     for note in document["notes"]:
         session.out.line(f"recovered: {note}")
     for problem in document["problems"]:
         session.out.line(f"problem: {problem}")
-    session.out.facts(
+    session.out.fields(
         {
             "index": document["index_id"],
             "status": document["status"],
             "storage": document["storage"],
-            "files": ", ".join(f"{count} {state}" for state, count in sorted(document["files"].items())) or "none",
-            **{f"position of {source}": f"{position:,}" for source, position in document["sources"].items()},
+            "files": states(document["files"]) or "none",
+            **{f"position of {source}": position for source, position in document["sources"].items()},
         }
     )
+    if damaged:
+        return CorruptFile.exit_code
+    return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code

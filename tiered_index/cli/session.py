@@ -1,4 +1,4 @@
-"""What every command has: the common options, settings, a printer, and errors that become exit codes.
+"""What every command has: the common options, settings, an output, the index, and errors that become exit codes.
 
 `command` turns a function whose first argument is a `Session` into a typer command with the common options behind its
 own. Whatever the function raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70
@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
@@ -22,14 +22,19 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.output import PrintableFormatter, Printer, describe_error
+from tiered_index.cli.output import Output, PrintableFormatter, describe_error
 from tiered_index.cli.progress import Progress
+from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
+from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, TieredIndexError
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.disk import absolute_path
+from tiered_index.service.root.root import Root
+from tiered_index.storage.disk import Disk, absolute_path
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.opening import open_storage
 
-__all__ = ["UNEXPECTED", "Session", "command"]
+__all__ = ["UNEXPECTED", "Session", "StoredIndex", "command", "open_stored_index", "storage_uri"]
 
 UNEXPECTED = 70
 # What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
@@ -77,7 +82,7 @@ _OPTIONS: dict[str, tuple[Any, Any]] = {
 class Session:
     """One run of one command."""
 
-    out: Printer
+    out: Output
     root: Path | None = None
     storages: tuple[str, ...] = ()
     config_file: Path | None = None
@@ -123,6 +128,44 @@ class Session:
         return Progress(title, total, quiet=self.out.quiet)
 
 
+@dataclass(frozen=True)
+class StoredIndex:
+    """A storage, metered, and its log, read."""
+
+    storage: MeteredStorage
+    log: StorageLog
+    clock: Clock
+
+
+def storage_uri(config: IndexConfig) -> str:
+    """Return the URI that `config` names, or that its root's marker does.
+
+    Raises `ConfigError` where neither is given.
+    """
+    uri = config.storage
+    if uri is None and config.root is not None:
+        marker = Root(config.root, Disk()).read_marker()
+        uri = marker.storage if marker is not None else None
+    if uri is None:
+        raise ConfigError("no storage is given: --storage URI, or --root of an index that has one")
+    return uri
+
+
+@contextlib.contextmanager
+def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
+    """Yield the index in the storage that `config` names, or that its root's marker does.
+
+    Raises `ConfigError` where neither is given, `NotAnIndex`, `StorageUnavailable`.
+    """
+    uri = storage_uri(config)
+    clock = SystemClock()
+    storage = MeteredStorage(open_storage(uri, options=config.s3, parallel_reads=config.query_threads), config.prices)
+    with contextlib.closing(storage):
+        log = StorageLog(storage, clock)
+        log.open()
+        yield StoredIndex(storage, log, clock)
+
+
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
     """Return `function` as a typer command; what it returns is the exit code."""
     hints = typing.get_type_hints(function, include_extras=True)
@@ -136,7 +179,7 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         given: dict[str, Any] = {name: kwargs.pop(name) for name in _OPTIONS}
-        out = Printer(as_json=given["json"], quiet=given["quiet"])
+        out = Output(as_json=given["json"], quiet=given["quiet"])
         _set_up_logging(verbose=given["verbose"], debug=given["debug"])
         session = Session(out, given["root"], tuple(given["storage"] or ()), given["config"], given["debug"])
 

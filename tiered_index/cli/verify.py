@@ -5,12 +5,14 @@ Changes nothing.
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
 
 from tiered_index.cli.contents import contents_of, opened
-from tiered_index.cli.output import counted, human_bytes
+from tiered_index.cli.options import FileItems, FileSlots
+from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError
@@ -22,7 +24,7 @@ from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["verify"]
+__all__ = ["verify", "write_findings"]
 
 _FOUND = 1
 _NAMES = {
@@ -44,8 +46,8 @@ def verify(
     deep: Annotated[
         bool, typer.Option("--deep", help="Read every byte of every object, and compare it with the local copy.")
     ] = False,
-    slots: Annotated[int | None, typer.Option(help="Hash slots of an unsealed file that has no journal.")] = None,
-    items: Annotated[int | None, typer.Option(help="Items of an unsealed file that has no journal.")] = None,
+    slots: FileSlots = None,
+    items: FileItems = None,
 ) -> int:
     """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
     remote ones.
@@ -67,10 +69,14 @@ def verify(
             _check_one(session, file, slots, items, report)
     else:
         _check_index(session, session.config(), report, deep=deep)
-    if session.out.as_json:
-        session.out.document(report.to_dict())
-    else:
-        _print(session, report)
+    session.out.answer(report.to_dict())
+    write_findings(session.out, report)
+    counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
+    read = report.checked["bytes"] + report.checked["object_bytes"]
+    session.out.line(
+        f"{report.status}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, "
+        f"{counted(len(report.findings), 'finding')}"
+    )
     if report.findings:
         return _FOUND
     return report.unchecked[0][1].exit_code if report.unchecked else 0
@@ -114,17 +120,15 @@ def _check_index(session: Session, config: IndexConfig, report: Report, *, deep:
         storage.close()
 
 
-def _print(session: Session, report: Report) -> None:
-    for defect in report.findings:
-        place = f" at byte {defect.offset:,}" if defect.offset is not None else ""
-        session.out.line(f"FINDING {defect.file}: {defect.part}: {defect.problem}{place}")
-    for note in report.notes:
-        session.out.note(f"note: {note}")
-    for what, error in report.unchecked:
-        session.out.line(f"NOT CHECKED {what}: {error}")
-    counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
-    read = report.checked["bytes"] + report.checked["object_bytes"]
-    what = ", ".join(counts) or "nothing"
-    session.out.line(
-        f"{report.status}: {what} checked, {human_bytes(read)} read, {counted(len(report.findings), 'finding')}"
-    )
+def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None:
+    """Write what was found, noted and left unchecked, `most` of each."""
+    findings = [
+        f"FINDING {defect.file}: {defect.part}: {defect.problem}"
+        + (f" at byte {defect.offset:,}" if defect.offset is not None else "")
+        for defect in report.findings
+    ]
+    out.first(most, findings, lambda rest: f"and {counted(rest, 'further finding')}")
+    notes = [f"note: {note}" for note in report.notes]
+    out.first(most, notes, lambda rest: f"and {counted(rest, 'further note')}", remark=True)
+    unchecked = [f"NOT CHECKED {what}: {error}" for what, error in report.unchecked]
+    out.first(most, unchecked, lambda rest: f"and {rest:,} further not checked")

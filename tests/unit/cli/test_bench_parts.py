@@ -18,7 +18,7 @@ from tiered_index.cli.bench.command import SUITES, print_report, run_suites
 from tiered_index.cli.bench.figures import Figure, Meter, Spec, at_least, at_most, percentiles_us
 from tiered_index.cli.bench.reading import require_answers
 from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
-from tiered_index.cli.output import Printer
+from tiered_index.cli.output import Output
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 
 ALL_SUITES = [*SUITES.values(), *benchmarks.SUITES.values()]
@@ -184,7 +184,7 @@ def test_a_missed_goal_is_run_once_more_under_a_profile(setting, tmp_path):
 
 def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
     figures = list(run_suites([MadeUp()], setting, tmp_path, lambda _: None))
-    print_report(Printer(as_json=False), {"cores": 2}, setting, figures, 61.0)
+    print_report(Output(as_json=False), {"cores": 2}, setting, figures, 61.0)
     shown = capsys.readouterr().out
     assert "MISSED made-up: far off is 0.33 times as good as its goal" in shown
     assert "spent_here" in shown

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from tiered_index.cli.explaining import Explaining, print_failed, print_not_read
-from tiered_index.cli.output import Printer
+from tiered_index.cli.output import Output
 from tiered_index.types import Explain, FileReport
 
 DAY_MS = 86_400_000
@@ -47,7 +47,7 @@ def shown(
     capsys: pytest.CaptureFixture[str], *pages: Explain, every: bool = False, more: str = ""
 ) -> tuple[list[list[str]], str, str]:
     """Return the table's lines of figures, the totals below it, and everything that was printed."""
-    Explaining("2026-11", every=every).show(Printer(as_json=False), pages, more)
+    Explaining("2026-11", every=every).show(Output(as_json=False), pages, more)
     captured = capsys.readouterr()
     assert captured.err == ""
     lines = captured.out.splitlines()
@@ -156,7 +156,7 @@ def test_a_long_name_is_kept_whole_on_a_line_of_its_own(capsys: pytest.CaptureFi
 
 
 def test_what_was_not_read_is_named_once(capsys: pytest.CaptureFixture[str]) -> None:
-    out, failed = Printer(as_json=False), [replace(report(n), error="down") for n in (*range(30), 3)]
+    out, failed = Output(as_json=False), [replace(report(n), error="down") for n in (*range(30), 3)]
     print_failed(out, failed)
     assert capsys.readouterr().out.splitlines() == [f"not read: {report(n).file} (storage): down" for n in range(30)]
     print_not_read(out, failed)
@@ -166,5 +166,5 @@ def test_what_was_not_read_is_named_once(capsys: pytest.CaptureFixture[str]) -> 
     assert len(lines) == 21
     assert lines[0] == f"  not read: {report(0).file} (storage), 2023-11-14T22:13:20Z to 2023-11-15T22:13:20Z"
     assert lines[-1] == "  not read: 10 more (--json names them)"
-    print_not_read(Printer(as_json=True), failed)
+    print_not_read(Output(as_json=True), failed)
     assert capsys.readouterr().err == ""

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rocketmq.followed import Followed
 from tiered_index.cli.follow import Archiving, Follower, FollowOptions
-from tiered_index.cli.output import Printer
+from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
 from tiered_index.cli.session import Session
 from tiered_index.errors import CorruptFile, DiskFull, StorageUnavailable, WriterFenced
@@ -147,7 +147,7 @@ class Lines:
 
 
 def follower_of(followed, **options):
-    session = Session(Printer(as_json=True, quiet=True))
+    session = Session(Output(as_json=True, quiet=True))
     made = FollowOptions(follow=True, poll_s=0.01, **options)
     return Follower(session, followed.index, followed.dispatcher(skip_missing=True), made, Ending())
 

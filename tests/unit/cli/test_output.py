@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from tiered_index.cli.output import Printer, describe_error, human_bytes, human_count, human_seconds
+from tiered_index.cli.output import Output, describe_error, human_bytes, human_count, human_seconds
 from tiered_index.cli.progress import Progress
 from tiered_index.errors import CorruptFile, LockHeld
 
@@ -33,25 +33,25 @@ def test_numbers_for_people(shown, expected):
 
 
 def test_documents_are_json_whatever_text_they_hold(capsys):
-    printer = Printer(as_json=True)
-    printer.document({"topic": "\ud800 \u4e2d\n"})
+    printer = Output(as_json=True)
+    printer.answer({"topic": "\ud800 \u4e2d\n"})
     assert json.loads(capsys.readouterr().out) == {"topic": "\ud800 \u4e2d\n"}
 
 
 def test_a_table_keeps_every_cell_whole_and_marks_nothing_up(capsys):
     name = "data/" + "x" * 300 + "[bold]y[/bold]"
-    Printer(as_json=False).table(("file", "bytes"), [(name, 7), (None, 8)], right="bytes")
+    Output(as_json=False).table(("file", "bytes"), [(name, 7), (None, 8)], right="bytes")
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [name, "7"] in rows
     assert ["8"] in rows
 
 
 def test_errors_go_to_stderr_as_text_or_as_one_json_line(capsys):
-    Printer(as_json=False).error("InvalidArgument", "topic is empty")
+    Output(as_json=False).error("InvalidArgument", "topic is empty")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "tiered-index: topic is empty\n")
     error = LockHeld("held", pid=7, host="h")
-    Printer(as_json=True).error("LockHeld", str(error), **describe_error(error))
+    Output(as_json=True).error("LockHeld", str(error), **describe_error(error))
     captured = capsys.readouterr()
     assert captured.out == ""
     assert json.loads(captured.err) == {
@@ -64,8 +64,8 @@ def test_a_corrupt_file_names_its_place():
 
 
 def test_quiet_means_no_notes(capsys):
-    Printer(as_json=False, quiet=True).note("x")
-    Printer(as_json=False).note("y")
+    Output(as_json=False, quiet=True).note("x")
+    Output(as_json=False).note("y")
     assert capsys.readouterr().err == "y\n"
 
 

@@ -31,25 +31,25 @@ class Asked:
         self.answers = list(answers)
         self.calls: list[dict[str, Any]] = []
 
-    def __call__(self, **question: Any) -> QueryResult:
-        self.calls.append(question)
+    def __call__(self, **lookup: Any) -> QueryResult:
+        self.calls.append(lookup)
         given = self.answers.pop(0)
         if isinstance(given, BudgetExceeded):
             raise given
         return given
 
 
-def pages(ask: Callable[..., QueryResult], allowance: CommandBudget, *, every: bool = True) -> Pages[QueryResult]:
-    return Pages(lambda: ask, NOTHING, "begin", allowance, every=every)
+def pages(look_up: Callable[..., QueryResult], budget: CommandBudget, *, every: bool = True) -> Pages[QueryResult]:
+    return Pages(lambda: look_up, NOTHING, "begin", budget, every=every)
 
 
 def test_each_page_gets_what_the_ones_before_left() -> None:
-    ask = Asked(
+    look_up = Asked(
         answer("a"), answer("b", requests=0, size_bytes=0), answer("c", requests=9, size_bytes=1000), answer(None)
     )
-    found = list(pages(ask, CommandBudget(5, 150, None)))
+    found = list(pages(look_up, CommandBudget(5, 150, None)))
     assert [page.cursor for page in found] == ["a", "b", "c", None]
-    assert ask.calls == [
+    assert look_up.calls == [
         {"cursor": "begin", "max_requests": 5, "max_bytes": 150, "timeout_s": None},
         {"cursor": "a", "max_requests": 3, "max_bytes": 50, "timeout_s": None},
         {"cursor": "b", "max_requests": 3, "max_bytes": 50, "timeout_s": None},
@@ -58,14 +58,14 @@ def test_each_page_gets_what_the_ones_before_left() -> None:
 
 
 def test_without_bounds_there_are_none() -> None:
-    ask = Asked(answer("a"), answer(None))
-    assert len(list(pages(ask, CommandBudget(None, None, None)))) == 2
-    assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in ask.calls)
+    look_up = Asked(answer("a"), answer(None))
+    assert len(list(pages(look_up, CommandBudget(None, None, None)))) == 2
+    assert all(call["max_requests"] is call["max_bytes"] is call["timeout_s"] is None for call in look_up.calls)
 
 
 def test_one_page_unless_every_one_is_asked_for() -> None:
-    ask = Asked(answer("a"), answer(None))
-    assert [page.cursor for page in pages(ask, CommandBudget(None, None, None), every=False)] == ["a"]
+    look_up = Asked(answer("a"), answer(None))
+    assert [page.cursor for page in pages(look_up, CommandBudget(None, None, None), every=False)] == ["a"]
 
 
 def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
@@ -75,7 +75,7 @@ def test_what_was_found_is_the_last_page_and_the_error_comes_after_it() -> None:
     assert list(asked) == [answer("a"), found]
     assert asked.error() == {"error": {"type": "BudgetExceeded", "message": "max_requests=3 reached", "exit_code": 6}}
     with pytest.raises(BudgetExceeded) as raised:
-        asked.settle(partial=True)
+        asked.settle()
     assert raised.value is error
 
 
@@ -86,36 +86,37 @@ def test_an_error_that_carries_no_answer_is_an_empty_one(result: object) -> None
     assert asked.exceeded is not None
 
 
-def test_exit_codes_of_answers_within_the_bounds() -> None:
-    asked = pages(Asked(answer(None)), CommandBudget(3, None, None))
-    assert list(asked) == [answer(None)]
-    assert (asked.error(), asked.settle(partial=False), asked.settle(partial=True)) == ({}, 0, 6)
+@pytest.mark.parametrize(("given", "code"), [(answer(None), 0), (NOTHING, 6)])
+def test_exit_codes_of_answers_within_the_bounds(given: QueryResult, code: int) -> None:
+    asked = pages(Asked(given), CommandBudget(3, None, None))
+    assert list(asked) == [given]
+    assert (asked.error(), asked.settle()) == ({}, code)
 
 
 def test_the_time_covers_the_opening_and_never_becomes_none() -> None:
     seen: list[float | None] = []
 
-    def open_ask() -> Callable[..., QueryResult]:
+    def open_lookup() -> Callable[..., QueryResult]:
         seen.append(remaining_s())
-        return ask
+        return look_up
 
-    ask = Asked(answer("a"), answer(None))
-    allowance = CommandBudget(None, None, 1e-9)
-    assert len(list(Pages(open_ask, NOTHING, None, allowance, every=True))) == 2
+    look_up = Asked(answer("a"), answer(None))
+    budget = CommandBudget(None, None, 1e-9)
+    assert len(list(Pages(open_lookup, NOTHING, None, budget, every=True))) == 2
     assert seen[0] is not None
     assert seen[0] <= 0
     assert remaining_s() is None
-    assert [call["timeout_s"] for call in ask.calls] == [1e-6, 1e-6]
+    assert [call["timeout_s"] for call in look_up.calls] == [1e-6, 1e-6]
 
 
 def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> None:
-    def open_ask() -> Callable[..., QueryResult]:
+    def open_lookup() -> Callable[..., QueryResult]:
         raise BudgetExceeded("timeout_s was reached while listing")
 
-    asked = Pages(open_ask, NOTHING, None, CommandBudget(None, None, 5), every=False)
+    asked = Pages(open_lookup, NOTHING, None, CommandBudget(None, None, 5), every=False)
     assert list(asked) == [NOTHING]
     with pytest.raises(BudgetExceeded, match="while listing"):
-        asked.settle(partial=True)
+        asked.settle()
 
 
 @pytest.mark.parametrize(

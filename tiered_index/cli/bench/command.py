@@ -30,7 +30,7 @@ from tiered_index.cli.bench.pause import Pause
 from tiered_index.cli.bench.reading import CommitLog, Lookups, Recovery
 from tiered_index.cli.bench.setting import Setting, scratch
 from tiered_index.cli.bench.writing import Compact, Put, Upload
-from tiered_index.cli.output import Printer, human_bytes, human_seconds
+from tiered_index.cli.output import Output, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
@@ -160,10 +160,8 @@ def measure(
     document = document_of(machine, setting, figures, elapsed_s, tables)
     if out is not None:
         out.write_text(json.dumps(document, indent=2) + "\n")
-    if session.out.as_json:
-        session.out.document(document)
-    else:
-        print_report(session.out, machine, setting, figures, elapsed_s, tables)
+    session.out.answer(document)
+    print_report(session.out, machine, setting, figures, elapsed_s, tables)
     return 0
 
 
@@ -251,7 +249,7 @@ def document_of(
 
 
 def print_report(
-    out: Printer,
+    out: Output,
     machine: dict[str, Any],
     setting: Setting,
     figures: Sequence[Figure],
@@ -260,7 +258,7 @@ def print_report(
 ) -> None:
     """Print machine and geometry, the figures of each suite and its tables, and the profile of every missed goal."""
     layout = setting.layout
-    out.facts(machine, title="machine")
+    out.fields(machine, title="machine")
     geometry = (
         f"{layout.slots:,} slots and {layout.items:,} items a file ({human_bytes(layout.unsealed_size)} unsealed)"
     )
@@ -285,7 +283,7 @@ def _row(figure: Figure) -> tuple[object, ...]:
     return figure.spec.name, median, figure.spec.unit, low, high, bound, met
 
 
-def _print_missed(out: Printer, figure: Figure) -> None:
+def _print_missed(out: Output, figure: Figure) -> None:
     assert figure.spec.goal is not None
     out.line(
         f"MISSED {figure.suite}: {figure.spec.name} is {figure.spec.goal.ratio(figure.median):.2f} times as good as "

@@ -24,7 +24,7 @@ import typer
 from tiered_index.cli.demo.checking import Census, Lookups, Question, questions_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
 from tiered_index.cli.demo.server import Place, place_of
-from tiered_index.cli.output import Printer, human_bytes, human_count, human_seconds
+from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
@@ -317,10 +317,8 @@ def demo(
     wrong = bool(census.lost or census.strange or stages.figures["wrong_answers"])
     figures = {"status": "wrong" if wrong else "ok", "storage": place.label, **stages.figures}
     figures["elapsed_s"] = round(time.monotonic() - started_s, 1)
-    if session.out.as_json:
-        session.out.document(figures)
-    else:
-        _print(session.out, figures)
+    session.out.answer(figures)
+    _write(session.out, figures)
     return _WRONG if wrong else 0
 
 
@@ -358,11 +356,11 @@ def _delete_all(config: IndexConfig) -> None:
         storage.delete_many([info.name for info in storage.list()])
 
 
-def _print(out: Printer, figures: dict[str, Any]) -> None:
+def _write(out: Output, figures: dict[str, Any]) -> None:
     rows = [
         (
             f["place"],
-            _states(f["files"]),
+            states(f["files"]),
             human_count(f["lookups"]),
             human_count(f["answers"]),
             f["wrong"],
@@ -375,26 +373,22 @@ def _print(out: Printer, figures: dict[str, Any]) -> None:
     ]
     out.line(f"storage: {figures['storage']}")
     out.table(_LOOKUP_COLUMNS, rows, right="look-ups answers wrong p50 p99 ms requests bytes")
-    facts: dict[str, object] = {
+    fields: dict[str, object] = {
         "messages": f"{human_count(figures['messages'])} in {figures['topics']} topics over {figures['days']} days",
-        "entries": human_count(figures["entries"]),
+        "entries": figures["entries"],
         "commit log": f"{human_bytes(figures['log_bytes'])} in {figures['log_segments']} segments",
         "dispatch and flush": f"{human_count(figures['ingest_entries_per_s'])} entries/s",
         "compaction rate": f"{human_count(figures['compact_entries_per_s'])} entries/s",
         "uploaded": human_bytes(figures["upload_bytes"]),
         "kills survived": f"{len(figures['kills'])} "
         f"({', '.join(kill['moment'] for kill in figures['kills']) or 'none'})",
-        "entries put twice": human_count(figures["entries_repeated"]),
-        "entries lost": human_count(figures["entries_lost"]),
-        "entries of nobody": human_count(figures["entries_strange"]) if figures["entries_strange"] else None,
-        "wrong answers": human_count(figures["wrong_answers"]),
+        "entries put twice": figures["entries_repeated"],
+        "entries lost": figures["entries_lost"],
+        "entries of nobody": figures["entries_strange"] or None,
+        "wrong answers": figures["wrong_answers"],
         "time": human_seconds(figures["elapsed_s"]),
     }
-    out.facts(facts)
+    out.fields(fields)
     for text in figures["wrong"]:
         out.line(f"WRONG {text}")
     out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
-
-
-def _states(files: dict[str, int]) -> str:
-    return ", ".join(f"{count} {state}" for state, count in sorted(files.items()))

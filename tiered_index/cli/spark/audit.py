@@ -8,20 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from tiered_index.cli.output import counted, human_bytes, human_seconds
+from tiered_index.cli.options import Column, Conf, Constant, Master, Ship
+from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import (
-    Column,
-    Conf,
-    Constant,
-    Master,
-    Ship,
-    given_columns,
-    progress_of,
-    spark_columns,
-    spark_of,
-)
+from tiered_index.cli.spark.sharing import given_columns, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, time_option
+from tiered_index.cli.verify import write_findings
 from tiered_index.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
@@ -107,10 +99,9 @@ def audit(
         config=config,
         progress=progress_of(session),
     )
-    if session.out.as_json:
-        session.out.document(_document(result, time.monotonic() - begun))
-    else:
-        _print(session, result, time.monotonic() - begun, bounded=begin is not None or end is not None)
+    elapsed_s = time.monotonic() - begun
+    session.out.answer(_document(result, elapsed_s))
+    _write(session.out, result, elapsed_s, bounded=begin is not None or end is not None)
     if report is not None:
         write_report(result, report, config.s3)  # last: what was found is reported even if this fails
     if result.status == "findings":
@@ -140,21 +131,9 @@ def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
     }
 
 
-def _print(session: Session, result: AuditResult, elapsed_s: float, *, bounded: bool) -> None:
-    report, line = result.report, session.out.line
-    for defect in report.findings[:_SHOWN]:
-        place = f" at byte {defect.offset:,}" if defect.offset is not None else ""
-        line(f"FINDING {defect.file}: {defect.part}: {defect.problem}{place}")
-    if len(report.findings) > _SHOWN:
-        line(f"and {counted(len(report.findings) - _SHOWN, 'further finding')}")
-    for note in report.notes[:_SHOWN]:
-        session.out.note(f"note: {note}")
-    if len(report.notes) > _SHOWN:
-        session.out.note(f"and {counted(len(report.notes) - _SHOWN, 'further note')}")
-    for what, error in report.unchecked[:_SHOWN]:
-        line(f"NOT CHECKED {what}: {error}")
-    if len(report.unchecked) > _SHOWN:
-        line(f"and {len(report.unchecked) - _SHOWN:,} further not checked")
+def _write(out: Output, result: AuditResult, elapsed_s: float, *, bounded: bool) -> None:
+    report, line = result.report, out.line
+    write_findings(out, report, _SHOWN)
     entries, read = counted(result.entries, "entry", "entries"), human_bytes(report.checked["object_bytes"])
     found = counted(len(report.findings), "finding")
     line(f"log record {result.log_number}: {counted(result.objects, 'object')} with {entries}, {read} checked, {found}")

@@ -14,32 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tiered_index.cli.merge import (
-    Begin,
-    DryRun,
-    End,
-    MinAge,
-    Tiers,
-    Window,
-    merge_options,
-    print_report,
-    print_total,
-    show_plans,
-)
-from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
-from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import (
-    Column,
-    Conf,
-    Constant,
-    Master,
-    Ship,
-    given_columns,
-    progress_of,
-    spark_columns,
-    spark_of,
-)
-from tiered_index.cli.stored_index import open_stored_index, storage_uri
+from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
+from tiered_index.cli.options import Begin, Column, Conf, Constant, DryRun, End, Master, MinAge, Ship, Tiers, Window
+from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
+from tiered_index.cli.spark.sharing import given_columns, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
@@ -52,8 +31,8 @@ if TYPE_CHECKING:
 
 __all__ = ["build", "compact", "merge"]
 
-_WINDOWS_SHOWN = 20
-_SKIPPED_SHOWN = 5
+_WINDOWS_SHOWN, _SHOWN = 20, 5
+_UNAVAILABLE, _CORRUPT = 3, 4
 
 
 @command
@@ -120,60 +99,55 @@ def build(
         dry_run=dry_run,
         progress=progress_of(session),
     )
-    _print(session, result, time.monotonic() - begun)
+    _write_built(session.out, result, time.monotonic() - begun)
     return 0
 
 
-def _print(session: Session, result: BuildResult, elapsed_s: float) -> None:
-    if session.out.as_json:
-        document = asdict(replace(result, metrics=JobMetrics()))
-        document["windows"] = [
-            {"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows
-        ]
-        document["skipped"] = [
-            {"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped
-        ]
-        document["metrics"] = result.metrics.to_json()
-        session.out.document(
-            {"status": "planned" if result.dry_run else "built", **document, "elapsed_s": round(elapsed_s, 3)}
-        )
-        return
+def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
+    windows = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
+    skipped = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
+    out.answer(
+        {
+            "status": "planned" if result.dry_run else "built",
+            **asdict(replace(result, metrics=JobMetrics())),
+            "windows": windows,
+            "skipped": skipped,
+            "metrics": result.metrics.to_json(),
+            "elapsed_s": round(elapsed_s, 3),
+        }
+    )
     shown = result.windows[:_WINDOWS_SHOWN]
-    session.out.table(
+    out.table(
         ("window", "length", "entries"),
         [(format_time(begin * 1000), human_duration(length), human_count(entries)) for begin, length, entries in shown],
         right="length entries",
     )
     if len(result.windows) > len(shown):
-        session.out.line(f"and {counted(len(result.windows) - len(shown), 'further window')}")
+        out.line(f"and {counted(len(result.windows) - len(shown), 'further window')}")
     verb = "would become" if result.dry_run else "became"
-    session.out.line(
+    out.line(
         f"{counted(result.entries, 'entry', 'entries')} {verb} {counted(len(result.windows), 'table')} of "
         f"{counted(result.shards, 'shard')}, {human_bytes(result.written_bytes)}"
     )
     if result.quarantined:
-        session.out.line(
+        out.line(
             f"{counted(result.quarantined, 'entry', 'entries')} with a time that can't be right went to quarantine"
         )
     if result.without_key:
-        session.out.line(f"{counted(result.without_key, 'message')} without key made no entry")
+        out.line(f"{counted(result.without_key, 'message')} without key made no entry")
     if result.skipped_ranges:
         stretches = counted(result.skipped_ranges, "damaged stretch", "damaged stretches")
-        session.out.line(
+        out.line(
             f"{stretches} passed over, {human_bytes(result.skipped_bytes)}: how many messages they had is not known"
         )
-        for file, begin, end, problem in result.skipped[:_SKIPPED_SHOWN]:
-            session.out.note(f"passed over: {file}: offsets {begin} to {end}: {problem}")
+        for file, begin, end, problem in result.skipped[:_SHOWN]:
+            out.remark(f"passed over: {file}: offsets {begin} to {end}: {problem}")
     if result.removed_objects:
-        session.out.line(f"{counted(result.removed_objects, 'object')} replaced")
+        out.line(f"{counted(result.removed_objects, 'object')} replaced")
     if result.dry_run:
-        session.out.line(f"about {counted(result.requests, 'request')}, ${result.cost_usd:.6f}; nothing was changed")
+        out.line(f"about {counted(result.requests, 'request')}, ${result.cost_usd:.6f}; nothing was changed")
     else:
-        session.out.line(f"log record {result.log_number}, {human_seconds(elapsed_s)}")
-
-
-_SHOWN = 5
-_UNAVAILABLE, _CORRUPT = 3, 4
+        out.line(f"log record {result.log_number}, {human_seconds(elapsed_s)}")
 
 
 @command
@@ -212,45 +186,37 @@ def compact(
             spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session)
         )
     elapsed_s = time.monotonic() - begun
-    if session.out.as_json:
-        status = "planned" if dry_run else "compacted" if report.files else "nothing to do"
-        lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
-        document = asdict(replace(report, metrics=type(report.metrics)()))
-        # nothing was measured where nothing was done
-        del document["metrics"]
-        metrics = {} if dry_run else {"metrics": report.metrics.to_json()}
-        session.out.document({"status": status, **document, **lists, **metrics, "elapsed_s": round(elapsed_s, 3)})
-    else:
-        _print_compacted(session, report, elapsed_s)
+    _write_compacted(session.out, report, elapsed_s)
     return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
 
 
-def _print_compacted(session: Session, report: CompactReport, elapsed_s: float) -> None:
+def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> None:
+    status = "planned" if report.dry_run else "compacted" if report.files else "nothing to do"
+    lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
+    document = asdict(replace(report, metrics=type(report.metrics)()))
+    # nothing was measured where nothing was done
+    del document["metrics"]
+    metrics = {} if report.dry_run else {"metrics": report.metrics.to_json()}
+    out.answer({"status": status, **document, **lists, **metrics, "elapsed_s": round(elapsed_s, 3)})
     what = (
         f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, "
         f"{human_bytes(report.read_bytes)}"
     )
     if report.dry_run:
-        session.out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
+        out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
     elif report.files:
-        session.out.line(
+        out.line(
             f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, "
             f"{human_seconds(elapsed_s)}"
         )
     else:
-        session.out.line("nothing to compact")
+        out.line("nothing to compact")
     about = "about " if report.dry_run else ""
-    session.out.line(f"{about}{counted(sum(report.requests.values()), 'request')}, about ${report.cost_usd:.6f}")
-    _note(session, "left as it is", report.left)
-    _note(session, "damaged, left to its writer", report.damaged)
-    _note(session, "failed", report.failed)
-
-
-def _note(session: Session, what: str, files: Sequence[tuple[str, str]]) -> None:
-    for file_id, reason in files[:_SHOWN]:
-        session.out.note(f"{what}: {file_id}: {reason}")
-    if len(files) > _SHOWN:
-        session.out.note(f"{what}: {len(files) - _SHOWN:,} more")
+    out.line(f"{about}{counted(sum(report.requests.values()), 'request')}, about ${report.cost_usd:.6f}")
+    named = {"left as it is": report.left, "damaged, left to its writer": report.damaged, "failed": report.failed}
+    for what, files in named.items():
+        texts = [f"{what}: {file_id}: {reason}" for file_id, reason in files]
+        out.first(_SHOWN, texts, lambda rest, what=what: f"{what}: {rest:,} more", remark=True)  # type: ignore[misc]
 
 
 @command
@@ -310,7 +276,6 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
         told.append({"window_s": chosen.window_s, **document, "left": left, "metrics": result.metrics.to_json()})
         requests.update(result.metrics.requests)
         spent.append(result.metrics)
-        if not session.out.as_json:
-            print_report(session, chosen.window_s, result)
+        write_report(session, chosen.window_s, result)
     read, written = sum(job.bytes_read for job in spent), sum(job.bytes_written for job in spent)
-    print_total(session, told, result.log_number, dict(requests), read, written, sum(job.cost_usd for job in spent))
+    write_total(session, told, result.log_number, dict(requests), read, written, sum(job.cost_usd for job in spent))

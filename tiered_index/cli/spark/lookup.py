@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from tiered_index.cli.output import counted, human_bytes, human_seconds
+from tiered_index.cli.options import Conf, Master
+from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import Conf, Master, pairs, progress_of, spark_of
+from tiered_index.cli.spark.sharing import pairs, progress_of, spark_of
 from tiered_index.cli.times import time_option
 from tiered_index.errors import ConfigError, InvalidArgument
 
@@ -20,6 +21,10 @@ __all__ = ["lookup"]
 
 _PARTIAL = 6
 _FAILED_SHOWN = 5
+_FIGURES = (
+    *("rows", "skipped_null", "objects", "tasks", "log_number", "requests", "bytes_read", "cost_usd", "plans"),
+    "dry_run",
+)
 
 
 @command
@@ -124,51 +129,32 @@ def lookup(
         statuses = result.statuses
     finally:
         result.release()
-    _print(session, result, statuses, time.monotonic() - begun)
+    _write(session.out, result, statuses, time.monotonic() - begun)
     return _PARTIAL if statuses.get("partial") else 0
 
 
-def _print(session: Session, result: LookupResult, statuses: dict[str, int], elapsed_s: float) -> None:
-    if session.out.as_json:
-        names = (
-            "rows",
-            "skipped_null",
-            "objects",
-            "tasks",
-            "log_number",
-            "requests",
-            "bytes_read",
-            "cost_usd",
-            "plans",
-            "dry_run",
-        )
-        session.out.document(
-            {
-                "status": "planned" if result.dry_run else "partial" if statuses.get("partial") else "done",
-                **{name: getattr(result, name) for name in names},
-                "lookups": statuses,
-                "failed": [{"file": file, "error": error} for file, error in result.failed],
-                "elapsed_s": round(elapsed_s, 3),
-            }
-        )
-        return
-    spent = f"{counted(result.requests, 'request')}, {human_bytes(result.bytes_read)}, ${result.cost_usd:.6f}"
+def _write(out: Output, result: LookupResult, statuses: dict[str, int], elapsed_s: float) -> None:
+    out.answer(
+        {
+            "status": "planned" if result.dry_run else "partial" if statuses.get("partial") else "done",
+            **{name: getattr(result, name) for name in _FIGURES},
+            "lookups": statuses,
+            "failed": [{"file": file, "error": error} for file, error in result.failed],
+            "elapsed_s": round(elapsed_s, 3),
+        }
+    )
+    cost = f"{counted(result.requests, 'request')}, {human_bytes(result.bytes_read)}, ${result.cost_usd:.6f}"
     if result.skipped_null:
-        session.out.line(f"{counted(result.skipped_null, 'row')} without topic or key left out")
+        out.line(f"{counted(result.skipped_null, 'row')} without topic or key left out")
     if result.dry_run:
-        session.out.line(
+        out.line(
             f"{counted(result.rows, 'row')} would be looked up in {counted(result.objects, 'object')} by "
-            f"{counted(result.tasks, 'task')}: "
-            f"at most about {spent}; nothing was read"
+            f"{counted(result.tasks, 'task')}: at most about {cost}; nothing was read"
         )
         return
     told = ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items()))
-    session.out.line(
-        f"{counted(result.rows, 'row')}, "
-        f"{counted(sum(statuses.values()), 'different lookup')}{f' ({told})' if told else ''}"
-    )
-    session.out.line(f"{counted(result.objects, 'object')} opened: {spent}, {human_seconds(elapsed_s)}")
-    for file, error in result.failed[:_FAILED_SHOWN]:
-        session.out.note(f"not read: {file}: {error}")
-    if len(result.failed) > _FAILED_SHOWN:
-        session.out.note(f"not read: {len(result.failed) - _FAILED_SHOWN:,} more")
+    lookups = counted(sum(statuses.values()), "different lookup")
+    out.line(f"{counted(result.rows, 'row')}, {lookups}{f' ({told})' if told else ''}")
+    out.line(f"{counted(result.objects, 'object')} opened: {cost}, {human_seconds(elapsed_s)}")
+    failed = [f"not read: {file}: {error}" for file, error in result.failed]
+    out.first(_FAILED_SHOWN, failed, lambda rest: f"not read: {rest:,} more", remark=True)

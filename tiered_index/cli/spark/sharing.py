@@ -1,11 +1,9 @@
-"""What the commands of `tiered-index spark` share: options, names of a source's columns, the session, progress."""
+"""What the commands of `tiered-index spark` share: names of a source's columns, the session, progress."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.session import Session
 from tiered_index.errors import InvalidArgument
@@ -13,32 +11,7 @@ from tiered_index.errors import InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "Column",
-    "Conf",
-    "Constant",
-    "Master",
-    "Ship",
-    "given_columns",
-    "pairs",
-    "progress_of",
-    "spark_columns",
-    "spark_of",
-]
-
-Master = Annotated[
-    str | None,
-    typer.Option(
-        help="Where Spark runs: local[4], spark://host:7077, yarn; none: what spark-submit says, else this machine."
-    ),
-]
-Conf = Annotated[
-    list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A setting of Spark's; several times.")
-]
-
-Ship = Annotated[
-    bool, typer.Option("--ship", help="Send this package to the executors, whose Python needs only what it depends on.")
-]
+__all__ = ["given_columns", "pairs", "progress_of", "spark_columns", "spark_of"]
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -78,16 +51,6 @@ def progress_of(session: Session) -> Callable[[str, int, int], None]:
             session.out.note(f"{stage}: {done:,} of {total:,} tasks")
 
     return tell
-
-
-Column = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times."),
-]
-Constant = Annotated[
-    list[str] | None,
-    typer.Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times."),
-]
 
 
 def given_columns(
