@@ -20,9 +20,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.cli.bench.cold import Cold, Round
-from tiered_index.cli.bench.cold_files import Spent, StoredFiles, make_files, open_reader, warm
+from tiered_index.cli.bench.cold_files import LookupCost, StoredFiles, make_files, open_reader, warm
 from tiered_index.cli.bench.figures import Meter, Table
-from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, require, scratch
+from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
 from tiered_index.config import IndexConfig
 from tiered_index.format.compacted import bare_slot_run
 from tiered_index.format.hashing import code_units, hash_batch, key_hash, normal_hashes
@@ -52,7 +52,6 @@ class ColdBesideRocketMQ(Cold):
     others = (_PARALLEL, _SERIAL)
 
     def other_ways(self, measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
-        """As `Cold.other_ways`."""
         count, number, amounts = len(files), measured.number, measured.amounts
         key, _, _ = measured.key(count, "one")
         read = partial(
@@ -64,7 +63,6 @@ class ColdBesideRocketMQ(Cold):
             measured.timed((count, "one", _SERIAL), number, partial(read, None), None)
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         super().run(setting, folder, meter)
         if setting.storage is not None:
             return
@@ -89,22 +87,22 @@ def _curve_layout(setting: Setting) -> Layout:
 
 def _as_rocketmq(
     pool: Executor | None, storage: Storage, layout: Layout, files: Sequence[StorageBytes], topic: str, key: str
-) -> Spent:
+) -> LookupCost:
     """Look a key up as RocketMQ does; without a pool one file after another."""
     hash31 = key_hash(topic, key)
     slot = hash31 % layout.slots
 
-    def look(file: StorageBytes) -> Spent:
+    def look(file: StorageBytes) -> LookupCost:
         name, size = file.stored.name, file.stored.size_bytes
         slot_item = storage.get_range(name, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE)
         position, length = bare_slot_run(slot_item, layout, name, size, slot)
         if not length:
-            return Spent(0, 1, SLOT_SIZE)
+            return LookupCost(0, 1, SLOT_SIZE)
         items = np.frombuffer(storage.get_range(name, position, length), layout.schema.item)
-        return Spent(int(np.count_nonzero(normal_hashes(items["key_hash"]) == hash31)), 2, SLOT_SIZE + length)
+        return LookupCost(int(np.count_nonzero(normal_hashes(items["key_hash"]) == hash31)), 2, SLOT_SIZE + length)
 
     spent = list((pool.map if pool is not None and len(files) > 1 else map)(look, files))
-    return Spent.of_gets(sum(s.found for s in spent), sum(s.requests for s in spent), sum(s.bytes for s in spent))
+    return LookupCost.of_gets(sum(s.found for s in spent), sum(s.requests for s in spent), sum(s.bytes for s in spent))
 
 
 def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
@@ -112,7 +110,7 @@ def _curve_table(files: StoredFiles, keys: Sequence[int]) -> Table:
     drawn at random.
     """
     own = (files.layout.capacity - files.shared) * files.count
-    drawn = files.own_keys(np.random.default_rng(7).choice(own, max(keys), replace=False))
+    drawn = keys_of(np.random.default_rng(7).choice(own, max(keys), replace=False))
     columns, results = ["keys"], []
     for cache, filters in ((None, "no filters"), (files.cache, "filters at hand")):
         for gap in _GAPS:

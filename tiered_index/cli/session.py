@@ -14,7 +14,7 @@ import logging
 import os
 import sys
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
@@ -34,12 +34,13 @@ from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["UNEXPECTED", "Session", "StoredIndex", "command", "open_stored_index", "storage_uri"]
+__all__ = ["UNEXPECTED", "Session", "StoredIndex", "command", "open_stored_index", "own_environment", "storage_uri"]
 
 UNEXPECTED = 70
 # What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
 _CLOSED_PIPE = 141
 _INTERRUPTED = 130
+_SETTINGS = "TIERED_INDEX_"
 P = ParamSpec("P")
 
 _COMMON = "Common options"
@@ -164,6 +165,24 @@ def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
         log = StorageLog(storage, clock)
         log.open()
         yield StoredIndex(storage, log, clock)
+
+
+@contextlib.contextmanager
+def own_environment(keep: str | None = None, more: Mapping[str, str] | None = None) -> Iterator[None]:
+    """Hide settings that are meant for the user's own index (but those whose names begin with `keep`), and add `more`.
+
+    For this process and its children, until the block ends.
+    """
+    before = dict(os.environ)
+    for name in before:
+        if name.startswith(_SETTINGS) and not (keep is not None and name.startswith(keep)):
+            del os.environ[name]
+    os.environ.update(more or {})
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:

@@ -22,8 +22,8 @@ from tiered_index.cli.bench.cold_files import (
     MEDIAN_MS,
     SIGMA,
     Amounts,
+    LookupCost,
     Network,
-    Spent,
     StoredFiles,
     copied,
     make_files,
@@ -64,7 +64,7 @@ _NEWEST = "all, newest 64"
 # all hold it, and 64 answers are asked for
 OURS, WITH_FILTERS, RAW = "ours", "ours, filters at hand", "plain GETs"
 FRESH, OPENING = "fresh reader", "(opening only)"
-_ASKED = 64
+_MAX_COUNT = 64
 _MOST_TIMES = 1.2
 _LEAST_SPARED = 98.0
 _MOST_TO_OPEN = 3
@@ -98,16 +98,6 @@ class Cell:
         """Requests a lookup."""
         return self.requests / len(self.samples_s)
 
-    @property
-    def kib_each(self) -> float:
-        """KiB a lookup."""
-        return self.bytes / len(self.samples_s) / 1024
-
-    @property
-    def usd_a_million(self) -> float:
-        """Estimated price of a million such lookups."""
-        return self.cost_usd / len(self.samples_s) * 1e6
-
 
 def section_of(files: int, kind: str) -> str:
     """Return the meter's section of our lookups."""
@@ -128,44 +118,47 @@ class Round:
         """Return a fresh key, how many answers it has in the `files` newest ones, and how many to ask for."""
         number = int(self._random.integers(1 << 31))
         if kind == "none":
-            return keys_of(np.array([ABSENT + number]))[0], 0, _ASKED
+            return keys_of(np.array([ABSENT + number]))[0], 0, _MAX_COUNT
         if kind == "one":
             file = self.files.count - 1 - int(self._random.integers(files))
-            return self.files.key_in_one(file, number), 1, _ASKED
-        asked = _ASKED if kind == _NEWEST else max(_ASKED, files)
-        return self.files.key_in_all(number), min(files, asked), asked
+            return self.files.key_in_one(file, number), 1, _MAX_COUNT
+        max_count = _MAX_COUNT if kind == _NEWEST else max(_MAX_COUNT, files)
+        return self.files.key_in_all(number), min(files, max_count), max_count
 
-    def timed(self, way: Way, seed: int, read: Callable[[], Spent], answers: int | None) -> None:
+    def timed(self, way: Way, seed: int, read: Callable[[], LookupCost], answers: int | None) -> None:
         """Measure one lookup; wrong answers end the run."""
         self.network.begin(seed)
         started_s = time.perf_counter()
-        spent = read()
+        stats = read()
         elapsed_s = time.perf_counter() - started_s
         if answers is not None:
             # without fingerprints a key is answered with what others of its 31-bit hash have
-            require(spent.found if self._keyed else min(spent.found, answers), answers, f"answers of {way}")
-        self.cells.setdefault(way, Cell()).add((elapsed_s,), spent.requests, spent.bytes, spent.cost_usd)
+            require(stats.found if self._keyed else min(stats.found, answers), answers, f"answers of {way}")
+        self.cells.setdefault(way, Cell()).add((elapsed_s,), stats.requests, stats.bytes, stats.cost_usd)
 
-    def ask(self, reader: IndexReader, files: int, kind: str, key: str, asked: int) -> Spent:
-        """Ask our reader, in the section that a profile of it looks at."""
+    def look_up(self, reader: IndexReader, files: int, kind: str, key: str, max_count: int) -> LookupCost:
+        """Look a key up by our reader, in the section that a profile of it looks at."""
         with self._meter.section(section_of(files, kind)):
-            result = reader.query(TOPIC, key, begin_ms=self.files.begin_ms(files), max_count=asked)
-        return Spent(len(result), result.explain.requests, result.explain.bytes, result.explain.cost_usd)
+            result = reader.query(TOPIC, key, begin_ms=self.files.begin_ms(files), max_count=max_count)
+        return LookupCost(len(result), result.explain.requests, result.explain.bytes, result.explain.cost_usd)
 
     def open(self, files: int) -> None:
-        """Open a reader that knows nothing, and ask it once."""
-        key, answers, asked = self.key(files, "all")
+        """Open a reader that knows nothing, and look a key up once."""
+        key, answers, max_count = self.key(files, "all")
         metered = MeteredStorage(self.network)
         readers: list[IndexReader] = []
 
-        def begin() -> Spent:
+        def begin() -> LookupCost:
             readers.append(open_reader(metered))
-            return Spent(0, metered.total.requests, metered.total.bytes_read, metered.total.cost_usd)
+            return LookupCost(0, metered.total.requests, metered.total.bytes_read, metered.total.cost_usd)
 
         self.timed((files, OPENING, FRESH), self.number, begin, None)
         with readers[0] as reader:
             self.timed(
-                (files, "all", FRESH), self.number, lambda: self.ask(reader, files, "fresh", key, asked), answers
+                (files, "all", FRESH),
+                self.number,
+                lambda: self.look_up(reader, files, "fresh", key, max_count),
+                answers,
             )
 
 
@@ -190,14 +183,14 @@ def measure_lookups(
                 for count, lookups in amounts.lookups.items():
                     near = newest[:count]
                     for turn in range(lookups):
-                        for kind in (*KINDS, *([_NEWEST] if count > _ASKED else [])):
-                            key, answers, asked = measured.key(count, kind)
+                        for kind in (*KINDS, *([_NEWEST] if count > _MAX_COUNT else [])):
+                            key, answers, max_count = measured.key(count, kind)
                             seed = number * 1_000 + turn
                             runs = runs_of(near, TOPIC, key)
-                            ask = partial(measured.ask, files=count, kind=kind, key=key, asked=asked)
+                            look_up = partial(measured.look_up, files=count, kind=kind, key=key, max_count=max_count)
                             measured.timed((count, kind, RAW), seed, partial(raw_ranges, pool, get, runs), None)
-                            measured.timed((count, kind, OURS), seed, partial(ask, plain), answers)
-                            measured.timed((count, kind, WITH_FILTERS), seed, partial(ask, filtered), answers)
+                            measured.timed((count, kind, OURS), seed, partial(look_up, plain), answers)
+                            measured.timed((count, kind, WITH_FILTERS), seed, partial(look_up, filtered), answers)
                         other_ways(measured, near, turn, pool)
                     measured.open(count)
                 yield measured.cells
@@ -227,7 +220,6 @@ class Cold:
         """Measure other ways to look a key up in `files`, the newest ones; here there are none."""
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         amounts = Amounts.of(setting)
         pairs = [(files, kind) for files in amounts.lookups for kind in KINDS]
         specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (section_of(*pair),)) for pair in pairs]
@@ -237,22 +229,20 @@ class Cold:
         return specs
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         amounts = Amounts.of(setting)
         with scratch(folder) as place:
             files = make_files(setting, amounts.layout, amounts.files, place)
             with _network(setting, files) as network:
-                cells: dict[Way, list[Cell]] = {}
+                cells: dict[Way, Cell] = {}
                 for measured in measure_lookups(network, files, amounts, meter, self.other_ways):
                     _record(measured, amounts, meter)
                     for way, cell in measured.items():
-                        cells.setdefault(way, []).append(cell)
-            merged = {way: _merged(parts) for way, parts in cells.items()}
+                        cells.setdefault(way, Cell()).add(cell.samples_s, cell.requests, cell.bytes, cell.cost_usd)
             where = setting.storage or f"a folder behind a latency of lognormal({MEDIAN_MS:.0f} ms, {SIGMA})"
             about = (
                 f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
             )
-            for table in _lookup_tables(merged, about, self.others):
+            for table in _lookup_tables(cells, about, self.others):
                 meter.table(table)
 
 
@@ -273,13 +263,6 @@ def _record(cells: dict[Way, Cell], amounts: Amounts, meter: Meter) -> None:
     most = max(amounts.lookups)
     meter.record(_spared(amounts), 100 * (1 - cells[most, "none", WITH_FILTERS].requests_each / most))
     meter.record(_to_open(amounts), cells[most, OPENING, FRESH].requests_each)
-
-
-def _merged(parts: Sequence[Cell]) -> Cell:
-    whole = Cell()
-    for cell in parts:
-        whole.add(cell.samples_s, cell.requests, cell.bytes, cell.cost_usd)
-    return whole
 
 
 def _lookup_tables(cells: dict[Way, Cell], about: str, others: Sequence[str]) -> Iterator[Table]:
@@ -304,8 +287,8 @@ def _lookup_tables(cells: dict[Way, Cell], about: str, others: Sequence[str]) ->
                 *way,
                 len(cell.samples_s),
                 cell.requests_each,
-                cell.kib_each,
-                cell.usd_a_million,
+                cell.bytes / len(cell.samples_s) / 1024,
+                cell.cost_usd / len(cell.samples_s) * 1e6,
                 cell.percentile_ms(50),
                 cell.percentile_ms(99),
                 cell.percentile_ms(50) / cells[plain].percentile_ms(50) if plain in cells else None,

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.cli.bench.setting import START_MS, TOPIC, Setting, UnsyncedDisk, batch, key_array, keys_of, require
@@ -39,8 +38,8 @@ __all__ = [
     "NO_FILTERS",
     "SIGMA",
     "Amounts",
+    "LookupCost",
     "Network",
-    "Spent",
     "StoredFiles",
     "check_storage",
     "copied",
@@ -57,11 +56,11 @@ MEDIAN_MS = 30.0
 SIGMA = 0.3
 """The injected latency is lognormal: the median of a request, and the deviation of its logarithm."""
 _FULL_FILES, _QUICK_FILES, _FEW_FILES = 1_000, 100, 10
-_SHARED = 1 << 41
 # numbers of the keys that every file holds; the messages' own are far below
+_SHARED = 1 << 41
 _HOUR_MS = 3_600_000
-_HOUR = _HOUR_MS * 10
 # message numbers of an hour
+_HOUR = _HOUR_MS * 10
 _AT_ONCE = 50
 _COPIES = 8
 NO_FILTERS = 1 << 30
@@ -132,10 +131,6 @@ class StoredFiles:
         """Return one of the keys that only file `file` (0: the oldest) holds."""
         own = self.layout.capacity - self.shared
         return keys_of(np.array([file * own + number % own]))[0]
-
-    def own_keys(self, numbers: npt.NDArray[np.int64]) -> list[str]:
-        """Return keys that one file each holds, by their numbers below `count` * (capacity - `shared`)."""
-        return keys_of(numbers)
 
     def rows(self, file: int) -> pa.RecordBatch:
         """Return a file's messages."""
@@ -241,25 +236,19 @@ def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) ->
 
 def warm(reader: IndexReader, files: StoredFiles) -> None:
     """Make every directory known."""
-    require(
-        len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count)) >= files.count,
-        True,
-        "answers of all files",
-    )
+    found = len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count))
+    require(found >= files.count, True, "answers of all files")
 
 
 def stored_files(reader: IndexReader) -> list[StorageBytes]:
     """Return the files in the storage, newest first."""
     handles = [handle for handle in reader.files() if isinstance(handle, CompactedFile)]
-    return [handle.stored for handle in _newest_first(handles) if handle.stored is not None]
-
-
-def _newest_first(handles: Sequence[CompactedFile]) -> list[CompactedFile]:
-    return sorted(handles, key=lambda handle: -handle.second_max)
+    handles.sort(key=lambda handle: -handle.second_max)
+    return [handle.stored for handle in handles if handle.stored is not None]
 
 
 @dataclass
-class Spent:
+class LookupCost:
     """What a way of reading took."""
 
     found: int = 0
@@ -268,7 +257,7 @@ class Spent:
     cost_usd: float = 0.0
 
     @classmethod
-    def of_gets(cls, found: int, requests: int, read: int) -> Spent:
+    def of_gets(cls, found: int, requests: int, read: int) -> LookupCost:
         """Return what `requests` GETs cost."""
         return cls(found, requests, read, _PRICES.cost_usd({"get_range": requests}, read))
 
@@ -284,10 +273,10 @@ def runs_of(files: Sequence[StorageBytes], topic: str, key: str) -> list[tuple[s
     return found
 
 
-def raw_ranges(pool: Executor, get: RawGet, runs: Sequence[tuple[str, Run]]) -> Spent:
+def raw_ranges(pool: Executor, get: RawGet, runs: Sequence[tuple[str, Run]]) -> LookupCost:
     """Read ranges side by side, as plain GETs of which the slowest counts."""
-    if len(runs) == 1:
-        ((name, run),) = runs
-        return Spent.of_gets(0, 1, len(get(name, run.offset, run.length)))
-    bodies = list(pool.map(lambda item: len(get(item[0], item[1].offset, item[1].length)), runs))
-    return Spent.of_gets(0, len(bodies), sum(bodies))
+    # a single one in this thread
+    bodies = list(
+        (pool.map if len(runs) > 1 else map)(lambda item: len(get(item[0], item[1].offset, item[1].length)), runs)
+    )
+    return LookupCost.of_gets(0, len(bodies), sum(bodies))

@@ -6,7 +6,6 @@ or a table and what there is to say of missed goals. One thread.
 
 from __future__ import annotations
 
-import contextlib
 import cProfile
 import itertools
 import json
@@ -17,6 +16,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -24,24 +24,23 @@ import typer
 
 from tiered_index.cli.bench.cold import Cold
 from tiered_index.cli.bench.cold_files import Amounts, check_storage
-from tiered_index.cli.bench.figures import Figure, Frame, Meter, Spec, Suite, Table
+from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
 from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.pause import Pause
 from tiered_index.cli.bench.reading import CommitLog, Lookups, Recovery
 from tiered_index.cli.bench.setting import Setting, scratch
 from tiered_index.cli.bench.writing import Compact, Put, Upload
 from tiered_index.cli.output import Output, human_bytes, human_seconds
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
 
-__all__ = ["SUITES", "bench", "check_places", "document_of", "layout_of", "measure", "print_report", "run_suites"]
+__all__ = ["SUITES", "bench", "check_places", "layout_of", "measure", "print_report", "run_suites"]
 
 _ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold())
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
-_SETTINGS = "TIERED_INDEX_"
 _QUICK = (500_000, 2_000_000)
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 """The suites as typer wants its choices."""
@@ -141,42 +140,28 @@ def measure(
             f"{base} has {human_bytes(free)} free; the benchmark wants {human_bytes(space_bytes)} (--root-dir, --items)"
         )
     machine = facts(base)
-    figures: list[Figure] = []
     tables: list[Table] = []
-    done = 0
+    done = itertools.count(1)
     with (
-        _own_settings(),
+        own_environment(),
         scratch(base) as folder,
         session.progress("measuring", sum(suite.passes for suite in suites) * setting.rounds) as progress,
     ):
-
-        def tick(suite: str) -> None:
-            nonlocal done
-            done += 1
-            progress.update(done, suite)
-
-        figures.extend(run_suites(suites, setting, folder, tick, tables))
+        figures = list(run_suites(suites, setting, folder, lambda suite: progress.update(next(done), suite), tables))
     elapsed_s = time.monotonic() - started_s
-    document = document_of(machine, setting, figures, elapsed_s, tables)
+    document = {
+        "machine": machine,
+        "setting": setting.describe(),
+        "figures": [figure.to_dict() for figure in figures],
+        "tables": [table.to_dict() for table in tables],
+        "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False],
+        "elapsed_s": round(elapsed_s, 1),
+    }
     if out is not None:
         out.write_text(json.dumps(document, indent=2) + "\n")
     session.out.answer(document)
     print_report(session.out, machine, setting, figures, elapsed_s, tables)
     return 0
-
-
-@contextlib.contextmanager
-def _own_settings() -> Iterator[None]:
-    """Hide settings that are meant for the user's own index."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(_SETTINGS):
-            del os.environ[name]
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def run_suites(
@@ -191,61 +176,32 @@ def run_suites(
     `tick` is called with the suite's name after each pass of each round.
     """
     for suite in suites:
-        figures = _figures(suite, setting, folder, tick, tables)
+        meter = Meter(setting.rounds, partial(tick, suite.name))
+        with scratch(folder) as place:
+            suite.run(setting, place, meter)
+        if tables is not None:
+            tables.extend(replace(table, suite=suite.name) for table in meter.tables)
+        figures = [Figure(suite.name, spec, tuple(meter.values[spec.name])) for spec in suite.specs(setting)]
         missed = [figure.spec for figure in figures if figure.met is False and figure.spec.sections]
-        frames = _frames(suite, setting, folder, missed) if missed else {}
+        profiled = Meter(1, lambda: None, {section for spec in missed for section in spec.sections})
+        if missed:
+            with scratch(folder) as place:
+                suite.run(setting, place, profiled)
         for figure in figures:
-            yield Figure(figure.suite, figure.spec, figure.values, frames.get(figure.spec.name, ()))
-
-
-def _figures(
-    suite: Suite, setting: Setting, folder: Path, tick: Callable[[str], None], tables: list[Table] | None
-) -> list[Figure]:
-    meter = Meter(setting.rounds, lambda: tick(suite.name))
-    _measure(suite, setting, folder, meter)
-    if tables is not None:
-        tables.extend(replace(table, suite=suite.name) for table in meter.tables)
-    return [Figure(suite.name, spec, tuple(meter.values[spec.name])) for spec in suite.specs(setting)]
-
-
-def _frames(suite: Suite, setting: Setting, folder: Path, missed: Sequence[Spec]) -> dict[str, tuple[Frame, ...]]:
-    """Return the top frames of each missed figure, by its name."""
-    meter = Meter(1, lambda: None, {section for spec in missed for section in spec.sections})
-    _measure(suite, setting, folder, meter)
-    return {spec.name: _top([meter.profiles[section] for section in spec.sections]) for spec in missed}
-
-
-def _measure(suite: Suite, setting: Setting, folder: Path, meter: Meter) -> None:
-    with scratch(folder) as place:
-        suite.run(setting, place, meter)
+            sections = figure.spec.sections if figure.spec in missed else ()
+            yield replace(figure, frames=_top([profiled.profiles[section] for section in sections]))
 
 
 def _top(profiles: Sequence[cProfile.Profile]) -> tuple[Frame, ...]:
     """Return the functions that took most time in themselves."""
-    stats: Any = pstats.Stats(profiles[0])
-    for profile in profiles[1:]:
-        stats.add(profile)
-    rows = sorted(stats.stats.items(), key=lambda row: -row[1][2])[:_FRAMES]
-    return tuple(Frame(_named(function), row[1], row[2]) for function, row in rows)
-
-
-def _named(function: tuple[str, int, str]) -> str:
-    file, line, name = function
-    return name if file == "~" else f"{Path(file).parent.name}/{Path(file).name}:{line} {name}"
-
-
-def document_of(
-    machine: dict[str, Any], setting: Setting, figures: Sequence[Figure], elapsed_s: float, tables: Sequence[Table] = ()
-) -> dict[str, Any]:
-    """Return everything that was found out, JSON-ready."""
-    return {
-        "machine": machine,
-        "setting": setting.describe(),
-        "figures": [figure.to_dict() for figure in figures],
-        "tables": [table.to_dict() for table in tables],
-        "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False],
-        "elapsed_s": round(elapsed_s, 1),
-    }
+    if not profiles:
+        return ()
+    stats: Any = pstats.Stats(*profiles)
+    frames = []
+    for (file, line, name), row in sorted(stats.stats.items(), key=lambda item: -item[1][2])[:_FRAMES]:
+        function = name if file == "~" else f"{Path(file).parent.name}/{Path(file).name}:{line} {name}"
+        frames.append(Frame(function, row[1], row[2]))
+    return tuple(frames)
 
 
 def print_report(
@@ -269,8 +225,11 @@ def print_report(
             if table.suite == suite:
                 out.table(table.columns, [tuple(map(_cell, row)) for row in table.rows], title=table.title)
     for figure in figures:
-        if figure.met is False:
-            _print_missed(out, figure)
+        if figure.met is False and (goal := figure.spec.goal) is not None:
+            ratio = f"{goal.ratio(figure.median):.2f} times as good as its goal"
+            out.line(f"MISSED {figure.suite}: {figure.spec.name} is {ratio}")
+            for frame in figure.frames:
+                out.line(f"  {frame.own_s:8.3f} s in {frame.calls:>9,} calls of {frame.function}")
     out.line(f"took {human_seconds(elapsed_s)}")
 
 
@@ -278,19 +237,8 @@ def _row(figure: Figure) -> tuple[object, ...]:
     goal = figure.spec.goal
     bound = f"{'>=' if goal.is_minimum else '<='} {_number(goal.limit)}" if goal is not None else ""
     met = {None: "", True: "yes", False: "NO"}[figure.met]
-    values = (_number(value) for value in (figure.median, min(figure.values), max(figure.values)))
-    median, low, high = values
+    median, low, high = map(_number, (figure.median, min(figure.values), max(figure.values)))
     return figure.spec.name, median, figure.spec.unit, low, high, bound, met
-
-
-def _print_missed(out: Output, figure: Figure) -> None:
-    assert figure.spec.goal is not None
-    out.line(
-        f"MISSED {figure.suite}: {figure.spec.name} is {figure.spec.goal.ratio(figure.median):.2f} times as good as "
-        f"its goal"
-    )
-    for frame in figure.frames:
-        out.line(f"  {frame.own_s:8.3f} s in {frame.calls:>9,} calls of {frame.function}")
 
 
 def _cell(value: Any) -> object:

@@ -10,9 +10,9 @@ import cProfile
 import statistics
 import time
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 import numpy as np
@@ -45,12 +45,7 @@ class Table:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the table JSON-ready."""
-        return {
-            "suite": self.suite,
-            "title": self.title,
-            "columns": list(self.columns),
-            "rows": [list(row) for row in self.rows],
-        }
+        return {"suite": self.suite, **asdict(self)}
 
 
 class Section:
@@ -83,9 +78,7 @@ class Section:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
@@ -141,14 +134,10 @@ class Goal:
         return self.limit / value if value > 0 else float("inf")
 
 
-def at_least(limit: float) -> Goal:
-    """Return the goal of a figure that should be great."""
-    return Goal(limit, is_minimum=True)
-
-
-def at_most(limit: float) -> Goal:
-    """Return the goal of a figure that should be small."""
-    return Goal(limit, is_minimum=False)
+at_least = partial(Goal, is_minimum=True)
+"""The goal of a figure that should be great."""
+at_most = partial(Goal, is_minimum=False)
+"""The goal of a figure that should be small."""
 
 
 @dataclass(frozen=True)
@@ -211,7 +200,7 @@ class Figure:
             document["goal"] = {"limit": goal.limit, "is": "at least" if goal.is_minimum else "at most"}
             document["times_as_good_as_goal"] = goal.ratio(self.median)
         if self.frames:
-            document["profile"] = [{"function": f.function, "calls": f.calls, "own_s": f.own_s} for f in self.frames]
+            document["profile"] = [asdict(frame) for frame in self.frames]
         return document
 
 

@@ -11,7 +11,6 @@ import platform
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -99,13 +98,7 @@ class MemoryWatch:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """Sample no more. Idempotent."""
+    def __exit__(self, *_: object) -> None:
         self._stopping.set()
         self._thread.join()
 

@@ -73,7 +73,6 @@ class Pause:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         calls = [Spec(_figure(call, state, which), "us") for call in _CALLS for state in _STATES for which in _WHICH]
         return (
             *calls,
@@ -83,7 +82,6 @@ class Pause:
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         keys = key_array(np.arange(min(setting.entries, _POOL)))
         measured, other = cores()
         for _ in meter.rounds():
@@ -136,7 +134,7 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
         def finished(entries: int) -> bool:
             return disk.counts["uploaded"] > setting.pause_files or time.monotonic() >= ends_s
 
-        asking = threads.submit(_ask, index, keys_of(numbers_of(10_000, len(keys), 1)), done)
+        looking_up = threads.submit(_look_up, index, keys_of(numbers_of(10_000, len(keys), 1)), done)
         writing = threads.submit(_write, index, setting.pause_rows, keys, core, finished, waiting)
         try:
             latencies = writing.result()
@@ -147,7 +145,7 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
             counts.get("unsealed", 0),
             counts.get("compacted", 0),
             counts.get("uploaded", 0),
-            asking.result(),
+            looking_up.result(),
             latencies.pushed_back,
         )
         index.flush()
@@ -161,8 +159,8 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
     return latencies
 
 
-def _ask(index: IndexService, keys: list[str], done: threading.Event) -> int:
-    """Ask for keys, one after another, until done; return how many were asked for."""
+def _look_up(index: IndexService, keys: list[str], done: threading.Event) -> int:
+    """Look keys up, one after another, until done; return how many."""
     for number, key in enumerate(cycle(keys)):
         index.query(TOPIC, key)
         if done.wait(_QUERY_PAUSE_S):

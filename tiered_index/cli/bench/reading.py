@@ -26,7 +26,6 @@ from tiered_index.cli.bench.setting import (
     compact_only,
     fill,
     keys_of,
-    lookups_of,
     numbers_of,
     require,
     scratch,
@@ -39,16 +38,13 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.index import IndexService
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.types import Lookup
 
 __all__ = ["CommitLog", "Lookups", "Recovery", "require_answers"]
 
 _STATES = ("hot", "compacted")
 _KINDS = ("lookup", "miss")
 _GOALS: dict[str, Goal] = {"hot lookup p50": at_most(50), "hot query_many": at_least(5e5)}
-
-
-def _spec(name: str, unit: str, section: str) -> Spec:
-    return Spec(name, unit, _GOALS.get(name), (section,))
 
 
 class Lookups:
@@ -58,20 +54,16 @@ class Lookups:
     passes = len(_STATES)
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         specs = []
         for state in _STATES:
             specs += [
-                _spec(f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")
+                (f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")
             ]
-            specs += [
-                _spec(f"{state} query_many{what}", "keys/s", f"{state} query_many")
-                for what in ("", ", every result read")
-            ]
-        return specs
+            many = f"{state} query_many"
+            specs += [(many, "keys/s", many), (f"{many}, every result read", "keys/s", many)]
+        return [Spec(name, unit, _GOALS.get(name), (section,)) for name, unit, section in specs]
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         with scratch(folder) as place, setting.open(place, storage=without_uploads(place)) as index:
             fill(index, 0, setting.entries)
             for state in _STATES:
@@ -104,14 +96,14 @@ def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter
         p50, p99 = percentiles_us(latencies, 50, 99)
         meter.record(f"{state} {kind} p50", p50)
         meter.record(f"{state} {kind} p99", p99)
-    asked = lookups_of(numbers_of(setting.many, setting.entries, seed + 1_000))
+    lookups = [Lookup(topic=TOPIC, key=key) for key in keys_of(numbers_of(setting.many, setting.entries, seed + 1_000))]
     with meter.section(f"{state} query_many") as call:
-        results = index.query_many(asked)
+        results = index.query_many(lookups)
     with meter.section(f"{state} results") as reading:
         found = sum(len(result) for result in results)
-    require_answers(setting, found, len(asked), f"answers of {state} query_many")
-    meter.record(f"{state} query_many", len(asked) / call.elapsed_s)
-    meter.record(f"{state} query_many, every result read", len(asked) / (call.elapsed_s + reading.elapsed_s))
+    require_answers(setting, found, len(lookups), f"answers of {state} query_many")
+    meter.record(f"{state} query_many", len(lookups) / call.elapsed_s)
+    meter.record(f"{state} query_many, every result read", len(lookups) / (call.elapsed_s + reading.elapsed_s))
 
 
 def require_answers(setting: Setting, found: int, expected: int, what: str) -> None:
@@ -122,8 +114,6 @@ def require_answers(setting: Setting, found: int, expected: int, what: str) -> N
     require(found if keyed else min(found, expected), expected, what)
 
 
-_FULL, _FULL_RATE = "opening a full unsealed file", "recovery rate"
-_OPENING, _OPENING_MANY = "opening", "opening many"
 _MANY_FILES = 1_000
 _SMALL = 100
 _AT_ONCE = 50
@@ -137,23 +127,22 @@ class Recovery:
     passes = 2
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         return (
-            Spec(_FULL, "s", at_most(6) if setting.is_full else None, (_OPENING,)),
-            Spec(_FULL_RATE, "entries/s"),
-            Spec(_many(setting), "s", at_most(2) if setting.small_files >= _MANY_FILES else None, (_OPENING_MANY,)),
+            Spec("opening a full unsealed file", "s", at_most(6) if setting.is_full else None, ("opening",)),
+            Spec("recovery rate", "entries/s"),
+            Spec(
+                f"opening a root with {setting.small_files:,} files",
+                "s",
+                at_most(2) if setting.small_files >= _MANY_FILES else None,
+                ("opening many",),
+            ),
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         with scratch(folder) as place:
             _full_file(setting, place, meter)
         with scratch(folder) as place:
             _many_files(setting, place, meter)
-
-
-def _many(setting: Setting) -> str:
-    return f"opening a root with {setting.small_files:,} files"
 
 
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
@@ -163,7 +152,7 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
     index.abandon()
     settle()
     for _ in meter.rounds():
-        with meter.section(_OPENING) as opening:
+        with meter.section("opening") as opening:
             index = setting.open(place)
         require(
             [(file.place, getattr(file, "count", None)) for file in index.files()],
@@ -172,8 +161,8 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
         )
         index.flush()  # reserves the next file, so that every round begins with what a crash leaves
         index.abandon()
-        meter.record(_FULL, opening.elapsed_s)
-        meter.record(_FULL_RATE, count / opening.elapsed_s)
+        meter.record("opening a full unsealed file", opening.elapsed_s)
+        meter.record("recovery rate", count / opening.elapsed_s)
 
 
 def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
@@ -187,25 +176,19 @@ def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
             index.run_lifecycle()
     settle()
     for _ in meter.rounds():
-        with meter.section(_OPENING_MANY) as opening:
+        with meter.section("opening many") as opening:
             index = small.open(place)
-        require(_census(index), (files, files * _SMALL), "files and entries after opening")
+        counts = [getattr(file, "count", 0) for file in index.files() if file.place == "uploaded"]
+        require((len(counts), sum(counts)), (files, files * _SMALL), "files and entries after opening")
         index.close()
-        meter.record(_many(setting), opening.elapsed_s)
+        meter.record(f"opening a root with {files:,} files", opening.elapsed_s)
 
 
-def _census(index: IndexService) -> tuple[int, int]:
-    counts = [getattr(file, "count", 0) for file in index.files() if file.place == "uploaded"]
-    return len(counts), sum(counts)
-
-
-_WALKED, _WITH_QUEUES, _CHECKED = (
-    "extraction, walking",
-    "extraction, with consume queues",
-    "extraction, walking, bodies checked",
+_READINGS = (
+    ("extraction, walking", False, False),
+    ("extraction, with consume queues", False, True),
+    ("extraction, walking, bodies checked", True, False),
 )
-_READINGS = ((_WALKED, False, False), (_WITH_QUEUES, False, True), (_CHECKED, True, False))
-_WRITER = "store writer"
 _GOAL = at_least(5e5)
 _SEGMENT_BYTES = 1 << 28
 _BODY_BYTES = 256
@@ -219,19 +202,17 @@ class CommitLog:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         names = [name for name, _, _ in _READINGS]
         rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in names)
-        return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec(_WRITER, "messages/s")
+        return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec("store writer", "messages/s")
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         core, _ = cores()
         for _ in meter.rounds():
             with scratch(folder) as place, pinned(core):
-                with meter.section(_WRITER) as writing:
+                with meter.section("store writer") as writing:
                     _write(place, setting.log_messages)
-                meter.record(_WRITER, setting.log_messages / writing.elapsed_s)
+                meter.record("store writer", setting.log_messages / writing.elapsed_s)
                 settle()
                 store = StoreDirectory.open(place)
                 # the first reading pays for memory that later ones have

@@ -14,7 +14,6 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -31,7 +30,6 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
-from tiered_index.types import Lookup
 
 __all__ = [
     "ABSENT",
@@ -42,12 +40,10 @@ __all__ = [
     "UnsyncedDisk",
     "WatchedDisk",
     "batch",
-    "batches",
     "compact_only",
     "fill",
     "key_array",
     "keys_of",
-    "lookups_of",
     "numbers_of",
     "plain_copy",
     "require",
@@ -115,11 +111,6 @@ def numbers_of(count: int, below: int, seed: int) -> npt.NDArray[np.int64]:
     return np.random.default_rng(seed).integers(0, below, count)
 
 
-def lookups_of(numbers: npt.NDArray[np.int64]) -> list[Lookup]:
-    """Return the lookups of messages' keys over all time."""
-    return [Lookup(topic=TOPIC, key=key) for key in keys_of(numbers)]
-
-
 _FULL_ITEMS = 20_000_000
 _BATCH = 250_000
 FLUSH_ENTRIES = 1_000_000
@@ -176,11 +167,6 @@ class Setting:
     def is_full(self) -> bool:
         """Whether files are of the size at which the goals of whole files, and Java's figures, hold."""
         return self.layout.items >= _FULL_ITEMS
-
-    @cached_property
-    def entry_bytes(self) -> int:
-        """Bytes of an entry of an unsealed file."""
-        return self.layout.schema.entry.itemsize
 
     @property
     def space_bytes(self) -> int:
@@ -265,17 +251,12 @@ class WatchedDisk(Disk):
             self._reached(target.parent.name)
 
 
-def batches(first: int, count: int) -> Iterator[pa.RecordBatch]:
-    """Yield messages `first`.. as batches, each made when it is asked for."""
-    for start in range(first, first + count, _BATCH):
-        yield batch(np.arange(start, min(start + _BATCH, first + count)))
-
-
 def fill(index: IndexService, first: int, count: int, put: Any = None, flush: Any = None) -> None:
     """Put messages and make them durable, `FLUSH_ENTRIES` at a time; `put` and `flush` are entered around the calls."""
     put, flush = put or contextlib.nullcontext(), flush or contextlib.nullcontext()
     waiting = 0
-    for rows in batches(first, count):
+    for start in range(first, first + count, _BATCH):
+        rows = batch(np.arange(start, min(start + _BATCH, first + count)))
         with put:
             waiting += index.put_batch(rows)
         if waiting >= FLUSH_ENTRIES:

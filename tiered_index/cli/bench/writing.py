@@ -42,15 +42,6 @@ from tiered_index.storage.disk import Disk
 
 __all__ = ["Compact", "Put", "Upload"]
 
-_BATCH, _DURABLE, _CPU, _PLAIN = (
-    "put_batch",
-    "put_batch and durable flush",
-    "put_batch and flush, CPU",
-    "times a plain durable write",
-)
-_SINGLE, _SINGLE_CPU, _SINGLE_DURABLE = "put, one entry a call", "put, CPU", "put and durable flush"
-_CALL, _FLUSH, _ONE, _ONE_FLUSH = "put_batch call", "flush", "put loop", "flush of single puts"
-
 
 class Put:
     """A full file, filled in batches, and single puts; the process stays on one core."""
@@ -59,19 +50,17 @@ class Put:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         return (
-            Spec(_BATCH, "entries/s", sections=(_CALL,)),
-            Spec(_DURABLE, "entries/s", at_least(6e6), (_CALL, _FLUSH)),
-            Spec(_CPU, "ns/entry"),
-            Spec(_PLAIN, "ratio"),
-            Spec(_SINGLE, "entries/s", at_least(4e5), (_ONE,)),
-            Spec(_SINGLE_CPU, "ns/entry"),
-            Spec(_SINGLE_DURABLE, "entries/s"),
+            Spec("put_batch", "entries/s", sections=("put_batch call",)),
+            Spec("put_batch and durable flush", "entries/s", at_least(6e6), ("put_batch call", "flush")),
+            Spec("put_batch and flush, CPU", "ns/entry"),
+            Spec("times a plain durable write", "ratio"),
+            Spec("put, one entry a call", "entries/s", at_least(4e5), ("put loop",)),
+            Spec("put, CPU", "ns/entry"),
+            Spec("put and durable flush", "entries/s"),
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         core, _ = cores()
         for _ in meter.rounds():
             with scratch(folder) as place, setting.open(place) as index, pinned(core):
@@ -81,7 +70,7 @@ class Put:
 
 def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -> None:
     count = setting.entries
-    call, flush, plain = meter.section(_CALL), meter.section(_FLUSH), meter.section("plain write")
+    call, flush, plain = meter.section("put_batch call"), meter.section("flush"), meter.section("plain write")
     index.put(TOPIC, 0, "first", 0, 1, START_MS)
     index.flush()  # the file's space is taken before it is needed, as a running index does
     settle()
@@ -90,18 +79,16 @@ def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -
     settle()
     _write_plainly(place / "plain", setting, plain)
     durable_s = call.elapsed_s + flush.elapsed_s
-    meter.record(_BATCH, count / call.elapsed_s)
-    meter.record(_DURABLE, count / durable_s)
-    meter.record(_CPU, (call.cpu_s + flush.cpu_s) / count * 1e9)
-    meter.record(_PLAIN, durable_s / plain.elapsed_s)
+    meter.record("put_batch", count / call.elapsed_s)
+    meter.record("put_batch and durable flush", count / durable_s)
+    meter.record("put_batch and flush, CPU", (call.cpu_s + flush.cpu_s) / count * 1e9)
+    meter.record("times a plain durable write", durable_s / plain.elapsed_s)
 
 
 def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
     """Write as many bytes as the entries take, in pieces as large as the flushes, each durable."""
-    piece, total = (
-        os.urandom(min(FLUSH_ENTRIES, setting.entries) * setting.entry_bytes),
-        setting.entries * setting.entry_bytes,
-    )
+    entry_bytes = setting.layout.schema.entry.itemsize
+    piece, total = os.urandom(min(FLUSH_ENTRIES, setting.entries) * entry_bytes), setting.entries * entry_bytes
     disk = Disk()
     descriptor = disk.create(path)
     disk.allocate(descriptor, total)
@@ -117,7 +104,7 @@ def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
 def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
     count = setting.singles
     calls = list(zip(keys_of(np.arange(count)), range(count), range(START_MS, START_MS + count), strict=True))
-    put, flush = meter.section(_ONE), meter.section(_ONE_FLUSH)
+    put, flush = meter.section("put loop"), meter.section("flush of single puts")
     put_one = index.put
     with put:
         for key, offset, timestamp_ms in calls:
@@ -125,21 +112,13 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
     with flush:
         index.flush()
     require(sum(getattr(file, "count", 0) for file in index.files()), setting.entries + count, "entries in the index")
-    meter.record(_SINGLE, count / put.elapsed_s)
-    meter.record(_SINGLE_CPU, put.cpu_s / count * 1e9)
-    meter.record(_SINGLE_DURABLE, count / (put.elapsed_s + flush.elapsed_s))
+    meter.record("put, one entry a call", count / put.elapsed_s)
+    meter.record("put, CPU", put.cpu_s / count * 1e9)
+    meter.record("put and durable flush", count / (put.elapsed_s + flush.elapsed_s))
 
 
-_COMPACTION_SECONDS, _COMPACTION_RATE, _COMPACTION_CPU, _COMPACTION_COPY = (
-    "compaction of a full file",
-    "compaction rate",
-    "compaction, CPU",
-    "times a plain durable copy",
-)
-_BESIDE, _MEMORY = "compaction beside a reader", "anonymous memory, increase"
 _WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
 _STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
-_COMPACTION = "compaction"
 _JAVA_S = (4.4, 5.4)
 """Java's doCompaction of 20,000,000 items, without making the file durable (golden/BASELINE.md)."""
 _HOT_SHARE = 100
@@ -159,25 +138,23 @@ class Compact:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         java = (
-            [Spec(_java(seconds), "ratio", at_least(2), (_COMPACTION,)) for seconds in _JAVA_S]
+            [Spec(_java(seconds), "ratio", at_least(2), ("compaction",)) for seconds in _JAVA_S]
             if setting.is_full
             else []
         )
         return (
-            Spec(_COMPACTION_SECONDS, "s"),
-            Spec(_COMPACTION_RATE, "entries/s"),
-            Spec(_COMPACTION_CPU, "ns/entry"),
-            Spec(_COMPACTION_COPY, "ratio"),
+            Spec("compaction of a full file", "s"),
+            Spec("compaction rate", "entries/s"),
+            Spec("compaction, CPU", "ns/entry"),
+            Spec("times a plain durable copy", "ratio"),
             *java,
-            Spec(_BESIDE, "s"),
-            Spec(_MEMORY, "MiB", at_most(1024) if setting.is_full else None),
+            Spec("compaction beside a reader", "s"),
+            Spec("anonymous memory, increase", "MiB", at_most(1024) if setting.is_full else None),
             *(Spec(name, "us") for name in _STALLS.values()),
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         for _ in meter.rounds():
             with scratch(folder) as place:
                 _alone(setting, place, meter)
@@ -186,7 +163,7 @@ class Compact:
 
 
 def _alone(setting: Setting, place: Path, meter: Meter) -> None:
-    section = meter.section(_COMPACTION)
+    section = meter.section("compaction")
     disk = WatchedDisk(lambda state: section.stop())
     with setting.open(place, disk=disk, storage=without_uploads(place)) as index:
         fill(index, 0, setting.entries)
@@ -199,10 +176,10 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
         settle()
         with meter.section("copy") as copy:
             plain_copy(path, place / "copy")
-    meter.record(_COMPACTION_SECONDS, section.elapsed_s)
-    meter.record(_COMPACTION_RATE, setting.entries / section.elapsed_s)
-    meter.record(_COMPACTION_CPU, section.cpu_s / setting.entries * 1e9)
-    meter.record(_COMPACTION_COPY, section.elapsed_s / copy.elapsed_s)
+    meter.record("compaction of a full file", section.elapsed_s)
+    meter.record("compaction rate", setting.entries / section.elapsed_s)
+    meter.record("compaction, CPU", section.cpu_s / setting.entries * 1e9)
+    meter.record("times a plain durable copy", section.elapsed_s / copy.elapsed_s)
     if setting.is_full:
         for seconds in _JAVA_S:
             meter.record(_java(seconds), seconds / section.elapsed_s * setting.entries / 20e6)
@@ -242,8 +219,8 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
             finally:
                 stop.set()
             during.result()
-    meter.record(_BESIDE, section.elapsed_s)
-    meter.record(_MEMORY, memory.peak_mib)
+    meter.record("compaction beside a reader", section.elapsed_s)
+    meter.record("anonymous memory, increase", memory.peak_mib)
     for state, samples in latencies.items():
         for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
             meter.record(_STALLS[state, which], value)
@@ -270,13 +247,6 @@ def _look_up(
         due_s = max(due_s + _PERIOD_S, now_s)
 
 
-_UPLOAD, _UPLOAD_RATE, _UPLOAD_COPY = "upload of a full file", "upload rate", "times a plain durable copy"
-_LIFE_CYCLE_RATE, _SMALL_CYCLE, _SMALL_RETIRE = (
-    "compaction, upload and retirement",
-    "small files: compaction and upload",
-    "small files: retirement",
-)
-_UPLOADING, _LIFE_CYCLE_SECTION, _SMALL_LIFE, _RETIRING = "upload", "life cycle", "small files", "retirement"
 _SMALL_ENTRIES = 1_000
 _SMALL_SHARE = 10
 
@@ -290,18 +260,16 @@ class Upload:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
-        """As `Suite.specs`."""
         return (
-            Spec(_UPLOAD, "s"),
-            Spec(_UPLOAD_RATE, "MiB/s"),
-            Spec(_UPLOAD_COPY, "ratio"),
-            Spec(_LIFE_CYCLE_RATE, "entries/s"),
-            Spec(_SMALL_CYCLE, "files/s"),
-            Spec(_SMALL_RETIRE, "files/s"),
+            Spec("upload of a full file", "s"),
+            Spec("upload rate", "MiB/s"),
+            Spec("times a plain durable copy", "ratio"),
+            Spec("compaction, upload and retirement", "entries/s"),
+            Spec("small files: compaction and upload", "files/s"),
+            Spec("small files: retirement", "files/s"),
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """As `Suite.run`."""
         for _ in meter.rounds():
             with scratch(folder) as place:
                 _full_file(setting, place, meter)
@@ -310,7 +278,7 @@ class Upload:
 
 
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
-    uploading, whole = meter.section(_UPLOADING), meter.section(_LIFE_CYCLE_SECTION)
+    uploading, whole = meter.section("upload"), meter.section("life cycle")
 
     def reached(state: str) -> None:
         if state == "compacted":
@@ -334,17 +302,17 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
         settle()
         with meter.section("copy") as copy:
             plain_copy(source, place / "copy")
-    meter.record(_UPLOAD, uploading.elapsed_s)
-    meter.record(_UPLOAD_RATE, stored.size_bytes / uploading.elapsed_s / (1 << 20))
-    meter.record(_UPLOAD_COPY, uploading.elapsed_s / copy.elapsed_s)
-    meter.record(_LIFE_CYCLE_RATE, setting.entries / whole.elapsed_s)
+    meter.record("upload of a full file", uploading.elapsed_s)
+    meter.record("upload rate", stored.size_bytes / uploading.elapsed_s / (1 << 20))
+    meter.record("times a plain durable copy", uploading.elapsed_s / copy.elapsed_s)
+    meter.record("compaction, upload and retirement", setting.entries / whole.elapsed_s)
 
 
 def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
     files = max(2, setting.small_files // _SMALL_SHARE)
     layout = setting.layout
     small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL_ENTRIES, _SMALL_ENTRIES + 1))
-    living, retiring = meter.section(_SMALL_LIFE), meter.section(_RETIRING)
+    living, retiring = meter.section("small files"), meter.section("retirement")
     disk = WatchedDisk()
 
     def reached(state: str) -> None:
@@ -360,8 +328,8 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
             index.run_lifecycle()
         retiring.stop()
         require(_states(index), {"storage": files}, "states of the small files")
-    meter.record(_SMALL_CYCLE, files / living.elapsed_s)
-    meter.record(_SMALL_RETIRE, files / retiring.elapsed_s)
+    meter.record("small files: compaction and upload", files / living.elapsed_s)
+    meter.record("small files: retirement", files / retiring.elapsed_s)
 
 
 def _states(index: IndexService) -> dict[str, int]:

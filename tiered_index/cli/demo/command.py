@@ -9,7 +9,6 @@ beside the engine's own.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import tempfile
 import time
@@ -23,10 +22,10 @@ import typer
 
 from tiered_index.cli.demo.checking import Census, Lookups, Question, questions_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
-from tiered_index.cli.demo.server import Place, place_of
+from tiered_index.cli.demo.server import place_of
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import DATA_PREFIX
@@ -262,7 +261,7 @@ def _told(notes: list[str]) -> str:
 
 _WRONG = 1
 _PART_BYTES = 5 << 20
-_SETTINGS, _S3_SETTINGS = "TIERED_INDEX_", "TIERED_INDEX_S3__"
+_SETTINGS = "TIERED_INDEX_"
 _LOOKUP_COLUMNS = ("place", "files by state", "look-ups", "answers", "wrong", "p50 ms", "p99 ms", "requests", "bytes")
 
 
@@ -300,7 +299,7 @@ def demo(
     with (
         _folder(keep) as folder,
         place_of(session.storage, folder) as place,
-        _environment(place),
+        own_environment(f"{_SETTINGS}S3__", {**place.environment, f"{_SETTINGS}UPLOAD_PART_BYTES": str(_PART_BYTES)}),
         contextlib.ExitStack() as closing,
     ):
         say(f"storage: {place.label}")
@@ -333,21 +332,6 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _environment(place: Place) -> Iterator[None]:
-    """Let this process and its children see the demo's settings, and none that are meant for the user's own index."""
-    before = dict(os.environ)
-    for name in before:
-        if name.startswith(_SETTINGS) and not name.startswith(_S3_SETTINGS):
-            del os.environ[name]
-    os.environ |= {**place.environment, f"{_SETTINGS}UPLOAD_PART_BYTES": str(_PART_BYTES)}
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
 
 
 def _delete_all(config: IndexConfig) -> None:
