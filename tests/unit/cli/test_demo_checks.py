@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.demo.checking import Lookups, Question, questions_of, take_census
+from tiered_index.cli.demo.checking import LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.command import geometry_of
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import ReferenceModel
 from tiered_index.testing.reference import ReferenceAnswers
 from tiered_index.testing.workload import BEGIN_MS, TOPICS, Workload
+from tiered_index.types import Lookup
 
 
 @pytest.fixture(scope="module")
@@ -73,22 +74,24 @@ def test_expected_answers_are_the_reference_models(workload, reference):
             int(workload.size[message]),
             int(workload.timestamp_ms[message]),
         )
-    questions = questions_of(workload, 2800, 120, seed=3)
+    lookups = lookups_of(workload, 2800, 120, seed=3)
     hits = 0
-    for question in [*questions, Question(TOPICS[0], workload.keys[0])]:
-        answers = model.query(question.topic, question.key, question.begin_ms, question.end_ms, None)
+    for lookup in [*lookups, Lookup(topic=TOPICS[0], key=workload.keys[0], max_count=256)]:
+        answers = model.query(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms, None)
         expected = [(a.timestamp_ms, a.queue_id, a.offset, a.size) for a in answers]
-        assert reference.answer(question.topic, question.key, question.begin_ms, question.end_ms) == expected
+        assert reference.answer(lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms) == expected
         hits += len(expected)
     assert hits > 500
 
 
 def test_right_answers_count_as_right(workload, reference, index):
-    lookups = Lookups(reference)
-    questions = questions_of(workload, 2800, 200, seed=4)
-    assert {q.key.split("-")[0] for q in questions} == {"order", "customer", "absent"}
-    assert {(q.begin_ms is None, q.end_ms is None) for q in questions} == {(True, True), (False, True), (False, False)}
-    measured = lookups.ask("here", {}, index.query, questions, paged=Question(TOPICS[0], workload.keys[0]), page=10)
+    checks = LookupChecks(reference)
+    lookups = lookups_of(workload, 2800, 200, seed=4)
+    assert {q.key.split("-")[0] for q in lookups} == {"order", "customer", "absent"}
+    assert {(q.begin_ms is None, q.end_ms is None) for q in lookups} == {(True, True), (False, True), (False, False)}
+    measured = checks.check(
+        "here", {}, index.query, lookups, paged=Lookup(topic=TOPICS[0], key=workload.keys[0], max_count=10)
+    )
     assert measured.wrong == []
     assert len(measured.latencies_ms) > 203
     assert measured.to_dict()["wrong"] == 0
@@ -106,12 +109,12 @@ LIES = {
 
 @pytest.mark.parametrize("lie", LIES.values(), ids=LIES)
 def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
-    question = Question(TOPICS[0], workload.keys[3])
+    lookup = Lookup(topic=TOPICS[0], key=workload.keys[3], max_count=256)
 
     def query(*arguments):
         return lie(index.query(*arguments))
 
-    measured = Lookups(reference).ask("here", {}, query, [question])
+    measured = LookupChecks(reference).check("here", {}, query, [lookup])
     assert len(measured.wrong) == 1
     assert workload.keys[3] in measured.wrong[0]
 

@@ -129,12 +129,12 @@ class Round:
         """Measure one lookup; wrong answers end the run."""
         self.network.begin(seed)
         started_s = time.perf_counter()
-        stats = read()
+        cost = read()
         elapsed_s = time.perf_counter() - started_s
         if answers is not None:
             # without fingerprints a key is answered with what others of its 31-bit hash have
-            require(stats.found if self._keyed else min(stats.found, answers), answers, f"answers of {way}")
-        self.cells.setdefault(way, Cell()).add((elapsed_s,), stats.requests, stats.bytes, stats.cost_usd)
+            require(cost.found if self._keyed else min(cost.found, answers), answers, f"answers of {way}")
+        self.cells.setdefault(way, Cell()).add((elapsed_s,), cost.requests, cost.bytes, cost.cost_usd)
 
     def look_up(self, reader: IndexReader, files: int, kind: str, key: str, max_count: int) -> LookupCost:
         """Look a key up by our reader, in the section that a profile of it looks at."""

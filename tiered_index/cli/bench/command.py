@@ -27,7 +27,7 @@ from tiered_index.cli.bench.cold_files import Amounts, check_storage
 from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
 from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.pause import Pause
-from tiered_index.cli.bench.reading import CommitLog, Lookups, Recovery
+from tiered_index.cli.bench.reading import CommitLog, LookupSuite, Recovery
 from tiered_index.cli.bench.setting import Setting, scratch
 from tiered_index.cli.bench.writing import Compact, Put, Upload
 from tiered_index.cli.output import Output, human_bytes, human_seconds
@@ -37,7 +37,7 @@ from tiered_index.format.layout import PRESETS, Layout
 
 __all__ = ["SUITES", "bench", "check_places", "layout_of", "measure", "print_report", "run_suites"]
 
-_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), Lookups(), Recovery(), Upload(), CommitLog(), Cold())
+_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), LookupSuite(), Recovery(), Upload(), CommitLog(), Cold())
 SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")

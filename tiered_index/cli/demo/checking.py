@@ -23,9 +23,9 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.reader import IndexReader
 from tiered_index.testing.reference import Answer, ReferenceAnswers
 from tiered_index.testing.workload import TOPICS, Workload
-from tiered_index.types import QueryResult
+from tiered_index.types import Lookup, QueryResult
 
-__all__ = ["Census", "Lookups", "Measured", "Question", "questions_of", "take_census"]
+__all__ = ["Census", "LookupChecks", "Measured", "lookups_of", "take_census"]
 
 Array = npt.NDArray[Any]
 _RUNS = 4096
@@ -113,16 +113,6 @@ _MINUTE_MS = 60_000
 Query = Callable[..., QueryResult]
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """One lookup; a bound of None is open."""
-
-    topic: str
-    key: str
-    begin_ms: int | None = None
-    end_ms: int | None = None
-
-
 @dataclass
 class Measured:
     """The results of the lookups at one place; `files` counts the index's files by state.
@@ -154,61 +144,56 @@ class Measured:
         }
 
 
-def questions_of(workload: Workload, tail_start: int, count: int, seed: int) -> list[Question]:
-    """Return `count` questions; `tail_start` is the message from which on the stream is its newest part."""
+def lookups_of(workload: Workload, tail_start: int, count: int, seed: int) -> list[Lookup]:
+    """Return `count` lookups; `tail_start` is the message from which on the stream is its newest part."""
     rng = np.random.default_rng(seed)
     newest_ms = int(np.median(workload.timestamp_ms[tail_start:]))
     late = np.flatnonzero(workload.late[workload.entry_message])
-    questions = []
+    lookups = []
     for kind in rng.choice(4, count, p=(0.4, 0.3, 0.2, 0.1)):
         if kind == 3 or (kind == 2 and not len(late)):
-            questions.append(Question(TOPICS[rng.integers(len(TOPICS))], f"absent-{rng.integers(1 << 40)}"))
+            topic, key = TOPICS[rng.integers(len(TOPICS))], f"absent-{rng.integers(1 << 40)}"
+            lookups.append(Lookup(topic=topic, key=key, max_count=_MAX_COUNT))
             continue
         low = int(np.searchsorted(workload.entry_message, tail_start)) if kind == 1 else 0
         entry = int(rng.choice(late)) if kind == 2 else int(rng.integers(low, workload.entries))
         message = int(workload.entry_message[entry])
         topic, key = TOPICS[workload.topic[message]], workload.keys[workload.entry_key[entry]]
         stored_ms = int(workload.timestamp_ms[message])
-        bounds = {1: (newest_ms, None), 2: (max(0, stored_ms - _MINUTE_MS), stored_ms + _MINUTE_MS)}.get(
+        begin_ms, end_ms = {1: (newest_ms, None), 2: (max(0, stored_ms - _MINUTE_MS), stored_ms + _MINUTE_MS)}.get(
             int(kind), (None, None)
         )
-        questions.append(Question(topic, key, *bounds))
-    return questions
+        lookups.append(Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=_MAX_COUNT))
+    return lookups
 
 
 @dataclass
-class Lookups:
-    """Asks and compares; `done` has a `Measured` a place."""
+class LookupChecks:
+    """Looks keys up and compares the answers; `done` has a `Measured` a place."""
 
     reference: ReferenceAnswers
     done: list[Measured] = field(default_factory=list)
 
-    def ask(
-        self,
-        place: str,
-        files: dict[str, int],
-        query: Query,
-        questions: list[Question],
-        *,
-        paged: Question | None = None,
-        page: int = 1000,
+    def check(
+        self, place: str, files: dict[str, int], query: Query, lookups: list[Lookup], *, paged: Lookup | None = None
     ) -> Measured:
-        """Ask every question once, and `paged` page by page to its end."""
+        """Make every lookup once, and `paged` page by page to its end."""
         measured = Measured(place, files)
-        for question in questions:
-            self._ask(measured, query, question, _MAX_COUNT, one_page=True)
+        for lookup in lookups:
+            self._check(measured, query, lookup, one_page=True)
         if paged is not None:
-            self._ask(measured, query, paged, page, one_page=False)
+            self._check(measured, query, paged, one_page=False)
         self.done.append(measured)
         return measured
 
-    def _ask(self, measured: Measured, query: Query, question: Question, max_count: int, *, one_page: bool) -> None:
-        expected = self.reference.answer(question.topic, question.key, question.begin_ms, question.end_ms)
+    def _check(self, measured: Measured, query: Query, lookup: Lookup, *, one_page: bool) -> None:
+        arguments, max_count = (lookup.topic, lookup.key, lookup.begin_ms, lookup.end_ms), lookup.max_count
+        expected = self.reference.answer(*arguments)
         found: Answer = []
         cursor: str | None = None
         while True:
             started_s = time.perf_counter()
-            result = query(question.topic, question.key, question.begin_ms, question.end_ms, max_count, cursor)
+            result = query(*arguments, max_count, cursor)
             measured.latencies_ms.append((time.perf_counter() - started_s) * 1000)
             measured.answers += len(result)
             measured.requests += result.explain.requests
@@ -220,5 +205,4 @@ class Lookups:
         right = found == (expected[:max_count] if one_page and result.status == "truncated" else expected)
         # a cut answer must be full, and say that it is cut
         if not right or result.status == "partial" or (result.status == "truncated" and len(result) < max_count):
-            text = f"{question}: {len(found)} answers ({result.status}), {len(expected)} expected"
-            measured.wrong.append(text)
+            measured.wrong.append(f"{lookup}: {len(found)} answers ({result.status}), {len(expected)} expected")

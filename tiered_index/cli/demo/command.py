@@ -2,7 +2,7 @@
 
 The stages are one method each, in the order in which `command` calls them; figures gather in `figures`. A broker's
 process writes the stream into a store. The ingesting process follows it live, and dies twice; the stream's newest part
-is dispatched in this process and goes through the states one by one, with every question asked in each. One thread
+is dispatched in this process and goes through the states one by one, with every lookup made in each. One thread
 beside the engine's own.
 """
 
@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tiered_index.cli.demo.checking import Census, Lookups, Question, questions_of, take_census
+from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
 from tiered_index.cli.demo.server import place_of
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
@@ -38,6 +38,7 @@ from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.reference import ReferenceAnswers
 from tiered_index.testing.workload import TOPICS, Workload
+from tiered_index.types import Lookup
 
 __all__ = ["Geometry", "Stages", "demo", "geometry_of"]
 
@@ -104,8 +105,7 @@ class Stages:
         self.geometry = geometry_of(workload.entries)
         self.store = self.folder / "store"
         self.broker = self.closing.enter_context(Broker(drawn, self.store, self.folder, self.tail_start))
-        self.asked = Lookups(ReferenceAnswers(workload))
-        self.hottest = Question(TOPICS[0], workload.keys[0])
+        self.checks = LookupChecks(ReferenceAnswers(workload))
         days = (int(workload.timestamp_ms.max()) - int(workload.timestamp_ms.min())) / 86_400_000
         self.figures |= {
             "messages": len(workload),
@@ -177,19 +177,19 @@ class Stages:
         )
 
     def walk_the_states(self) -> None:
-        """Take the newest messages through every state in this process, and ask in each."""
+        """Take the newest messages through every state in this process, and look keys up in each."""
         self.broker.write_tail()
-        questions = questions_of(self.workload, self.tail_start, self.lookups, self.seed)
+        lookups = lookups_of(self.workload, self.tail_start, self.lookups, self.seed)
         outage = _Outage(open_storage(str(self.config.storage), options=self.config.s3))
         with IndexService.open(self.config, storage_backend=outage) as index:
             started_s = time.monotonic()
             entries = self._dispatch_tail(index)
             put_s = time.monotonic() - started_s
-            self._ask("write buffer", index, questions)
+            self._check("write buffer", index, lookups)
             started_s = time.monotonic()
             index.flush()
             self.figures["ingest_entries_per_s"] = round(entries / (put_s + time.monotonic() - started_s))
-            self._ask("unsealed file", index, questions)
+            self._check("unsealed file", index, lookups)
             outage.down = True
             index.seal()
             started_s = time.monotonic()
@@ -198,18 +198,18 @@ class Stages:
             except StorageUnavailable as error:
                 self.say(f"compacted, and kept locally while the storage is away ({error})")
             self.figures["compact_entries_per_s"] = round(entries / (time.monotonic() - started_s))
-            self._ask("compacted file", index, questions)
+            self._check("compacted file", index, lookups)
             outage.down = False
             index.run_lifecycle()
-            self._ask("uploaded, local copy", index, questions, paged=True)
+            self._check("uploaded, local copy", index, lookups, page=_PAGE)
             self.figures["upload_bytes"] = sum(o.size_bytes for o in index.log_state.objects.values())
 
     def read_without_state(self) -> Census:
-        """Ask a reader that has nothing but the storage's URI, then count every entry in the storage."""
-        questions = questions_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 1)
+        """Look keys up by a reader that has nothing but the storage's URI, then count every entry in the storage."""
+        lookups = lookups_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 1)
         with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
-            self._ask("storage only, first", reader, questions[:1])
-            self._ask("storage only", reader, questions[1:], paged=True, page=_COLD_PAGE)
+            self._check("storage only, first", reader, lookups[:1])
+            self._check("storage only", reader, lookups[1:], page=_COLD_PAGE)
             census = take_census(reader, self.workload)
         self.figures |= {
             "entries_expected": census.expected,
@@ -217,9 +217,9 @@ class Stages:
             "entries_repeated": census.repeated,
             "entries_lost": census.lost,
             "entries_strange": census.strange,
-            "lookups": [measured.to_dict() for measured in self.asked.done],
-            "wrong_answers": sum(len(measured.wrong) for measured in self.asked.done),
-            "wrong": [text for measured in self.asked.done for text in measured.wrong][:5],
+            "lookups": [measured.to_dict() for measured in self.checks.done],
+            "wrong_answers": sum(len(measured.wrong) for measured in self.checks.done),
+            "wrong": [text for measured in self.checks.done for text in measured.wrong][:5],
         }
         return census
 
@@ -235,19 +235,11 @@ class Stages:
         self.figures |= {"log_bytes": dispatcher.position, "log_segments": len(log)}
         return entries
 
-    def _ask(
-        self,
-        place: str,
-        index: IndexService | IndexReader,
-        questions: list[Question],
-        *,
-        paged: bool = False,
-        page: int = _PAGE,
-    ) -> None:
+    def _check(self, place: str, index: IndexService | IndexReader, lookups: list[Lookup], page: int = 0) -> None:
+        """Make the lookups, and with a `page` that of the most frequent key, page by page."""
         files = dict(Counter(handle.place for handle in index.files()))
-        measured = self.asked.ask(
-            place, files, index.query, questions, paged=self.hottest if paged else None, page=page
-        )
+        hottest = Lookup(topic=TOPICS[0], key=self.workload.keys[0], max_count=page) if page else None
+        measured = self.checks.check(place, files, index.query, lookups, paged=hottest)
         wrong = f", {len(measured.wrong)} WRONG" if measured.wrong else ""
         self.say(f"{place}: {len(measured.latencies_ms):,} look-ups, {measured.answers:,} answers{wrong}")
 

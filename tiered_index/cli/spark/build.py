@@ -260,7 +260,7 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
 
     told: list[dict[str, Any]] = []
     requests: Counter[str] = Counter()
-    spent: list[JobMetrics] = []
+    metrics: list[JobMetrics] = []
     for chosen in options:
         result = merge_tables(
             spark,
@@ -275,7 +275,7 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
         left = [list(pair) for pair in result.left]
         told.append({"window_s": chosen.window_s, **document, "left": left, "metrics": result.metrics.to_json()})
         requests.update(result.metrics.requests)
-        spent.append(result.metrics)
+        metrics.append(result.metrics)
         write_report(session, chosen.window_s, result)
-    read, written = sum(job.bytes_read for job in spent), sum(job.bytes_written for job in spent)
-    write_total(session, told, result.log_number, dict(requests), read, written, sum(job.cost_usd for job in spent))
+    read, written = sum(job.bytes_read for job in metrics), sum(job.bytes_written for job in metrics)
+    write_total(session, told, result.log_number, dict(requests), read, written, sum(job.cost_usd for job in metrics))
