@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
@@ -213,6 +214,8 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         if code:
             raise typer.Exit(code)
 
+    # the help is filled to the terminal's width: the source's line ends within a paragraph are none of it
+    wrapper.__doc__ = re.sub(r"(?<!\n)\n *(?!\n)", " ", inspect.cleandoc(function.__doc__ or ""))
     wrapper.__annotations__ = {p.name: p.annotation for p in parameters}
     wrapper.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     del wrapper.__wrapped__
