@@ -36,15 +36,15 @@ TOP = Path(__file__).resolve().parents[2]
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the program; return its exit code."""
     options = _parser().parse_args(arguments)
-    printer = Output(as_json=options.json, quiet=options.quiet)
+    out = Output(as_json=options.json, quiet=options.quiet)
     mutants = [
         m for m in MUTANTS if not options.only or any(fnmatch.fnmatchcase(m.name, pattern) for pattern in options.only)
     ]
     if not mutants:
-        printer.error("usage", f"no mutant is called {' or '.join(options.only)}; --list shows all")
+        out.error("usage", f"no mutant is called {' or '.join(options.only)}; --list shows all")
         return 2
     if options.list:
-        _show_list(printer, mutants)
+        _show_list(out, mutants)
         return 0
     started_s = time.monotonic()
     with (
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         Progress("mutants", len(mutants), quiet=options.quiet) as progress,
     ):
         results = run_campaign(mutants, copies, options.timeout, progress.update)
-    _show(printer, results, time.monotonic() - started_s)
+    _show(out, results, time.monotonic() - started_s)
     return 0 if all(result.verdict.is_red for result in results) else 1
 
 
@@ -83,19 +83,19 @@ def _positive(text: str) -> int:
     return number
 
 
-def _show_list(printer: Output, mutants: Sequence[Mutant]) -> None:
-    if printer.as_json:
-        printer.answer(
+def _show_list(out: Output, mutants: Sequence[Mutant]) -> None:
+    if out.as_json:
+        out.answer(
             {"mutants": [{"name": m.name, "why": m.why, "file": m.path, "tests": list(m.tests)} for m in mutants]}
         )
         return
-    printer.table(("name", "file", "the defect"), [(m.name, m.file, m.why) for m in mutants])
-    printer.line(f"{len(mutants)} mutants")
+    out.table(("name", "file", "the defect"), [(m.name, m.file, m.why) for m in mutants])
+    out.line(f"{len(mutants)} mutants")
 
 
-def _show(printer: Output, results: Sequence[Result], seconds: float) -> None:
+def _show(out: Output, results: Sequence[Result], seconds: float) -> None:
     counts = Counter(result.verdict for result in results)
-    if printer.as_json:
+    if out.as_json:
         rows = [
             {
                 "name": r.mutant.name,
@@ -109,7 +109,7 @@ def _show(printer: Output, results: Sequence[Result], seconds: float) -> None:
             }
             for r in results
         ]
-        printer.answer(
+        out.answer(
             {
                 "mutants": rows,
                 "counts": {verdict.value: counts[verdict] for verdict in Verdict},
@@ -127,12 +127,12 @@ def _show(printer: Output, results: Sequence[Result], seconds: float) -> None:
         )
         for r in results
     ]
-    printer.table(("name", "file", "test", "verdict", "seconds"), table, right="seconds")
+    out.table(("name", "file", "test", "verdict", "seconds"), table, right="seconds")
     for result in results:
         if not result.verdict.is_red:
-            printer.line(f"{result.mutant.name}: {result.verdict.value}: {result.mutant.why} ({result.detail})")
+            out.line(f"{result.mutant.name}: {result.verdict.value}: {result.mutant.why} ({result.detail})")
     red = counts[Verdict.RED] + counts[Verdict.TIMEOUT]
-    printer.line(
+    out.line(
         f"{red} of {len(results)} defects were noticed ({counts[Verdict.TIMEOUT]} by timeout), "
         f"{counts[Verdict.SURVIVED]} survived, "
         f"{counts[Verdict.INVALID]} invalid, in {seconds:.0f} s"

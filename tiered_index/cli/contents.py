@@ -27,9 +27,9 @@ from tiered_index.errors import (
     StorageMisconfigured,
     TieredIndexError,
 )
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, Read, recognise
+from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
-from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, Preset, read_header
+from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, read_header
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
@@ -40,7 +40,7 @@ from tiered_index.storage.base import ByteRange, Storage, check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["Array", "Contents", "FileBytes", "contents_of", "object_bytes", "opened", "path_bytes"]
+__all__ = ["Array", "Contents", "FileBytes", "contents_of", "opened"]
 
 
 @dataclass(frozen=True)
@@ -73,12 +73,12 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     if _is_there(path):
         if path.is_dir():
             raise InvalidArgument(f"{path} is a folder: give a file in it")
-        yield path_bytes(path)
+        yield _path_bytes(path)
         return
     if config.storage is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --root)")
     with contextlib.closing(open_storage(config.storage, options=config.s3)) as storage:
-        yield object_bytes(storage, check_name(file))
+        yield _object_bytes(storage, check_name(file))
 
 
 def _is_there(path: Path) -> bool:
@@ -91,7 +91,7 @@ def _is_there(path: Path) -> bool:
         return False
 
 
-def path_bytes(path: Path) -> FileBytes:
+def _path_bytes(path: Path) -> FileBytes:
     """Return the bytes of a local file, mapped."""
     try:
         with path.open("rb") as handle:
@@ -106,7 +106,7 @@ def path_bytes(path: Path) -> FileBytes:
     return FileBytes(str(path), size, read, path, data)
 
 
-def object_bytes(storage: Storage, name: str) -> FileBytes:
+def _object_bytes(storage: Storage, name: str) -> FileBytes:
     """Return the bytes of an object."""
     try:
         size = storage.head(name).size_bytes
@@ -140,9 +140,7 @@ class Contents(Protocol):
     def findings(self) -> list[Finding]: ...
 
 
-def contents_of(
-    file: FileBytes, slots: int | None = None, items: int | None = None, preset: str | None = None
-) -> Contents:
+def contents_of(file: FileBytes, slots: int | None = None, items: int | None = None) -> Contents:
     """Return what is in `file`; `slots` and `items` are the geometry of an unsealed file without a journal.
 
     Raises `CorruptFile`, `InvalidArgument` where the geometry is needed.
@@ -167,14 +165,7 @@ def contents_of(
         return _Unsealed(file, journal)
     if slots is None or items is None:
         raise InvalidArgument(f"{file.name} is unsealed and has no journal: give its geometry with --slots and --items")
-    return _BareUnsealed(file, _layout(kind, slots, items, preset))
-
-
-def _layout(kind: FileKind, slots: int, items: int, preset: str | None) -> Layout:
-    chosen: Preset = kind.preset
-    if preset is not None and preset != chosen.name:
-        raise InvalidArgument(f"the file's magic is that of preset {chosen.name}, not {preset}")
-    return Layout(chosen, chosen.schema, slots, items)
+    return _BareUnsealed(file, Layout(kind.preset, kind.preset.schema, slots, items))
 
 
 def _describe_header(header: Header) -> dict[str, Any]:

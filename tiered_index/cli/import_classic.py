@@ -72,31 +72,26 @@ def import_classic(
         index.flush()
         if wait:
             settle(index, patience, lambda total: session.progress("compacting and uploading", total))
-        document = _document(work, start) | {
+        document: dict[str, Any] = {
+            "status": "complete",
+            "source": str(work.folder),
+            "source_name": work.source,
+            "store": str(work.store.folder),
+            "resumed_from": start,
+            "position": work.position,
+            "index_files": work.files,
+            "entries_read": work.read,
+            "entries": work.entries,
+            "missing_messages": work.missing,
+            "missing_offsets": work.missing_offsets,
+            "hidden_messages": work.hidden,
+            "mismatched_entries": work.mismatched,
             "elapsed_s": round(time.monotonic() - started_s, 3),
             "files": index.health()["files"],
         }
     session.out.answer(document)
     session.out.fields(_fields(document))
     return 0
-
-
-def _document(work: ClassicImport, start: int) -> dict[str, Any]:
-    return {
-        "status": "complete",
-        "source": str(work.folder),
-        "source_name": work.source,
-        "store": str(work.store.folder),
-        "resumed_from": start,
-        "position": work.position,
-        "index_files": work.files,
-        "entries_read": work.read,
-        "entries": work.entries,
-        "missing_messages": work.missing,
-        "missing_offsets": work.missing_offsets,
-        "hidden_messages": work.hidden,
-        "mismatched_entries": work.mismatched,
-    }
 
 
 def _fields(document: dict[str, Any]) -> dict[str, object]:

@@ -115,7 +115,9 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[int], 
                 work.result()
             except (StorageUnavailable, BackPressure) as error:
                 trouble = error
-            _raise_damage(index)
+            for handle in index.files():
+                if isinstance(handle, DamagedFile):
+                    raise handle.error
             left = _waiting(index)
             if not left:
                 return
@@ -133,15 +135,7 @@ def _waiting(index: IndexService) -> int:
 
 
 def _steps_left(index: IndexService) -> int:
-    return sum(
-        (UNSEALED, COMPACTED)[::-1].index(h.place) + 1 for h in index.files() if h.place in (UNSEALED, COMPACTED)
-    )
-
-
-def _raise_damage(index: IndexService) -> None:
-    for handle in index.files():
-        if isinstance(handle, DamagedFile):
-            raise handle.error
+    return sum({UNSEALED: 2, COMPACTED: 1}.get(handle.place, 0) for handle in index.files())
 
 
 _PUT_PAUSE_S = 0.2

@@ -1,4 +1,4 @@
-"""The printer: one JSON document or tables, errors on stderr, numbers as people read them."""
+"""The output: one JSON document or tables, errors on stderr, numbers as people read them."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_numbers_for_people(shown, expected):
 
 
 def test_documents_are_json_whatever_text_they_hold(capsys):
-    printer = Output(as_json=True)
-    printer.answer({"topic": "\ud800 \u4e2d\n"})
+    out = Output(as_json=True)
+    out.answer({"topic": "\ud800 \u4e2d\n"})
     assert json.loads(capsys.readouterr().out) == {"topic": "\ud800 \u4e2d\n"}
 
 

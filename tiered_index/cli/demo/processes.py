@@ -116,27 +116,24 @@ class Follower:
     def _ingest(self) -> tuple[str, ...]:
         return ("ingest", str(self.source), "--follow", "--slots", str(self.slots), "--items", str(self.items))
 
-    def recover(self) -> dict[str, Any]:
-        """Run `recover`; return what it prints."""
-        return self._finished("recover")
-
     def files_begun(self) -> int:
         """Return how many index files the root holds, in whatever state."""
         return sum(name.endswith(".index") for state in STATES for name in _names(self.root / state))
 
-    def _finished(self, *arguments: str) -> dict[str, Any]:
-        process = self._start(*arguments)
+    def recover(self) -> dict[str, Any]:
+        """Run `recover`; return what it prints."""
+        process = self._start("recover")
         try:
             output, errors = process.communicate(timeout=_LIMIT_S)
         except subprocess.TimeoutExpired as error:
-            raise ProcessFailed(f"{arguments[0]} did not end within {_LIMIT_S:.0f} s") from error
+            raise ProcessFailed(f"recover did not end within {_LIMIT_S:.0f} s") from error
         finally:
             if process.poll() is None:
                 process.kill()
                 process.wait()
         if process.returncode:
             raise ProcessFailed(
-                f"{arguments[0]} ended with exit code {process.returncode}: {errors.strip() or output.strip()}"
+                f"recover ended with exit code {process.returncode}: {errors.strip() or output.strip()}"
             )
         document: dict[str, Any] = json.loads(output)
         return document
