@@ -46,6 +46,26 @@ def test_a_table_keeps_every_cell_whole_and_marks_nothing_up(capsys):
     assert ["8"] in rows
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_of_a_whole_result_only_what_was_asked_for_is_written(as_json, capsys):
+    out = Output(as_json=as_json)
+    out.answer({"files": 1234})
+    out.fields({"files": 1234, "lost": None}, title="index")
+    out.table(("file",), [("a",)])
+    out.line("done")
+    out.lines("x\ny")
+    out.first(2, ["a", "b", "c"], lambda rest: f"{rest} more")
+    out.first(1, ["note"], str, remark=True)
+    captured = capsys.readouterr()
+    if as_json:
+        assert (captured.out, captured.err) == ('{"files": 1234}\n', "")
+        return
+    lines = [line.rstrip() for line in captured.out.splitlines()]
+    assert lines[:2] == ["index", "  files  1,234"]
+    assert lines[-6:] == ["done", "x", "    y", "a", "b", "1 more"]
+    assert captured.err == "note\n"
+
+
 def test_errors_go_to_stderr_as_text_or_as_one_json_line(capsys):
     Output(as_json=False).error("InvalidArgument", "topic is empty")
     captured = capsys.readouterr()
