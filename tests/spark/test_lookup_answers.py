@@ -113,7 +113,7 @@ def test_answers_of_small_pieces(life, monkeypatch):
     monkeypatch.setattr(search, "_CHUNK", 16)
     monkeypatch.setattr(search, "_ALONE", 0)
     monkeypatch.setattr(search, "_FILTER_SHARE", 0)
-    monkeypatch.setattr("tiered_index.service.answers.batch.MAX_PAIRS", 20)
+    monkeypatch.setattr("tiered_index.service.answers.batch.PAIRS_AT_A_TIME", 20)
     monkeypatch.setattr(search.HeldAnswers.__init__, "__defaults__", (5,))
     monkeypatch.setattr(answers, "_HELD_ROWS", 10)
     monkeypatch.setattr(answers, "_BATCH_ROWS", 7)

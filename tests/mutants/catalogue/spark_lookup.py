@@ -77,8 +77,8 @@ MUTANTS = (
         "lookup-answers-of-another-object",
         "what an object held for some questions is told as of others",
         "spark/lookup/search.py",
-        "Matches(batch.places[found.questions], found.rows)",
-        "found",
+        "yield Matches(batch.places[found.questions], found.rows)",
+        "yield found",
         (f"{HERE}::test_answers_equal_a_readers[native-3]",),
     ),
     Mutant(

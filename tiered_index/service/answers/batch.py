@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
+from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, encode_cursor, order_key, query_digest, row_dtype, settled
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
@@ -32,28 +33,12 @@ from tiered_index.types import (
     Status,
 )
 
-__all__ = [
-    "MAX_PAIRS",
-    "NEVER",
-    "PAIRS_AT_A_TIME",
-    "LookupBatch",
-    "Matches",
-    "QueryResults",
-    "TooManyPairs",
-    "best_answers",
-    "first_rows",
-]
+__all__ = ["NEVER", "PAIRS_AT_A_TIME", "LookupBatch", "Matches", "QueryResults", "best_answers", "first_rows"]
 
-MAX_PAIRS = 1 << 22
-"""Pairs of items and questions that one `join` may make: 200 MiB."""
 NEVER = -(2**63)
 """A second before all others."""
 PAIRS_AT_A_TIME = 1 << 16
 """Pairs that `pairs` makes at a time: some 8 MiB."""
-
-
-class TooManyPairs(Exception):
-    """Internal: `join` was asked for more than `MAX_PAIRS`; `pairs` has no bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,13 +103,6 @@ class LookupBatch:
         asked[self.key_hash & (len(asked) - 1)] = True
         return asked
 
-    def join(self, hashes: Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the (item, question) pairs whose hashes are equal, for stored hashes (n). Raises `TooManyPairs`."""
-        items, first, counts = self._matches(hashes, self._sorted_hashes, few=False)
-        if int(counts.sum()) > MAX_PAIRS and len(self) > 1:
-            raise TooManyPairs
-        return _expanded(items, first, counts, self._by_hash)
-
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
         """Return which stored hashes (of n) are asked for, by the questions `among` or by any, and how many pairs
         `pairs` would make.
@@ -135,8 +113,9 @@ class LookupBatch:
     def pairs(
         self, hashes: Array, among: npt.NDArray[np.int64] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield what `join` returns a bounded number of pairs at a time, at least those of one item; only of the
-        questions `among`.
+        """Yield the (item, question) pairs whose hashes are equal, for stored hashes (n); only of questions `among`.
+
+        A bounded number of pairs at a time, at least those of one item.
         """
         by_hash, sorted_hashes = self._ordered(among)
         items, first, counts = self._matches(hashes, sorted_hashes, few=among is not None)
@@ -187,7 +166,7 @@ class LookupBatch:
         if schema.keyed:
             keep &= items["fingerprint"] == self.fingerprint[questions]
         if topic_pairs is not None:
-            place = {topic: i for i, topic in enumerate(self.topics)}
+            place = self._topic_places
             allowed = np.array(
                 [place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64
             )
@@ -201,6 +180,22 @@ class LookupBatch:
             if name not in ("second", "key_hash"):
                 rows[name] = items[name][kept]
         return Matches(questions[kept], rows)
+
+    @cached_property
+    def _topic_places(self) -> dict[str, int]:
+        return {topic: place for place, topic in enumerate(self.topics)}
+
+    def within(self, metadata: Metadata) -> npt.NDArray[np.bool_]:
+        """Return which questions (bool, n) a file may answer: it has their topic, and entries of their range."""
+        within = (self.second_min <= metadata.second_max) & (self.second_max >= metadata.second_min)
+        if metadata.topics:
+            names = {name for _, name in metadata.topics}
+            within &= np.array([topic in names for topic in self.topics], bool)[self.topic_index]
+        return within
+
+    def topic_pairs(self, metadata: Metadata) -> list[tuple[int, str]] | None:
+        """Return the (id, name) pairs of a file's topics that the batch has; None where the file has no table."""
+        return [pair for pair in metadata.topics if pair[1] in self._topic_places] if metadata.topics else None
 
     def overlapping(self, second_min: int, second_max: int) -> npt.NDArray[np.int64]:
         """Return the questions whose range overlaps a file's."""

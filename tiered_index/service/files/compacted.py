@@ -20,10 +20,11 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
+from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata
+from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
@@ -122,6 +123,13 @@ class StorageBytes:
     def trailer(self) -> Trailer:
         """Return the verified trailer, fetching it where it is in no cache. Raises `MissingObject`."""
         return self.cold.trailer(self.stored)
+
+    def trailer_of(self, schema: Schema) -> Trailer:
+        """Return the trailer. Raises `SchemaMismatch` where the entries have another schema."""
+        trailer = self.trailer()
+        if (found := trailer.metadata.layout.schema) != schema:
+            raise SchemaMismatch(f"{self.file} stores {found.name} entries, the index {schema.name}")
+        return trailer
 
     @property
     def gap_bytes(self) -> int:

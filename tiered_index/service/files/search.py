@@ -1,20 +1,12 @@
 """The search in one compacted file or shard, wherever its bytes lie.
 
-The directory says which ranges may hold a key; just those are read, each is checked against its CRC32, and only then an
-item is looked at. A giant slot is read newest blocks first, no more of it than the page needs. Threads: any; answers
-are copies.
+The directory says which runs may hold a key; just those are read, each is checked against its CRC32, and only then an
+item is looked at. `scan_runs` reads many runs, a window of bounded size at a time: for batches of lookups, and for
+whole files.
 
-The search of a batch in one compacted file or shard: its slot groups in order, each byte once.
-
-Giant slots are read newest blocks first, more of them in each round, while questions lack answers: what a question
-can't need any more is not read. What is found is cut to the pages as it comes in. Threads: any; answers are copies.
-
-A slot group that is cut into blocks, and the questions of a batch that look there: which block is read, and when it is
-enough.
-
-A question needs the blocks that may hold its hash at its time. They are read newest first, twice as many in each round,
-until it has one answer more than asked and nothing that is not read could come before. A block is read once, for all
-that need it. Threads: one.
+A giant slot is read newest blocks first, twice as many in each round, until each lookup has one answer more than asked
+and nothing that is not read could come before; a batch reads a block once, for all lookups that need it. What is found
+is cut to the pages as it comes in. Threads: any; answers are copies.
 """
 
 from __future__ import annotations
@@ -23,7 +15,7 @@ import itertools
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -34,7 +26,17 @@ from tiered_index.service.answers.batch import NEVER, LookupBatch, Matches
 from tiered_index.service.answers.matches import MatchAccumulator, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
-__all__ = ["FileBytes", "GiantSlot", "question_hash", "question_hashes", "search_file", "search_file_for_many"]
+__all__ = [
+    "FileBytes",
+    "GiantSlot",
+    "question_hash",
+    "question_hashes",
+    "read_items",
+    "scan_matches",
+    "scan_runs",
+    "search_file",
+    "search_file_for_many",
+]
 
 _BATCH_BYTES = 8 << 20
 # blocks of a giant slot held in memory at a time
@@ -52,6 +54,49 @@ class FileBytes(Protocol):
         """Bytes between two ranges up to which they are read as one."""
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
+
+
+def read_items(source: FileBytes, runs: Sequence[Run], dtype: np.dtype[Any]) -> Array:
+    """Return the verified items of runs (structured, n). Raises `CorruptFile`, what reading raises."""
+    pieces = source.verified(runs)
+    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), dtype)
+
+
+def scan_runs(
+    source: FileBytes, runs: Iterable[Run], dtype: np.dtype[Any], window_bytes: int, *, gap_bytes: int = 0
+) -> Iterator[tuple[list[Run], Array]]:
+    """Yield runs, in order of position, with their verified items (structured, n), a window at a time.
+
+    A window is one run, or has at most `window_bytes`; gaps of at most `gap_bytes` between its runs count.
+    """
+    window: list[Run] = []
+    size = end = 0
+    for run in runs:
+        gap = run.offset - end
+        length = run.length + (gap if gap <= gap_bytes else 0)
+        if window and size + length > window_bytes:
+            yield window, read_items(source, window, dtype)
+            window = []
+        size = size + length if window else run.length
+        window.append(run)
+        end = run.offset + run.length
+    if window:
+        yield window, read_items(source, window, dtype)
+
+
+def scan_matches(
+    source: FileBytes, runs: Iterable[Run], batch: LookupBatch, window_bytes: int, *, gap_bytes: int = 0
+) -> Iterator[Matches]:
+    """Yield all rows of runs that answer lookups of a batch, in no order, a bounded number at a time."""
+    metadata = source.trailer().metadata
+    schema, begin_s, pairs = metadata.layout.schema, metadata.begin_ms // 1000, batch.topic_pairs(metadata)
+    for _, items in scan_runs(source, runs, schema.item, window_bytes, gap_bytes=gap_bytes):
+        for places, lookups in batch.pairs(items["key_hash"]):
+            picked = items[places]
+            seconds = begin_s + picked["time_diff_s"].astype(np.int64)
+            found = batch.select(picked, lookups, seconds, pairs, schema)
+            if len(found.rows):
+                yield found
 
 
 def question_hash(question: PreparedLookup, *, keyed: bool) -> int:
@@ -137,7 +182,7 @@ class GiantSlot:
     def __init__(
         self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
     ) -> None:
-        self._runs = runs
+        self.runs = runs
         self._places = {run.offset: place for place, run in enumerate(runs)}
         self._bounds = list(
             zip(*(blocks[n].tolist() for n in ("hash_min", "hash_max", "second_min", "second_max")), strict=True)
@@ -165,13 +210,13 @@ class GiantSlot:
                 break
             needing = self._needing(place)
             if (needing & (promised < target)).any():
-                chosen.append(self._runs[place])
-                promised[needing] += self._runs[place].count
+                chosen.append(self.runs[place])
+                promised[needing] += self.runs[place].count
         return chosen
 
     def waiting(self) -> list[Run]:
         """Return what is not read and needed by an open question."""
-        return [run for place, run in enumerate(self._runs) if self._unread[place] and self._needing(place).any()]
+        return [run for place, run in enumerate(self.runs) if self._unread[place] and self._needing(place).any()]
 
     def take(self, run: Run) -> npt.NDArray[np.int64]:
         """Note that a block is read; return the questions that need it."""
@@ -223,28 +268,21 @@ def search_file_for_many(
 
     `excluded` (bool, n) are those whose key the file certainly doesn't hold.
     """
-    wanted = np.arange(len(batch)) if excluded is None else np.flatnonzero(~excluded)
-    if not len(wanted):
+    if excluded is not None and excluded.all():
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
     trailer = source.trailer()
     metadata, directory = trailer.metadata, trailer.directory
     schema = metadata.layout.schema
-    pairs = (
-        [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
-    )
-    wanted = np.intersect1d(wanted, batch.overlapping(metadata.second_min, metadata.second_max), assume_unique=True)
-    if pairs is not None:
-        names = {name for _, name in pairs}
-        here = np.array([topic in names for topic in batch.topics], bool)
-        wanted = wanted[here[batch.topic_index[wanted]]] if len(here) else wanted
+    within = batch.within(metadata)
+    wanted = np.flatnonzero(within if excluded is None else within & ~excluded)
     gathered = MatchAccumulator(batch, schema)
-    begin_s = metadata.begin_ms // 1000
+    pairs, begin_s = batch.topic_pairs(metadata), metadata.begin_ms // 1000
 
     def seconds_of(items: Array) -> npt.NDArray[np.int64]:
         return begin_s + items["time_diff_s"].astype(np.int64)
 
-    def look(data: bytes | memoryview, among: npt.NDArray[np.int64] | None) -> None:
-        gathered.add(matching(batch, np.frombuffer(data, schema.item), seconds_of, pairs, schema, among))
+    def look(items: Array, among: npt.NDArray[np.int64] | None) -> None:
+        gathered.add(matching(batch, items, seconds_of, pairs, schema, among))
 
     slots = metadata.slot_map.slots_of(batch.key_hash[wanted])
     cut = directory.cut_groups(slots)
@@ -253,23 +291,21 @@ def search_file_for_many(
         GiantSlot(*directory.blocks_of(group), wanted[cut == group], batch, ordered=metadata.in_answer_order)
         for group in np.unique(cut[cut >= 0]).tolist()
     ]
+    owners = {run.offset: giant for giant in giants for run in giant.runs}
     done: list[int] = []
     while True:
         chosen = [*runs, *(run for giant in giants for run in giant.next_runs())]
         if not chosen:
             return gathered.found()
-        waiting = [(giant, run) for giant in giants for run in giant.waiting()]
-        owners = {run.offset: giant for giant, run in waiting}
-        segments = list(_segments(chosen, [run for _, run in waiting], done, source.gap_bytes))
-        for window in itertools.chain.from_iterable(map(_windows, segments)):
-            groups = []
-            for run, data in zip(window, source.verified(window), strict=True):
-                if (giant := owners.get(run.offset)) is None:
-                    groups.append(data)
-                else:
-                    look(data, giant.take(run))
-            if groups:
-                look(b"".join(groups), None)
+        waiting = [run for giant in giants for run in giant.waiting()]
+        segments = list(_segments(chosen, waiting, done, source.gap_bytes))
+        for segment in segments:
+            for window, items in scan_runs(source, segment, schema.item, _WINDOW_BYTES):
+                stop = 0
+                for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
+                    for block in [list(part)] if giant is None else [[run] for run in part]:
+                        start, stop = stop, stop + sum(run.count for run in block)
+                        look(items[start:stop], None if giant is None else giant.take(block[0]))
         if not giants:
             return gathered.found()
         done = sorted([*done, *(run.offset for segment in segments for run in segment)])
@@ -300,17 +336,3 @@ def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes:
                 segment += waiting[bisect_left(offsets, end) : bisect_left(offsets, after.offset)]
         segment.append(after)
     yield segment
-
-
-def _windows(runs: Iterable[Run]) -> Iterator[list[Run]]:
-    """Yield the runs in order, in lists of at most 32 MiB or of one run."""
-    window: list[Run] = []
-    size = 0
-    for run in runs:
-        if window and size + run.length > _WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-        window.append(run)
-        size += run.length
-    if window:
-        yield window

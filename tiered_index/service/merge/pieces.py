@@ -21,6 +21,8 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.files.search import read_items
 from tiered_index.service.log.records import StoredObject
 
 __all__ = ["Piece", "SourceReader"]
@@ -64,18 +66,13 @@ class SourceReader:
         step: int,
         seconds: tuple[int, int] = _ALWAYS,
     ) -> None:
-        self._cold = cold
-        self._sources = sources
+        self._sources = [StorageBytes(cold, stored) for stored in sources]
         self._schema = schema
         self._base, self._low, self._high, self._step = base, low, high, step
         self._seconds = seconds
         with ThreadPoolExecutor(_READERS) as pool:
-            self._trailers: list[Trailer] = list(pool.map(cold.trailer, sources))
+            self._trailers: list[Trailer] = list(pool.map(lambda source: source.trailer_of(schema), self._sources))
         for stored, trailer in zip(sources, self._trailers, strict=True):
-            if trailer.metadata.layout.schema != schema:
-                raise SchemaMismatch(
-                    f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}"
-                )
             if trailer.metadata.slot_map.base != base:
                 raise SchemaMismatch(
                     f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {base:,}"
@@ -141,14 +138,13 @@ class SourceReader:
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
         runs = trailer.directory.runs_between(first, last, *seconds)
-        dtype = self._schema.item
-        items = np.frombuffer(b"".join(self._cold.verified(self._sources[index], runs)), dtype)
+        items = read_items(self._sources[index], runs, self._schema.item)
         base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self._base
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
         kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
         if not kept.all():
             items, times = items[kept], times[kept]
-        self.read_counts[self._sources[index].name] += len(items)
+        self.read_counts[self._sources[index].file] += len(items)
         return self._with_common_topics(index, items), times
 
     def _with_common_topics(self, index: int, items: Array) -> Array:

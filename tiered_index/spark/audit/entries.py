@@ -16,13 +16,15 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import CorruptFile, ObjectNotFound, SchemaMismatch
+from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import batch_columns
 from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.files.search import scan_runs
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 
@@ -55,6 +57,7 @@ _ARROW = pa.schema(
     ]
 )
 _WINDOW_BYTES = 8 << 20
+_BATCH_ROWS = 1 << 16
 # Seconds without bounds.
 ALL_TIME = (-(2**62), 2**62)
 
@@ -132,34 +135,43 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
     """
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
+        source = _ReadableBytes(cold, stored)
         try:
-            trailer = cold.trailer(stored)
+            trailer = source.trailer_of(schema)
         except (CorruptFile, ObjectNotFound):
             yield _unread(stored)
             return
-        if trailer.metadata.layout.schema != schema:
-            raise SchemaMismatch(
-                f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {schema.name}"
-            )
         begin_s = trailer.metadata.begin_ms // 1000
-        unread = False
-        for window in _windows(picked.runs(trailer)):
-            readable = _readable(cold, stored, window)
-            unread |= len(readable) < len(window)
-            for data in readable:
-                items = np.frombuffer(data, schema.item)
-                whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
-                whole |= {
-                    "second": items["time_diff_s"].astype(np.int64) + begin_s,
-                    "key_hash": normal_hashes(items["key_hash"]),
-                }
-                kept = picked.rows(whole, schema)
-                if len(kept):
-                    columns = {name: values[kept] for name, values in whole.items()}
-                    topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
-                    yield _batch(INDEX, columns, schema, topics, None, stored.name)
-        if unread:
+        for _, items in scan_runs(source, picked.runs(trailer), schema.item, _WINDOW_BYTES):
+            whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
+            whole |= {
+                "second": items["time_diff_s"].astype(np.int64) + begin_s,
+                "key_hash": normal_hashes(items["key_hash"]),
+            }
+            kept = picked.rows(whole, schema)
+            for start in range(0, len(kept), _BATCH_ROWS):
+                columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}
+                topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
+                yield _batch(INDEX, columns, schema, topics, None, stored.name)
+        if source.unread:
             yield _unread(stored)
+
+
+class _ReadableBytes(StorageBytes):
+    """An object's runs that are as they should be; `unread` says whether any is not."""
+
+    unread = False
+
+    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
+        try:
+            return super().verified(runs)
+        except CorruptFile:
+            if len(runs) > 1:
+                return [data for run in runs for data in self.verified([run])]
+        except ObjectNotFound:
+            pass
+        self.unread = True
+        return []
 
 
 def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:
@@ -190,29 +202,6 @@ def _unread(stored: StoredObject) -> pa.RecordBatch:
         ],
         _ARROW,
     )
-
-
-def _windows(runs: list[Run]) -> Iterator[list[Run]]:
-    window: list[Run] = []
-    for run in runs:
-        if window and run.offset + run.length - window[0].offset > _WINDOW_BYTES:
-            yield window
-            window = []
-        window.append(run)
-    if window:
-        yield window
-
-
-def _readable(cold: ColdPath, stored: StoredObject, runs: list[Run]) -> list[memoryview]:
-    """Return the runs that are as they should be."""
-    try:
-        return cold.verified(stored, runs)
-    except ObjectNotFound:
-        return []
-    except CorruptFile:
-        if len(runs) == 1:
-            return []
-    return [data for run in runs for data in _readable(cold, stored, [run])]
 
 
 def _batch(

@@ -28,14 +28,16 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.batch import LookupBatch, TooManyPairs
+from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.files.search import scan_matches, scan_runs
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
@@ -50,8 +52,8 @@ __all__ = [
     "Selection",
     "TaskPlan",
     "hashes_of",
+    "lookups_for",
     "plan_tasks",
-    "questions_for",
     "read_task",
 ]
 
@@ -227,7 +229,7 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
     return [TaskPlan(parts, selection, state.genesis.layout.schema, state.number) for parts in tasks]
 
 
-def questions_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
+def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
     """Return the lookups of each key in each of `topics`, without those whose hash isn't asked for."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     if begin_ms > end_ms:
@@ -254,7 +256,7 @@ def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterat
     if selection.keys is None:
         hashes: npt.NDArray[np.int32] | None = hashes_of(selection)
     elif selection.topics is not None and len(selection.topics) * len(selection.keys) <= _HASHED:
-        hashes = questions_for(selection, selection.topics).key_hash
+        hashes = lookups_for(selection, selection.topics).key_hash
     else:
         hashes = None
     for stored in objects:
@@ -315,31 +317,26 @@ def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
 
 
 def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) -> Iterator[pa.RecordBatch]:
-    trailer = cold.trailer(part.stored)
-    metadata, selection = trailer.metadata, plan.selection
-    if metadata.layout.schema != plan.schema:
-        raise SchemaMismatch(
-            f"{part.stored.name} stores {metadata.layout.schema.name} entries, the index {plan.schema.name}"
-        )
+    source, selection = StorageBytes(cold, part.stored), plan.selection
+    trailer = source.trailer_of(plan.schema)
+    metadata = trailer.metadata
     names = {name for _, name in metadata.topics}
     if metadata.topics and selection.topics is not None and not names & selection.topics:
         return
-    batch: LookupBatch | None = None
     if selection.keys is not None:
-        batch = questions_for(selection, _topics_here(part, names, selection))
-        runs = _runs_of(trailer, batch.key_hash, selection)
-    elif selection.hashes is not None:
+        batch = lookups_for(selection, _topics_here(part, names, selection))
+        for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
+            yield _arrow(_found(found, batch), metadata, wanted)
+        return
+    if selection.hashes is not None:
         runs = _runs_of(trailer, hashes_of(selection), selection)
     else:
         runs = _share(trailer, part, selection)
-    for items in _windows(cold, part, runs, plan.schema.item):
+    for _, items in scan_runs(source, runs, plan.schema.item, _WINDOW_BYTES):
         for start in range(0, len(items), _BATCH_ROWS):
-            rows = items[start : start + _BATCH_ROWS]
-            for columns in (
-                [_scanned(rows, metadata, selection)] if batch is None else _found(rows, metadata, batch, plan)
-            ):
-                if len(columns["offset"]):
-                    yield _arrow(columns, metadata, wanted)
+            columns = _scanned(items[start : start + _BATCH_ROWS], metadata, selection)
+            if len(columns["offset"]):
+                yield _arrow(columns, metadata, wanted)
 
 
 def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set[str] | frozenset[str]:
@@ -374,13 +371,6 @@ def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> list[Run
     ]
 
 
-def _windows(cold: ColdPath, part: ObjectPart, runs: Sequence[Run], dtype: np.dtype[Any]) -> Iterator[Array]:
-    """Yield the items of runs, about 8 MiB at a time."""
-    reached = itertools.accumulate(run.length for run in runs)
-    for _, window in itertools.groupby(zip(runs, reached, strict=True), lambda one: (one[1] - 1) // _WINDOW_BYTES):
-        yield np.frombuffer(b"".join(cold.verified(part.stored, [run for run, _ in window])), dtype)
-
-
 def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str, Any]:
     """Return the columns of the items that a selection without keys takes, in native order."""
     seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
@@ -396,23 +386,11 @@ def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str
     return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
 
 
-def _found(items: Array, metadata: Metadata, batch: LookupBatch, plan: TaskPlan) -> Iterator[dict[str, Any]]:
-    """Yield the columns of the items that answer questions; items are halved where they make too many pairs."""
-    try:
-        places, questions = batch.join(items["key_hash"])
-    except TooManyPairs:
-        yield from _found(items[: len(items) // 2], metadata, batch, plan)
-        yield from _found(items[len(items) // 2 :], metadata, batch, plan)
-        return
-    picked = items[places]
-    seconds = metadata.begin_ms // 1000 + picked["time_diff_s"].astype(np.int64)
-    pairs = (
-        [(topic_id, name) for topic_id, name in metadata.topics if name in batch.topics] if metadata.topics else None
-    )
-    found = batch.select(picked, questions, seconds, pairs, plan.schema)
-    asked = found.questions.tolist()
+def _found(found: Matches, batch: LookupBatch) -> dict[str, Any]:
+    """Return the columns of rows that answer lookups."""
+    lookups = [batch.lookups[number] for number in found.questions.tolist()]
     columns = {name: found.rows[name] for name in found.rows.dtype.names or ()}
-    yield {**columns, "topic": [batch.lookups[q].topic for q in asked], "key": [batch.lookups[q].key for q in asked]}
+    return {**columns, "topic": [lookup.topic for lookup in lookups], "key": [lookup.key for lookup in lookups]}
 
 
 def _arrow(columns: dict[str, Any], metadata: Metadata, wanted: Any) -> pa.RecordBatch:

@@ -19,7 +19,7 @@ ranges, half a million rows.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -27,13 +27,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.errors import BudgetExceeded, CorruptFile, SchemaMismatch, StorageError
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.batch import Matches, TooManyPairs, first_rows
-from tiered_index.service.answers.rows import PreparedLookup, row_dtype
+from tiered_index.service.answers.batch import Matches, first_rows
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
+from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.compacted import StorageBytes
-from tiered_index.service.files.search import question_hashes, search_file
+from tiered_index.service.files.search import question_hashes, scan_matches, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.executors import StorageAddress, between_tasks
 from tiered_index.spark.lookup.plan import LookupPlan, Target
@@ -67,7 +67,8 @@ _CHUNK = 1 << 20
 # A filter is fetched where it costs at most one in so many of the bytes that would be read without it.
 _FILTER_SHARE = 4
 _LEAST_REQUEST_BYTES = 16 << 10
-# Up to so many questions of a hot slot (one that is cut into blocks) are searched for one by one, newest blocks first.
+# Up to so many questions of a hot slot (one that is cut into blocks) are searched for in its newest blocks first; for
+# more, all its blocks of their time are read.
 _ALONE = 4
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -121,48 +122,34 @@ def search_object(
     cold = ColdPath(storage, keyed=plan.schema.keyed, settings=settings)
     try:
         source = StorageBytes(cold, stored)
-        trailer = source.trailer()
-        if trailer.metadata.layout.schema != plan.schema:
-            raise SchemaMismatch(
-                f"{stored.name} stores {trailer.metadata.layout.schema.name} entries, the index {plan.schema.name}"
-            )
+        trailer = source.trailer_of(plan.schema)
         if len(places) > _CHUNK:
             # so that each batch of questions reads another range of the object
             places = places[np.argsort(plan.base_slots(questions[places]), kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
-            batch = PackedBatch(questions[part], plan.topics, plan.max_count + 1, part)
+            batch = PackedBatch(questions[part], plan.topics, plan.max_count, part)
             yield from _search(plan, source, trailer, batch)
     finally:
         cold.close()
 
 
 def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Matches]:
-    metadata = trailer.metadata
-    pairs = None
-    if metadata.topics:
-        asked = frozenset(batch.topics)
-        pairs = [(topic_id, name) for topic_id, name in metadata.topics if name in asked]
-        names = {name for _, name in pairs}
-        here = np.array([topic in names for topic in batch.topics], bool)
-        batch = batch.part(here[batch.topic_index])
-    overlapping = batch.overlapping(metadata.second_min, metadata.second_max)
-    if len(overlapping) < len(batch):
-        batch = batch.part(overlapping)
+    batch = batch.part(batch.within(trailer.metadata))
     if not len(batch):
         return
     batch = _filtered(plan, source, trailer, batch)
-    alone, giants = _giants(trailer, batch)
-    for place in giants.tolist():
-        rows = search_file(source, _question(batch, place))
-        yield Matches(np.repeat(batch.places[place : place + 1], len(rows)), rows)
+    cut = trailer.directory.cut_groups(trailer.metadata.slot_map.slots_of(batch.key_hash))
+    few = np.bincount(cut[cut >= 0], minlength=len(trailer.directory.groups)) <= _ALONE
+    alone = (cut >= 0) & few[cut]
+    if alone.any():
+        part = batch.part(alone)
+        found = search_file_for_many(source, part)
+        yield Matches(part.places[found.questions], found.rows)
     batch = batch.part(~alone)
-    if not len(batch):
-        return
-    begin_s = metadata.begin_ms // 1000
-    for window in _windows(_runs_of(trailer, batch), plan.settings.coalesce_gap_bytes):
-        items = np.frombuffer(b"".join(source.verified(window)), plan.schema.item)
-        yield from _matching(plan, batch, items, begin_s, pairs)
+    gap = plan.settings.coalesce_gap_bytes
+    for found in scan_matches(source, _runs_of(trailer, batch), batch, WINDOW_BYTES, gap_bytes=gap):
+        yield Matches(batch.places[found.questions], found.rows)
 
 
 def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
@@ -175,9 +162,9 @@ def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
 def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
     """Return the questions that are left after the object's filter was asked, where that was worth fetching."""
     stored, cold = source.stored, source.cold
-    gap = plan.settings.coalesce_gap_bytes
     request = request_bytes(plan.settings)
-    wanted = sum(size if near else size + request for _, size, near in _extents(_runs_of(trailer, batch), gap))
+    spans = spans_of(_runs_of(trailer, batch), source.gap_bytes, stored.size_bytes)
+    wanted = sum(span.length + request for span in spans)
     if not worth_a_filter(stored, wanted, request):
         return batch
     hashes = question_hashes(batch, keyed=cold.keyed)
@@ -195,84 +182,6 @@ def request_bytes(settings: ColdSettings) -> int:
 def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
     """Whether an object's filter is fetched where `wanted` bytes, with those of requests, would be read without it."""
     return stored.filter_length > 0 and (stored.filter_length + request) * _FILTER_SHARE <= wanted
-
-
-def _giants(trailer: Trailer, batch: PackedBatch) -> tuple[npt.NDArray[np.bool_], Int64]:
-    """Return which questions (bool, n) are better asked alone, and their places.
-
-    They are the few of a slot that is cut into blocks.
-    """
-    groups = trailer.directory.groups
-    firsts = groups["first_slot"].astype(np.int64)
-    alone = np.zeros(len(batch), bool)
-    if not (groups["blocks"] > 0).any():
-        return alone, np.zeros(0, np.int64)
-    index = np.searchsorted(firsts, trailer.metadata.slot_map.slots_of(batch.key_hash), "right") - 1
-    cut = (index >= 0) & (groups["blocks"][index] > 0)
-    often = np.bincount(index[cut], minlength=len(groups)) > _ALONE
-    alone = cut & ~often[index]
-    return alone, np.flatnonzero(alone)
-
-
-def _question(batch: PackedBatch, place: int) -> PreparedLookup:
-    # a key's text plays no part in the search
-    return PreparedLookup(
-        batch.topics[int(batch.topic_index[place])],
-        "",
-        int(batch.key_hash[place]),
-        int(batch.fingerprint[place]),
-        int(batch.second_min[place]),
-        int(batch.second_max[place]),
-        int(batch.max_count[place]) - 1,
-    )
-
-
-def _matching(
-    plan: LookupPlan, batch: PackedBatch, items: Array, begin_s: int, pairs: Sequence[tuple[int, str]] | None
-) -> Iterator[Matches]:
-    """Yield the rows of `items` that answer questions of the batch; a batch that makes too many pairs is halved."""
-    try:
-        at, questions = batch.join(items["key_hash"])
-    except TooManyPairs:
-        half = len(batch) // 2
-        yield from _matching(plan, batch.part(slice(0, half)), items, begin_s, pairs)
-        yield from _matching(plan, batch.part(slice(half, None)), items, begin_s, pairs)
-        return
-    if not len(at):
-        return
-    picked = items[at]
-    seconds = begin_s + picked["time_diff_s"].astype(np.int64)
-    found = batch.select(picked, questions, seconds, pairs, plan.schema)
-    if found.rows.dtype != row_dtype(plan.schema):
-        raise CorruptFile("lookup", "rows of another schema")
-    if len(found.rows):
-        yield Matches(batch.places[found.questions], found.rows)
-
-
-def _extents(runs: Iterable[Run], gap: int) -> Iterator[tuple[Run, int, bool]]:
-    """Yield each run, how many bytes it adds to what is read, and whether it joins the one before.
-
-    It does over a gap no longer than `gap`.
-    """
-    end: int | None = None
-    for run in runs:
-        near = end is not None and run.offset - end <= gap
-        yield run, run.length + (run.offset - end if near and end is not None else 0), near
-        end = run.offset + run.length
-
-
-def _windows(runs: Iterable[Run], gap: int) -> Iterator[list[Run]]:
-    """Yield the runs in order, in lists whose ranges, gaps included, have at most 16 MiB, or of one run."""
-    window: list[Run] = []
-    size = 0
-    for run, length, _ in _extents(runs, gap):
-        if window and size + length > WINDOW_BYTES:
-            yield window
-            window, size = [], 0
-        window.append(run)
-        size += length
-    if window:
-        yield window
 
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
