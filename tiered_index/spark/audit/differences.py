@@ -54,7 +54,6 @@ __all__ = [
     "Sides",
     "compare",
     "kept",
-    "left_out",
     "paired",
     "unread_of",
 ]
@@ -150,11 +149,6 @@ MOST_SOUGHT = 10_000
 SOUGHT = ("missing", "extra")
 
 
-def left_out(counts: Mapping[str, int]) -> int:
-    """Return how many differences of the kinds that are sought are too many."""
-    return sum(max(0, counts.get(kind, 0) - MOST_SOUGHT) for kind in SOUGHT)
-
-
 @contextmanager
 def paired(
     differing: DataFrame,
@@ -210,13 +204,10 @@ def _that_may_hold(objects: Sequence[StoredObject], picked: Picked, base: int) -
     """Return the objects with entries outside of the bounds and slots of what is picked."""
     assert picked.hashes is not None
     slots = np.unique(picked.hashes % base)
-
-    def holds(target: Target) -> bool:
-        low, high = np.searchsorted(slots, (target.base_low, target.base_high))
-        return bool(low < high)
-
     beyond = [stored for stored in objects if stored.second_min < picked.first or stored.second_max > picked.last]
-    return [stored for stored in beyond if holds(Target.of(stored, base))]
+    bounds = [(target.base_low, target.base_high) for target in (Target.of(stored, base) for stored in beyond)]
+    lows, highs = np.searchsorted(slots, np.array(bounds, np.int64).reshape(-1, 2)).T
+    return [stored for stored, holds in zip(beyond, lows < highs, strict=True) if holds]
 
 
 KINDS = ("missing", "extra", "wrong")
@@ -318,7 +309,7 @@ class Compared:
             differing = until_told.enter_context(kept(_differing(values, damaged, self.sides.base)))
             counts, unread, unsought = _counted(differing), frozenset[str](), 0
             if self.seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
-                unsought = left_out(counts)
+                unsought = sum(max(0, counts[kind] - MOST_SOUGHT) for kind in SOUGHT)
                 differing, unread = until_told.enter_context(
                     paired(differing, counts, self.sides, self.objects, self.seconds)
                 )
@@ -434,19 +425,14 @@ def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
 
 def _difference(row: Any, identities: np.dtype[Any], fields: np.dtype[Any]) -> Difference:
     identity = _fields(row["identity"], identities)
-    expected, found = (_side(row[side], fields) for side in ("said", "held"))
+    values: list[dict[str, Any] | None] = []
+    for side in (row["said"], row["held"]):
+        topic = {} if side is None or side["topic"] is None else {"topic": side["topic"]}
+        values.append(None if side is None else _fields(side["value"], fields) | topic)
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
     name = None if row["held"] is None else row["held"]["object"]
-    return Difference(row["kind"], row["topic"], row["key"], *place, expected, found, name)
-
-
-def _side(side: Any, fields: np.dtype[Any]) -> dict[str, Any] | None:
-    if side is None:
-        return None
-    topic = {} if side["topic"] is None else {"topic": side["topic"]}
-    return _fields(side["value"], fields) | topic
+    return Difference(row["kind"], row["topic"], row["key"], *place, *values, name)
 
 
 def _fields(packed: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:
-    row = np.frombuffer(packed, dtype)[0]
-    return {name: value.item() if hasattr(value := row[name], "item") else value for name in dtype.names or ()}
+    return dict(zip(dtype.names or (), np.frombuffer(packed, dtype)[0].item(), strict=True))
