@@ -23,7 +23,7 @@ LAZY = {
         "spark/datasource/registration.py",
         "tiered_index.spark.datasource.entries",
     ): "sources are subclasses of what PySpark has",
-    ("spark/datasource/registration.py", "tiered_index.spark.datasource.commitlog"): "the same",
+    ("spark/datasource/registration.py", "tiered_index.spark.datasource.stream"): "the same",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 

@@ -33,8 +33,8 @@ from tiered_index.format.trailer import GROUP_DTYPE, Trailer, parse_trailer
 from tiered_index.service.cold.path import MAX_SPAN_BYTES, ColdSettings
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.spark.lookup.lookups import distinct, lookups_of
 from tiered_index.spark.lookup.plan import Target
-from tiered_index.spark.lookup.questions import distinct, questions_of
 from tiered_index.spark.lookup.search import WINDOW_BYTES, request_bytes, worth_a_filter
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
@@ -128,7 +128,7 @@ def questions_for(numbers: Int64, *, keyed: bool) -> Array:
     keys = pa.array(map(key_in_one, numbers.tolist()), pa.string(), size=len(numbers))
     none = pa.nulls(len(keys), pa.int64())
     topics = pa.array([TOPIC] * len(keys), pa.string())
-    return distinct(questions_of(topics, keys, none, none, {TOPIC: 0}, keyed=keyed))
+    return distinct(lookups_of(topics, keys, none, none, {TOPIC: 0}, keyed=keyed))
 
 
 def plan_costs(

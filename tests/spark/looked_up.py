@@ -16,10 +16,10 @@ from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.answers import answer_partitions
-from tiered_index.spark.lookup.estimate import bounded, count_questions, total_counts
+from tiered_index.spark.lookup.estimate import bounded, count_lookups, total_counts
+from tiered_index.spark.lookup.lookups import lookups_of
 from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
-from tiered_index.spark.lookup.questions import questions_of
-from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_questions, search_task
+from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup
@@ -37,7 +37,7 @@ class LookedUp:
 
     def of(self, lookup: Lookup) -> tuple[str, list[dict[str, Any]], Any]:
         """Return the answer to one lookup."""
-        question = questions_of(*_columns([lookup]), self.plan.places, keyed=self.plan.schema.keyed)
+        question = lookups_of(*_columns([lookup]), self.plan.places, keyed=self.plan.schema.keyed)
         return self.answers[question.tobytes()]
 
     @property
@@ -75,7 +75,7 @@ def counts_of(plan: LookupPlan, lookups: Sequence[Lookup]) -> Any:
     rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
     parts = [rows.slice(0, len(lookups) // 2), rows.slice(len(lookups) // 2)]
     return total_counts(
-        plan, [cell.as_py() for part in parts for found in count_questions([part], plan) for cell in found.column(0)]
+        plan, [cell.as_py() for part in parts for found in count_lookups([part], plan) for cell in found.column(0)]
     )
 
 
@@ -91,7 +91,7 @@ def looked_up(
     topics, keys, begins, ends = _columns(lookups)
     rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
     batches = [rows.slice(start, batch_rows) for start in range(0, len(lookups), batch_rows)]
-    packed = pa.Table.from_batches(list(pack_questions(batches, plan)))
+    packed = pa.Table.from_batches(list(pack_lookups(batches, plan)))
     found: list[pa.RecordBatch] = []
     for task in range(len(plan.tasks)):
         blocks = packed.filter(pc.equal(packed["task"], task)).to_batches()
@@ -106,7 +106,7 @@ def looked_up(
     for answerer in range(plan.answerers):
         mine = pa.array(gathered["partition"].to_numpy() % plan.answerers == answerer)
         blocks = gathered.filter(mine).sort_by([("partition", "ascending"), ("kind", "ascending")]).to_batches(7)
-        nested = {row["_question"]: row for b in answer_partitions(blocks, plan, nested=True) for row in b.to_pylist()}
+        nested = {row["_lookup"]: row for b in answer_partitions(blocks, plan, nested=True) for row in b.to_pylist()}
         flat = [row for b in answer_partitions(blocks, plan, nested=False) for row in b.to_pylist()]
         _check_alike(nested, flat)
         made.answers |= {question: (row["status"], row["entries"], row["failed"]) for question, row in nested.items()}
@@ -118,7 +118,7 @@ def _check_alike(nested: dict[bytes, dict[str, Any]], flat: Iterable[dict[str, A
     told: dict[bytes, list[dict[str, Any]]] = {question: [] for question in nested}
     empty = set()
     for row in flat:
-        question, status, failed, position = (row.pop(name) for name in ("_question", "status", "failed", "position"))
+        question, status, failed, position = (row.pop(name) for name in ("_lookup", "status", "failed", "position"))
         assert (status, failed) == (nested[question]["status"], nested[question]["failed"])
         if position is None:
             assert set(row.values()) == {None} and question not in empty

@@ -24,7 +24,7 @@ from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold import path as cold_path
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.spark.lookup import search
-from tiered_index.spark.lookup.questions import QUESTION, distinct, questions_of
+from tiered_index.spark.lookup.lookups import LOOKUP, distinct, lookups_of
 from tiered_index.storage.metering import PriceTable
 
 COUNT = 9_000
@@ -56,7 +56,7 @@ def made(tmp_path_factory):
 def asked(keys):
     count = len(keys)
     none = pa.nulls(count, pa.int64())
-    return distinct(questions_of(pa.array(["t"] * count), pa.array(keys), none, none, {"t": 0}, keyed=True))
+    return distinct(lookups_of(pa.array(["t"] * count), pa.array(keys), none, none, {"t": 0}, keyed=True))
 
 
 def settings_of(gap):
@@ -194,6 +194,6 @@ def test_cost_follows_from_requests_and_bytes():
 
 def test_questions_are_those_of_messages():
     questions = questions_for(np.array([5, 7, 5]), keyed=True)
-    assert questions.dtype == QUESTION and len(questions) == 2
+    assert questions.dtype == LOOKUP and len(questions) == 2
     assert set(questions["key_hash"].tolist()) == {key_hash(TOPIC, key_in_one(n)) for n in (5, 7)}
     assert (questions["second_min"] == 0).all() and (questions["fingerprint"] > 0).all()

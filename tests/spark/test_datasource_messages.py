@@ -23,7 +23,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark.datasource import messages
-from tiered_index.spark.datasource.commitlog import MessageSource
+from tiered_index.spark.datasource.stream import MessageSource
 
 SEGMENT = 20_000
 

@@ -20,9 +20,9 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
-from tiered_index.spark.lookup import answers, estimate, questions, search
+from tiered_index.spark.lookup import answers, estimate, search
 from tiered_index.spark.lookup import plan as lookup_plan
-from tiered_index.spark.lookup.questions import QUESTION, PackedBatch, distinct, places_of, questions_of, routes
+from tiered_index.spark.lookup.lookups import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
 from tiered_index.testing.storage_faults import FaultStorage
 
 
@@ -64,7 +64,7 @@ def life(request, tmp_path, monkeypatch):
     made.close()
 
 
-def lookups_of(made, *, max_count=64):
+def lookups_in(made, *, max_count=64):
     names = [*sorted(made.asked), ("t", "nobody"), ("nowhere", "k1"), ("t", "xAa"), ("other", "xBB")]
     ranges = [*made.ranges(), (BASE_MS + HOUR_MS, BASE_MS + 5 * HOUR_MS), (BASE_MS - 500 * DAY_MS, BASE_MS)]
     # a range that ends where a file begins
@@ -95,7 +95,7 @@ def check(made, found, lookups):
 
 @pytest.mark.parametrize("max_count", [3, 10_000])
 def test_answers_equal_a_readers(life, max_count):
-    lookups = lookups_of(life, max_count=max_count)
+    lookups = lookups_in(life, max_count=max_count)
     assert len(lookups) > 100
     plan = plan_of(life.state, lookups, max_count=max_count)
     assert len(plan.tasks) > 2
@@ -117,9 +117,9 @@ def test_answers_of_small_pieces(life, monkeypatch):
     monkeypatch.setattr(search.HeldAnswers.__init__, "__defaults__", (5,))
     monkeypatch.setattr(answers, "_HELD_ROWS", 10)
     monkeypatch.setattr(answers, "_BATCH_ROWS", 7)
-    monkeypatch.setattr(lookup_plan, "_QUESTIONS_A_PARTITION", 9)
+    monkeypatch.setattr(lookup_plan, "_LOOKUPS_A_PARTITION", 9)
     monkeypatch.setattr(lookup_plan, "_LEAST_A_PARTITION", 1)
-    lookups = lookups_of(life, max_count=20)
+    lookups = lookups_in(life, max_count=20)
     plan = plan_of(life.state, lookups, max_count=20)
     assert plan.partitions > 3 * plan.answerers > 3
     found = looked_up(life.storage, plan, lookups, batch_rows=11)
@@ -147,7 +147,7 @@ def test_partitions_bound_memory_and_tasks_that_answer_are_few(
 
 
 def test_ranges_of_one_key_are_of_many_partitions():
-    questions = np.zeros(1_000, QUESTION)
+    questions = np.zeros(1_000, LOOKUP)
     questions["key_hash"], questions["second_min"], questions["second_max"] = (
         7,
         1_700_000_000,
@@ -160,7 +160,7 @@ def test_ranges_of_one_key_are_of_many_partitions():
 
 
 def test_each_object_is_opened_once_and_ranges_are_read_once(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     recorder = Recorder(life.storage)
     plan = plan_of(life.state, lookups)
     found = looked_up(recorder, plan, lookups)
@@ -234,7 +234,7 @@ def test_a_hot_key_is_read_newest_first(tmp_path):
 
 
 def test_an_object_that_a_merge_removed_ends_the_plan(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     plan = plan_of(life.state, lookups)
     old = set(life.state.objects)
     life.later()
@@ -253,7 +253,7 @@ def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
     """Spark lost what tasks had found, and runs them again after objects were removed: an error, no answer that lacks
     entries.
     """
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     plan = plan_of(life.state, lookups, allow_partial=allow_partial)
     check(life, looked_up(life.storage, plan, lookups), lookups)
     check(life, looked_up(life.storage, plan, lookups, accepted=True), lookups)
@@ -266,7 +266,7 @@ def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
 
 
 def test_what_fails_when_blocks_are_made_again_is_named(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     plan = plan_of(life.state, lookups, allow_partial=True)
     whole = looked_up(life.storage, plan, lookups)
     assert not any(report.failed for report in whole.reports)
@@ -292,7 +292,7 @@ def faulty(made, error):
     "error", [StorageMisconfigured("403 denied"), StorageUnavailable("no answer")], ids=["denied", "down"]
 )
 def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     storage, stored = faulty(life, error)
     with pytest.raises(type(error)):
         looked_up(storage, plan_of(life.state, lookups), lookups)
@@ -313,7 +313,7 @@ def test_a_file_that_cannot_be_read_fails_or_is_named(life, error):
 
 
 def test_a_lost_object_is_corrupt_or_named(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     name = next(name for name, stored in life.state.objects.items() if stored.shard is not None)
     life.storage.delete(name)
     plan = plan_of(life.state, lookups, allow_partial=True, lost=frozenset([name]))
@@ -322,7 +322,7 @@ def test_a_lost_object_is_corrupt_or_named(life):
 
 
 def test_damage_is_corrupt(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     stored = next(stored for stored in life.state.objects.values() if stored.shard is None)
     data = bytearray(life.storage.get(stored.name))
     data[stored.trailer_position // 2 :] = bytes(len(data) - stored.trailer_position // 2)
@@ -332,7 +332,7 @@ def test_damage_is_corrupt(life):
 
 
 def test_bounds_are_shared_out(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     free = looked_up(life.storage, plan_of(life.state, lookups), lookups)
     for name, most in (
         ("max_requests", free.requests // 2),
@@ -406,7 +406,7 @@ def test_bounds_that_are_a_dry_runs_figures_are_enough(tmp_path, gap):
 
 
 def test_shares_add_up_and_are_named(life):
-    lookups = lookups_of(life)
+    lookups = lookups_in(life)
     free = plan_of(life.state, lookups)
     costs = estimate.foreseen(free, counts_of(free, lookups))
     for most in (0, 1, 7, 1000, 10**6 + 1):
@@ -424,22 +424,18 @@ def test_times_of_text():
     texts = pa.array(
         ["2023-11-14T22:13:20Z", None, "1700000000000", "2023-11-15 06:13:20+08:00", "2023-11-14T22:13:20Z"]
     )
-    assert questions.times_of(texts, "'since' (begin_ms)").to_pylist() == [
-        1_700_000_000_000,
-        None,
-        *[1_700_000_000_000] * 3,
-    ]
-    assert questions.times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
+    assert times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
+    assert times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
     # a cut text is none either
     for text in ("yesterday", "", "1e3", "-5", "2023-11-14" + " " * 60 + "x"):
         with pytest.raises(InvalidArgument, match=rf"column 'since' \(begin_ms\): '{text[:10]}.* is neither"):
-            questions.times_of(pa.array(["0", text]), "'since' (begin_ms)")
+            times_of(pa.array(["0", text]), "'since' (begin_ms)")
 
 
 def plan_columns(topics, keys):
     bound = pa.array([1500] * len(keys), pa.int64())
     none = pa.array([None] * len(keys), pa.int64())
-    return questions_of(pa.array(topics), pa.array(keys), bound, none, {"ü": 0, "t": 1}, keyed=True)
+    return lookups_of(pa.array(topics), pa.array(keys), bound, none, {"ü": 0, "t": 1}, keyed=True)
 
 
 def test_hashes_collide_where_the_test_says_so():
@@ -450,8 +446,8 @@ def test_hashes_collide_where_the_test_says_so():
 def test_questions_once_and_where_they_stand(seed):
     """Some agree in hash and fingerprint and differ in topic or range; some are equal."""
     rng = np.random.default_rng(seed)
-    questions = np.zeros(int(rng.integers(1, 80)), QUESTION)
-    for name in QUESTION.names:
+    questions = np.zeros(int(rng.integers(1, 80)), LOOKUP)
+    for name in LOOKUP.names:
         questions[name] = rng.integers(0, int(rng.choice([1, 2, 3, 2**31 - 1])), len(questions))
     once = distinct(questions)
     assert len(once) == len(set(questions.tolist())) and set(once.tolist()) == set(questions.tolist())
@@ -459,17 +455,17 @@ def test_questions_once_and_where_they_stand(seed):
     assert (np.diff(once["key_hash"]) >= 0).all()
     places = places_of(once, questions)
     assert places.dtype == np.int64 and once[places].tolist() == questions.tolist()
-    for name in QUESTION.names:
+    for name in LOOKUP.names:
         # one that nobody asked, before, among or behind those there are
         other = questions[:1].copy()
         other[name] += 1
         if other.tolist()[0] not in set(questions.tolist()):
             with pytest.raises(InvalidArgument, match="the keys change"):
-                places_of(once, np.concatenate((questions.view("V28"), other.view("V28"))).view(QUESTION))
+                places_of(once, np.concatenate((questions.view("V28"), other.view("V28"))).view(LOOKUP))
 
 
 def test_no_questions_at_all():
-    none = np.zeros(0, QUESTION)
+    none = np.zeros(0, LOOKUP)
     assert len(distinct(none)) == len(places_of(none, none)) == 0
     with pytest.raises(InvalidArgument, match="the keys change"):
-        places_of(none, np.zeros(1, QUESTION))
+        places_of(none, np.zeros(1, LOOKUP))

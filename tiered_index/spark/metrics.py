@@ -185,18 +185,18 @@ class _Sums:
 class _Counted(MeteredStorage):
     """Tells what it counted when it is closed."""
 
-    def __init__(self, inner: Storage, spent: Any) -> None:
+    def __init__(self, inner: Storage, request_stats: Any) -> None:
         super().__init__(inner)
-        self._spent: Any = spent
+        self._request_stats: Any = request_stats
 
     def close(self) -> None:
         """Close the inner storage."""
         try:
             super().close()
         finally:
-            spent, self._spent = self._spent, None
-            if spent is not None:
-                spent.add(_counts(self.total))
+            request_stats, self._request_stats = self._request_stats, None
+            if request_stats is not None:
+                request_stats.add(_counts(self.total))
 
 
 def _counts(usage: Usage) -> Counter[str]:
@@ -212,10 +212,10 @@ class _MeteredAddress:
     """Opens a storage that is counted in an accumulator."""
 
     address: Address
-    spent: Any
+    request_stats: Any
 
     def open(self) -> Storage:
-        return _Counted(self.address.open(), self.spent)
+        return _Counted(self.address.open(), self.request_stats)
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,12 +225,12 @@ class SourceAccess:
     """
 
     s3: S3Options = field(default_factory=S3Options)
-    spent: Any = None
+    request_stats: Any = None
 
     def address(self, uri: str) -> Address:
         """Return the address of a storage. Raises `ConfigError`."""
         address = StorageAddress(uri, self.s3)
-        return address if self.spent is None else _MeteredAddress(address, self.spent)
+        return address if self.request_stats is None else _MeteredAddress(address, self.request_stats)
 
 
 @dataclass(slots=True)
@@ -273,18 +273,18 @@ class JobMeter:
         progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
     ) -> None:
         self._spark, self._driver, self._prices, self._progress = spark, driver, prices, progress
-        self._spent: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
+        self._request_stats: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
         self._stages: dict[str, _Stage] = {}
         # What stages took that ran within the one under way.
         self._within = _NOTHING
 
     def address(self, address: Address) -> Address:
         """Return an address for tasks whose requests count here."""
-        return _MeteredAddress(address, self._spent)
+        return _MeteredAddress(address, self._request_stats)
 
     def sources(self, s3: S3Options) -> SourceAccess:
         """Return an access to sources whose requests count here."""
-        return SourceAccess(s3, self._spent)
+        return SourceAccess(s3, self._request_stats)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
@@ -316,7 +316,7 @@ class JobMeter:
         )
 
     def _read(self) -> _Reading:
-        return _Reading(time.monotonic(), Counter(self._spent.value), _counts(self._driver.total))
+        return _Reading(time.monotonic(), Counter(self._request_stats.value), _counts(self._driver.total))
 
     def _told(self, name: str, stage: _Stage) -> StageMetrics:
         both = stage.of_tasks + stage.of_driver

@@ -46,7 +46,7 @@ MUTANTS = (
         "explain-reads-without-bytes",
         "lines of a commit log's read tell no bytes",
         "spark/datasource/messages.py",
-        "        self.reads.got(len(data))\n",
+        "        self.reads.bytes_read += len(data)\n",
         "",
         (f"{MESSAGES}::test_what_is_read_of_local_files_is_told",),
     ),

@@ -43,11 +43,11 @@ PAIRS_AT_A_TIME = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What one file holds for a batch: row i answers question `questions[i]`; times and identities are not looked at
+    """What one file holds for a batch: row i answers lookup `lookups[i]`; times and identities are not looked at
     yet.
     """
 
-    questions: npt.NDArray[np.int64]
+    lookups: npt.NDArray[np.int64]
     rows: Array
 
 
@@ -207,8 +207,8 @@ class LookupBatch:
         `found` are the first rows of the questions, by question and in answer order (`first_rows`).
         """
         most = self.max_count[questions]
-        starts = np.searchsorted(found.questions, questions)
-        enough = np.searchsorted(found.questions, questions, "right") - starts > most
+        starts = np.searchsorted(found.lookups, questions)
+        enough = np.searchsorted(found.lookups, questions, "right") - starts > most
         ends = np.full(len(questions), NEVER)
         ends[enough] = found.rows["second"][starts[enough] + most[enough]]
         return ends
@@ -259,7 +259,7 @@ def first_rows(
 
     Questions are in order. What is left of several lots, put together, has the same first rows as all of them.
     """
-    questions = np.concatenate([part.questions for part in parts]) if parts else np.zeros(0, np.int64)
+    questions = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
     order = np.argsort(questions, kind="stable")
     questions, rows = questions[order], rows[order]

@@ -60,7 +60,7 @@ class MatchAccumulator:
         with self._lock:
             if not self._parts:
                 return _nothing(self._schema)
-            questions = np.concatenate([part.questions for part in self._parts])
+            questions = np.concatenate([part.lookups for part in self._parts])
             if (np.bincount(questions, minlength=len(self._batch)) > self._batch.max_count + 1).any():
                 return self._cut()
             return Matches(questions, np.concatenate([part.rows for part in self._parts]))

@@ -167,7 +167,7 @@ class StorageBytes:
             away[here] = cold.filters.excludes_many(stored, hashes[here])
         found = search_file_for_many(self, batch, away)
         whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
-        in_vain = np.setdiff1d(np.flatnonzero(whole), found.questions)
+        in_vain = np.setdiff1d(np.flatnonzero(whole), found.lookups)
         if len(in_vain) and not self.lacks_topic(batch.topics[int(batch.topic_index[in_vain[0]])]):
             cold.filters.record_miss(stored, int(hashes[in_vain[0]]))
         return found

@@ -122,9 +122,7 @@ class WindowTable:
         found = [part for part in side_by_side(searches) if len(part.rows)]
         if not found:
             return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return Matches(
-            np.concatenate([part.questions for part in found]), np.concatenate([part.rows for part in found])
-        )
+        return Matches(np.concatenate([part.lookups for part in found]), np.concatenate([part.rows for part in found]))
 
     def _holding(self, question: PreparedLookup) -> list[StoredObject]:
         """Return the shards that may hold answers: those of the slot whose time overlaps."""

@@ -186,7 +186,7 @@ class SourcedFile:
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each question, in no order."""
         found = self._handle.search_many(batch)
-        return Matches(found.questions, self._sourced(found.rows)) if len(found.rows) else found
+        return Matches(found.lookups, self._sourced(found.rows)) if len(found.rows) else found
 
     def let_go(self) -> None:
         """As the file's."""

@@ -425,13 +425,17 @@ def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
 
 def _difference(row: Any, identities: np.dtype[Any], fields: np.dtype[Any]) -> Difference:
     identity = _fields(row["identity"], identities)
-    values: list[dict[str, Any] | None] = []
-    for side in (row["said"], row["held"]):
-        topic = {} if side is None or side["topic"] is None else {"topic": side["topic"]}
-        values.append(None if side is None else _fields(side["value"], fields) | topic)
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
+    expected, found = (_side(row[side], fields) for side in ("said", "held"))
     name = None if row["held"] is None else row["held"]["object"]
-    return Difference(row["kind"], row["topic"], row["key"], *place, *values, name)
+    return Difference(row["kind"], row["topic"], row["key"], *place, expected, found, name)
+
+
+def _side(side: Any, fields: np.dtype[Any]) -> dict[str, Any] | None:
+    if side is None:
+        return None
+    topic = {} if side["topic"] is None else {"topic": side["topic"]}
+    return _fields(side["value"], fields) | topic
 
 
 def _fields(packed: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:

@@ -107,14 +107,14 @@ def compact(
         [result.ticket for result in done], [*left, *(result for result in results if result.finished is None)]
     )
     written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
-    spent = meter.metrics
+    request_stats = meter.metrics
     return replace(
         report,
         written_bytes=written,
-        requests=spent.requests,
-        cost_usd=spent.cost_usd,
+        requests=request_stats.requests,
+        cost_usd=request_stats.cost_usd,
         log_number=log.state.number,
-        metrics=spent,
+        metrics=request_stats,
     )
 
 
@@ -131,14 +131,14 @@ def plan_compaction(
         log = StorageLog(opened, clock or SystemClock())
         log.open()
         tickets, left = open_tickets(opened, log)
-        spent, genesis = opened.total, log.state.genesis
+        request_stats, genesis = opened.total, log.state.genesis
         assert genesis is not None
         cost = estimate_compaction(
             tickets,
             genesis.layout.schema.item.itemsize,
             priced,
-            looked=spent.requests_by_kind,
-            looked_bytes=spent.bytes_read,
+            looked=request_stats.requests_by_kind,
+            looked_bytes=request_stats.bytes_read,
         )
         return replace(
             _report(tickets, left),

@@ -11,8 +11,7 @@ and its bytes. One thread.
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -47,21 +46,12 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import ExplainedAddress, Line, Options, place_told, telling
+from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, place_told, telling
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.splits import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = [
-    "OPTIONS",
-    "CountedLog",
-    "FileReads",
-    "MessageReader",
-    "MessageSettings",
-    "Stretch",
-    "read_stretch",
-    "reader_of",
-]
+__all__ = ["OPTIONS", "CountedLog", "MessageReader", "MessageSettings", "Stretch", "read_stretch", "reader_of"]
 
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
@@ -137,42 +127,14 @@ def _is_within(told: StorageAddress, folder: Path) -> bool:
     return parts.scheme == "file" and Path(unquote(parts.path)).resolve().is_relative_to(folder.resolve())
 
 
-class FileReads:
-    """A running count; failed reads count, without bytes. Local files have no price."""
-
-    cost_usd = 0.0
-
-    def __init__(self) -> None:
-        self._requests: Counter[str] = Counter()
-        self._bytes_read = 0
-
-    @property
-    def requests_by_kind(self) -> Mapping[str, int]:
-        """How many looks at the folder (``list``) and reads of files (``read``)."""
-        return self._requests
-
-    @property
-    def bytes_read(self) -> int:
-        """What the files gave."""
-        return self._bytes_read
-
-    def asking(self, kind: str) -> None:
-        """Count what is about to be asked."""
-        self._requests[kind] += 1
-
-    def got(self, size_bytes: int) -> None:
-        """Count bytes."""
-        self._bytes_read += size_bytes
-
-
 @dataclass(frozen=True, slots=True)
 class _CountedFile(Segment):
     reads: FileReads
 
     def read(self, size_bytes: int, position: int) -> bytes:
-        self.reads.asking("read")
+        self.reads.requests_by_kind["read"] += 1
         data = pread(self.path, size_bytes, position)
-        self.reads.got(len(data))
+        self.reads.bytes_read += len(data)
         return data
 
 
@@ -184,7 +146,7 @@ class CountedLog(CommitLogReader):
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments there are, oldest first."""
-        self.reads.asking("list")
+        self.reads.requests_by_kind["list"] += 1
         return tuple(
             _CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in list_segments(self.folder)
         )

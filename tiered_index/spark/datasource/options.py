@@ -15,18 +15,18 @@ import json
 import re
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
 
 from pyspark import TaskContext
 
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.metering import MeteredStorage, Usage
 
-__all__ = ["ExplainedAddress", "Line", "Options", "Spent", "place_told", "telling"]
+__all__ = ["ExplainedAddress", "FileReads", "Line", "Options", "place_told", "telling"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
@@ -84,23 +84,16 @@ class Options:
         return value
 
 
-class Spent(Protocol):
-    """What was asked so far."""
+@dataclass(slots=True)
+class FileReads:
+    """Looks at the folder of a commit log (``list``) and reads of its files (``read``), counted.
 
-    @property
-    def requests_by_kind(self) -> Mapping[str, int]:
-        """How many by operation."""
-        ...
+    Failed ones count, without bytes. Local files have no price.
+    """
 
-    @property
-    def bytes_read(self) -> int:
-        """Payload of all reads."""
-        ...
-
-    @property
-    def cost_usd(self) -> float:
-        """The price of it all, in US dollars."""
-        ...
+    requests_by_kind: Counter[str] = field(default_factory=Counter)
+    bytes_read: int = 0
+    cost_usd: float = 0.0
 
 
 @dataclass(slots=True)
@@ -149,7 +142,7 @@ class ExplainedAddress:
 
 
 @contextlib.contextmanager
-def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent) -> Iterator[Line]:
+def telling(explain: StorageAddress, kind: str, index: str | None, request_stats: Usage | FileReads) -> Iterator[Line]:
     """Put the line of one call by Spark when the block ends; `index` is its URI, None for local files.
 
     Raises as the put does.
@@ -165,7 +158,7 @@ def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent)
         elapsed_s = time.perf_counter() - begin
         # an error on its way says more than one of the put
         with contextlib.suppress(*(() if ended == "whole" else (TieredIndexError,))):
-            task, requests = TaskContext.get(), spent.requests_by_kind
+            task, requests = TaskContext.get(), request_stats.requests_by_kind
             document = {
                 "kind": kind,
                 "index": index,
@@ -178,8 +171,8 @@ def telling(explain: StorageAddress, kind: str, index: str | None, spent: Spent)
                 "files": line.files,
                 "requests": sum(requests.values()),
                 "requests_by_kind": dict(requests),
-                "bytes": spent.bytes_read,
-                "cost_usd": spent.cost_usd,
+                "bytes": request_stats.bytes_read,
+                "cost_usd": request_stats.cost_usd,
                 "elapsed_ms": round(elapsed_s * 1000, 3),
             }
             with explain.open() as storage:

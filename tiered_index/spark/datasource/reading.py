@@ -388,7 +388,7 @@ def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str
 
 def _found(found: Matches, batch: LookupBatch) -> dict[str, Any]:
     """Return the columns of rows that answer lookups."""
-    lookups = [batch.lookups[number] for number in found.questions.tolist()]
+    lookups = [batch.lookups[number] for number in found.lookups.tolist()]
     columns = {name: found.rows[name] for name in found.rows.dtype.names or ()}
     return {**columns, "topic": [lookup.topic for lookup in lookups], "key": [lookup.key for lookup in lookups]}
 

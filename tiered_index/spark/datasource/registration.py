@@ -28,8 +28,8 @@ def register(spark: SparkSession) -> None:
     speculates.
     """
     try:
-        from tiered_index.spark.datasource.commitlog import MessageSource
         from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
+        from tiered_index.spark.datasource.stream import MessageSource
     except ImportError as error:
         raise ConfigError(
             f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})"

@@ -1,4 +1,4 @@
-"""`spark.readStream.format("rocketmq_commitlog")`: a commit log as it grows. docs/spark-sources.md.
+"""`format("rocketmq_commitlog")`, and its stream: a commit log as it grows. docs/spark-sources.md.
 
 An offset is ``{"position": p, "before": crc}``. The position is a commit log offset where a message begins (-1: the
 beginning of a log that has nothing yet). The CRC-32 is of up to 4 KiB before it in its segment (-1: not known); by it a
@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxBytes, SupportsTriggerAvailableNow
 from pyspark.sql.types import StructType
 
@@ -28,9 +28,17 @@ from tiered_index.rocketmq.log.commitlog import MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.messages import MessageSettings, Stretch, read_stretch, reader_of
+from tiered_index.spark.datasource.messages import (
+    OPTIONS,
+    MessageReader,
+    MessageSettings,
+    Stretch,
+    read_stretch,
+    reader_of,
+)
+from tiered_index.spark.datasource.options import Options
 
-__all__ = ["MessageStreamReader"]
+__all__ = ["MessageSource", "MessageStreamReader"]
 
 _WITNESS_BYTES = 4_096
 _UNKNOWN = -1
@@ -217,3 +225,27 @@ def _before(segments: tuple[Segment, ...], position: int) -> int:
 
 def _offset(segments: tuple[Segment, ...], position: int) -> dict[str, Any]:
     return {"position": position, "before": _before(segments, position)}
+
+
+class MessageSource(DataSource):
+    """`format("rocketmq_commitlog")` for `spark.read` and `spark.readStream`: messages as rows."""
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the name of the format."""
+        return "rocketmq_commitlog"
+
+    def schema(self) -> StructType:
+        """Return the columns of a message."""
+        return self._settings().columns
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
+        return MessageReader(self._settings(), schema)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return the reader of a stream."""
+        return MessageStreamReader(self._settings(), schema)
+
+    def _settings(self) -> MessageSettings:
+        return MessageSettings.of(Options(self.name(), dict(self.options), OPTIONS))

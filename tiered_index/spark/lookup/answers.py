@@ -1,7 +1,7 @@
 """The answers of a bulk lookup: found entries in answer order, one an identity, cut to `max_count`; and their messages.
 
-Runs in tasks, which take one partition of questions after the other. Memory: a million rows and a partition's
-questions; with a `max_count` of millions, the rows of its answers.
+Runs in tasks, which take one partition of lookups after the other. Memory: a million rows and a partition's
+lookups; with a `max_count` of millions, the rows of its answers.
 
 Messages are joined as columns where the answers are, from a RocketMQ store's folder, else from archived segments: each
 task reads the messages of its own entries, key by key, as `messages` of a reader does. Nothing is read before the
@@ -32,8 +32,8 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
 from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.lookup.lookups import LOOKUP, PackedBatch, cells_of, distinct, places_of, records_of
 from tiered_index.spark.lookup.plan import LookupPlan
-from tiered_index.spark.lookup.questions import QUESTION, PackedBatch, cells_of, distinct, places_of, records_of
 from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
 from tiered_index.types import IndexItem
 
@@ -79,7 +79,7 @@ def answer_schema(schema: Schema, *, nested: bool) -> StructType:
 
 
 def _arrow_schema(schema: Schema, *, nested: bool) -> pa.Schema:
-    head = [("_question", pa.binary()), ("status", pa.string()), ("failed", _FAILED)]
+    head = [("_lookup", pa.binary()), ("status", pa.string()), ("failed", _FAILED)]
     columns = entry_columns(schema)
     if nested:
         return pa.schema([*head, ("entries", pa.list_(pa.struct(columns)))])
@@ -94,9 +94,9 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to the questions of partitions.
+    """Yield the answers to the lookups of partitions.
 
-    Blocks (kind, partition, questions, rows, more) come by partition, then kind. Raises `StorageUnavailable` where a
+    Blocks (kind, partition, lookups, rows, more) come by partition, then kind. Raises `StorageUnavailable` where a
     task gave up since an object was gone: what it found is no complete answer.
     """
     partition, number = _Partition(plan), -1
@@ -133,16 +133,14 @@ class _Partition:
                 f"{name} was removed since these keys were looked up, and Spark lost what it held: look up again"
             )
         if kind == ASKED:
-            self._asked.append(records_of(blocks.column("questions")))
+            self._asked.append(records_of(blocks.column("lookups")))
         elif kind == FAILED:
-            for cell, more in zip(blocks.column("questions"), blocks.column("more").to_pylist(), strict=True):
+            for cell, more in zip(blocks.column("lookups"), blocks.column("more").to_pylist(), strict=True):
                 file, error = pickle.loads(more)
-                for place in places_of(
-                    self.batch.questions, records_of(pa.array([cell.as_py()], pa.binary()))
-                ).tolist():
+                for place in places_of(self.batch.packed, records_of(pa.array([cell.as_py()], pa.binary()))).tolist():
                     self._failed.setdefault(place, []).append({"file": file, "error": error})
         elif kind == FOUND:
-            places = places_of(self.batch.questions, records_of(blocks.column("questions")))
+            places = places_of(self.batch.packed, records_of(blocks.column("lookups")))
             self._held.append(Matches(places, records_of(blocks.column("rows"), row_dtype(self._plan.schema))))
             self._count += len(places)
             if self._count > _HELD_ROWS:
@@ -152,12 +150,12 @@ class _Partition:
 
     @property
     def batch(self) -> PackedBatch:
-        """All questions of the partition, with one more answer than asked.
+        """All lookups of the partition, with one more answer than asked.
 
         The further answer tells a full answer from a truncated one.
         """
         if self._batch is None:
-            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, QUESTION)
+            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
             self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
         return self._batch
 
@@ -176,7 +174,7 @@ class _Partition:
         ends = np.cumsum(counts)
         first = 0
         while first < len(counts):
-            # as many questions as have about so many rows, at least one
+            # as many lookups as have about so many rows, at least one
             begin = int(ends[first] - counts[first])
             stop = max(first + 1, int(np.searchsorted(ends, begin + _BATCH_ROWS, "right")))
             stop = min(stop, first + _BATCH_ROWS)
@@ -190,14 +188,14 @@ class _Partition:
         if self._failed:
             failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
         statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(_STATUSES)).cast(pa.string())
-        questions = self.batch.questions[part]
+        lookups = self.batch.packed[part]
         entries = _entries(rows, self._plan.schema)
         if nested:
             records = pa.StructArray.from_arrays(entries, fields=list(schema.field("entries").type.value_type))
             lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
-            columns = [cells_of(questions, np.arange(len(questions))), statuses, failed, lists]
+            columns = [cells_of(lookups, np.arange(len(lookups))), statuses, failed, lists]
             return pa.RecordBatch.from_arrays(columns, schema=schema)
-        # a question without entries has one row, too
+        # a lookup without entries has one row, too
         index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
         some = np.repeat(counts > 0, np.maximum(counts, 1))
         place = pa.array(np.cumsum(some) - 1, mask=~some)
@@ -205,7 +203,7 @@ class _Partition:
         position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
         repeated = pa.array(index)
         columns = [
-            cells_of(questions[index], np.arange(len(index))),
+            cells_of(lookups[index], np.arange(len(index))),
             statuses.take(repeated),
             failed.take(repeated),
             position,

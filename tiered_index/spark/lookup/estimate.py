@@ -1,8 +1,8 @@
 """An estimate of a bulk lookup's requests and bytes, for dry runs and for sharing bounds out to tasks.
 
-Questions are counted by object for the keys that there are. Which of an object's slot groups they meet is taken to be
+Lookups are counted by object for the keys that there are. Which of an object's slot groups they meet is taken to be
 random, and three standard deviations are added to the expectation, so a task hardly ever asks for more. A hot slot,
-which is read in blocks, may exceed it. Pure; questions are counted in tasks.
+which is read in blocks, may exceed it. Pure; lookups are counted in tasks.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pyarrow as pa
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.spark.lookup.plan import LookupPlan, Target
-from tiered_index.spark.lookup.search import WINDOW_BYTES, lots_of_questions, request_bytes, worth_a_filter
+from tiered_index.spark.lookup.search import WINDOW_BYTES, lots_of_lookups, request_bytes, worth_a_filter
 
-__all__ = ["COUNTS_SCHEMA", "bounded", "count_questions", "foreseen", "total_counts"]
+__all__ = ["COUNTS_SCHEMA", "bounded", "count_lookups", "foreseen", "total_counts"]
 
 COUNTS_SCHEMA = "counts binary"
 # Ranges of at most 8 MiB that end with a slot group.
@@ -28,25 +28,25 @@ _SPANS_A_WINDOW = 3
 Int64 = npt.NDArray[np.int64]
 
 
-def count_questions(
+def count_lookups(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield how many questions of rows (topic, key, begin, end) each object of the plan may have answers for.
+    """Yield how many lookups of rows (topic, key, begin, end) each object of the plan may have answers for.
 
     i64, as bytes.
     """
     counts = np.zeros(plan.objects, np.int64)
-    for questions in lots_of_questions(batches, plan, column):
-        base_slots = plan.base_slots(questions)
+    for lookups in lots_of_lookups(batches, plan, column):
+        base_slots = plan.base_slots(lookups)
         for place, target in enumerate(_targets(plan)):
-            counts[place] += np.count_nonzero(target.holds(base_slots, questions))
+            counts[place] += np.count_nonzero(target.holds(base_slots, lookups))
     yield pa.record_batch({"counts": pa.array([counts.tobytes()], pa.binary())})
 
 
 def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
-    """Return the sum of what `count_questions` yielded (i64, n).
+    """Return the sum of what `count_lookups` yielded (i64, n).
 
-    For each object its questions, in order of the tasks.
+    For each object its lookups, in order of the tasks.
     """
     return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
 
@@ -54,7 +54,7 @@ def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
 def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
     """Return about how many (requests, bytes) each task takes at most.
 
-    `counts` (i64, n) are the questions of each object, as `total_counts` returns them. Filters, which save some of it,
+    `counts` (i64, n) are the lookups of each object, as `total_counts` returns them. Filters, which save some of it,
     count with their price.
     """
     costs = iter([_cost(plan, target, int(count)) for target, count in zip(_targets(plan), counts, strict=True)])
@@ -68,7 +68,7 @@ def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
 def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
     """Return the plan with bounds of all tasks, each task's share by what it will take.
 
-    `counts` (i64, n) are the questions of each object. A task without a question has no share.
+    `counts` (i64, n) are the lookups of each object. A task without a lookup has no share.
     """
     costs = foreseen(plan, counts)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]
@@ -94,9 +94,9 @@ def _targets(plan: LookupPlan) -> list[Target]:
 
 
 def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the requests and bytes of one object and `asked` questions.
+    """Return the requests and bytes of one object and `asked` lookups.
 
-    They are its directory, its filter where that pays, and ranges of groups. A question meets each of n groups with
+    They are its directory, its filter where that pays, and ranges of groups. A lookup meets each of n groups with
     equal chance, so n (1 - e^(-asked/n)) are met; one that is met is joined to the one before where no more than `gap`
     groups lie between, which are read with it.
     """

@@ -1,4 +1,4 @@
-"""From a DataFrame of keys to questions: the fields' columns, their types, and a count of the rows. Driver only.
+"""From a DataFrame of keys to lookups: the fields' columns, their types, and a count of the rows. Driver only.
 
 | field | needed as |
 |---|---|
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.validation import check_topic
-from tiered_index.spark.lookup.questions import cells_of, questions_of, times_of
+from tiered_index.spark.lookup.lookups import cells_of, lookups_of, times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ class Keys:
         )
 
     def column(self, name: str) -> Any:
-        """Return a field as a column of what `with_question` returns."""
+        """Return a field as a column of what `with_lookup` returns."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         return F.col(name) if name in self.given else self.fields[name]
@@ -111,8 +111,8 @@ class Keys:
         """Return (topic, key, begin, end) of the rows that have a topic and a key."""
         return self.whole().select(*(self.fields[name].alias(f"_{name}") for name in _FIELDS))
 
-    def with_question(self, plan: LookupPlan, name: str) -> DataFrame:
-        """Return the rows with the record of their question, as column `name`."""
+    def with_lookup(self, plan: LookupPlan, name: str) -> DataFrame:
+        """Return the rows with the record of their lookup, as column `name`."""
         from pyspark.sql.pandas.functions import arrow_udf
 
         places, keyed, column = plan.places, plan.schema.keyed, self.names["key"]
@@ -121,15 +121,15 @@ class Keys:
             # Spark may ask for rows, too, that it leaves out afterwards
             whole = pc.and_(pc.is_valid(arrays[0]), pc.is_valid(arrays[1]))
             topic, key, begin, end = (array.filter(whole) for array in arrays)
-            questions = questions_of(topic, key, begin, end, places, keyed=keyed, column=column)
-            cells = cells_of(questions, np.arange(len(questions)))
+            lookups = lookups_of(topic, key, begin, end, places, keyed=keyed, column=column)
+            cells = cells_of(lookups, np.arange(len(lookups)))
             there = whole.to_numpy(zero_copy_only=False)
             return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
         make: Any = arrow_udf  # whose declared overloads ask for what it infers
-        question = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
+        lookup = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
         return self.whole().select(
-            "*", *(given.alias(field) for field, given in self.given.items()), question.alias(name)
+            "*", *(given.alias(field) for field, given in self.given.items()), lookup.alias(name)
         )
 
 

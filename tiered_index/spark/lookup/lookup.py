@@ -5,7 +5,7 @@ DESIGN section 6; docs/spark-lookup.md says what runs where.
 ```
 keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once
         tasks     driver                      shuffle               tasks
-     ─> to partitions by question ─> join to the keys
+     ─> to partitions by lookup ─> join to the keys
         shuffle                      Spark
 ```
 
@@ -46,10 +46,10 @@ from tiered_index.spark.lookup.answers import (
     entry_columns,
     with_messages,
 )
-from tiered_index.spark.lookup.estimate import COUNTS_SCHEMA, bounded, count_questions, foreseen, total_counts
+from tiered_index.spark.lookup.estimate import COUNTS_SCHEMA, bounded, count_lookups, foreseen, total_counts
 from tiered_index.spark.lookup.keys import Keys, KeysCensus, keys_of
 from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
-from tiered_index.spark.lookup.search import FOUND_SCHEMA, REPORT, TASK_SCHEMA, TaskReport, pack_questions, search_task
+from tiered_index.spark.lookup.search import FOUND_SCHEMA, REPORT, TASK_SCHEMA, TaskReport, pack_lookups, search_task
 from tiered_index.spark.metrics import watched
 from tiered_index.storage.base import Storage
 
@@ -61,7 +61,7 @@ __all__ = ["LookupResult", "look_up", "lookup"]
 
 # Plans at newer positions of the log, each because an object was removed meanwhile.
 _RETRIES = 10
-_QUESTION = "_question"
+_LOOKUP = "_lookup"
 _CHANGED = (
     "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that stands still"
 )
@@ -97,7 +97,7 @@ class LookupResult:
         """How many different lookups have which status. Runs a job at the first call."""
         if self.answers is None:
             return {}
-        once = self.answers.select(_QUESTION, "status").distinct()
+        once = self.answers.select(_LOOKUP, "status").distinct()
         with typed_errors("counting answers"):
             return {row["status"]: row["count"] for row in once.groupBy("status").count().collect()}
 
@@ -227,18 +227,18 @@ def _check_names(schema: Schema, *, nested: bool, messages: str | None) -> None:
 def _taken(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
     """Return the names that columns of answers have."""
     entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
-    return [_QUESTION, "status", "failed", *entry, *(MESSAGE_COLUMNS if messages is not None else ())]
+    return [_LOOKUP, "status", "failed", *entry, *(MESSAGE_COLUMNS if messages is not None else ())]
 
 
 def _counted(
     spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]
 ) -> npt.NDArray[np.int64]:
-    """Return how many questions each object of the plan may have answers for."""
+    """Return how many lookups each object of the plan may have answers for."""
     shared = spark.sparkContext.broadcast(plan)
     column = keys.names["key"]
 
     def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return count_questions(batches, shared.value, column)
+        return count_lookups(batches, shared.value, column)
 
     with typed_errors("counting the keys"), watched(spark, "count", progress):
         cells = keys.fields_only().mapInArrow(count, COUNTS_SCHEMA).collect()
@@ -277,7 +277,7 @@ def _search(
     column = keys.names["key"]
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack_questions(batches, shared.value, column)
+        return pack_lookups(batches, shared.value, column)
 
     def search(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return search_task(batches, shared.value, address)
@@ -321,13 +321,13 @@ def _answered(
         .sortWithinPartitions("partition", "kind")
     )
     answers = blocks.mapInArrow(answer, answer_schema(plan.schema, nested=nested))
-    rows = keys.with_question(plan, _QUESTION)
-    # a row whose question was not asked: the source gave other rows the second time
+    rows = keys.with_lookup(plan, _LOOKUP)
+    # a row whose lookup was not asked: the source gave other rows the second time
     changed = F.raise_error(_CHANGED)
     joined = (
-        rows.join(answers, _QUESTION, "left")
+        rows.join(answers, _LOOKUP, "left")
         .withColumn("status", F.coalesce("status", changed.cast("string")))
-        .drop(_QUESTION)
+        .drop(_LOOKUP)
     )
     if messages is not None:
         joined = with_messages(

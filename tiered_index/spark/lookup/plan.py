@@ -1,7 +1,7 @@
 """The plan of a bulk lookup: at one position of the log, which stored objects are searched by which task.
 
 Made by the driver. Pure. Every object belongs to one task, so each is opened once. Shards are assigned to tasks by slot
-range and single files by time, so that a question is sent to few tasks: to those with an object of its base slot and
+range and single files by time, so that a lookup is sent to few tasks: to those with an object of its base slot and
 its time.
 """
 
@@ -24,8 +24,8 @@ from tiered_index.storage.metering import PriceTable
 __all__ = ["LookupPlan", "Target", "plan_lookup"]
 
 _TASKS_A_CORE = 3
-_QUESTIONS_A_PARTITION, _LEAST_A_PARTITION = 8_000, 100
-# Entries of a partition, if each question has as many as are asked for.
+_LOOKUPS_A_PARTITION, _LEAST_A_PARTITION = 8_000, 100
+# Entries of a partition, if each lookup has as many as are asked for.
 _ROWS_A_PARTITION = 1 << 19
 _MOST_PARTITIONS = 10_000
 _ROWS_AN_ANSWERER = 1_000_000
@@ -51,10 +51,10 @@ class Target:
             return cls(stored, low * slots.join, min(base, high * slots.join))
         return cls(stored, low // slots.split, -(-high // slots.split))
 
-    def holds(self, base_slots: Array, questions: Array) -> npt.NDArray[np.bool_]:
-        """Return which questions (bool, n), whose base slots are given, the object may have answers for."""
+    def holds(self, base_slots: Array, lookups: Array) -> npt.NDArray[np.bool_]:
+        """Return which lookups (bool, n), whose base slots are given, the object may have answers for."""
         stored = self.stored
-        inside = (questions["second_min"] <= stored.second_max) & (questions["second_max"] >= stored.second_min)
+        inside = (lookups["second_min"] <= stored.second_max) & (lookups["second_max"] >= stored.second_min)
         if stored.shard is not None:
             inside &= (base_slots >= self.base_low) & (base_slots < self.base_high)
         return inside
@@ -64,7 +64,7 @@ class Target:
 class LookupPlan:
     """What every task knows. `lost` are objects that the log names and the storage doesn't have.
 
-    Questions are answered a partition (of `partitions`) at a time, which bounds memory, by `answerers` tasks, each of
+    Lookups are answered a partition (of `partitions`) at a time, which bounds memory, by `answerers` tasks, each of
     which sees to many: a task of Spark that runs Python costs some 60 ms of a core before it does anything.
     `max_requests` and `max_bytes` are of all tasks; `limits` are the shares (requests, bytes) of one each.
     """
@@ -99,15 +99,15 @@ class LookupPlan:
         """The place of each topic."""
         return {topic: place for place, topic in enumerate(self.topics)}
 
-    def base_slots(self, questions: Array) -> npt.NDArray[np.int64]:
-        """Return the base slot of each question (i64, n)."""
-        return questions["key_hash"].astype(np.int64) % self.genesis.layout.slots
+    def base_slots(self, lookups: Array) -> npt.NDArray[np.int64]:
+        """Return the base slot of each lookup (i64, n)."""
+        return lookups["key_hash"].astype(np.int64) % self.genesis.layout.slots
 
-    def wanted(self, task: int, questions: Array, base_slots: Array) -> npt.NDArray[np.bool_]:
-        """Return which questions (bool, n) a task may have answers for."""
-        mask = np.zeros(len(questions), bool)
+    def wanted(self, task: int, lookups: Array, base_slots: Array) -> npt.NDArray[np.bool_]:
+        """Return which lookups (bool, n) a task may have answers for."""
+        mask = np.zeros(len(lookups), bool)
         for target in self.tasks[task]:
-            mask |= target.holds(base_slots, questions)
+            mask |= target.holds(base_slots, lookups)
         return mask
 
 
@@ -139,8 +139,8 @@ def plan_lookup(
     total = sum(target.stored.size_bytes for target in found)
     share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
     tasks = (*_dealt(shards, share), *_dealt(files, share)) or ((),)
-    questions = max(_LEAST_A_PARTITION, min(_QUESTIONS_A_PARTITION, _ROWS_A_PARTITION // max_count))
-    partitions = max(1, min(_MOST_PARTITIONS, -(-rows // questions), rows))
+    lookups = max(_LEAST_A_PARTITION, min(_LOOKUPS_A_PARTITION, _ROWS_A_PARTITION // max_count))
+    partitions = max(1, min(_MOST_PARTITIONS, -(-rows // lookups), rows))
     answerers = min(partitions, max(_ANSWERERS_A_CORE * max(1, parallelism), -(-rows // _ROWS_AN_ANSWERER)))
     return LookupPlan(
         number=state.number,

@@ -1,18 +1,18 @@
-"""The search of a bulk lookup: each task opens its objects once and searches them for all their questions.
+"""The search of a bulk lookup: each task opens its objects once and searches them for all their lookups.
 
 DESIGN section 6.
 
 ```
-keys ─> questions, packed ─> to tasks ─> objects searched ─> to partitions of questions ─> in order, cut, joined
-        pack_questions       shuffle     search_task         shuffle                       answers
+keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions of lookups ─> in order, cut, joined
+        pack_lookups       shuffle     search_task         shuffle                       answers
 ```
 
 An object costs one request for its directory, one for its filter where that is small beside what it may save, and its
 slot groups by coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they
-leave. A row between stages is a block of many questions or rows in binary cells. What a task spent, and what it could
+leave. A row between stages is a block of many lookups or rows in binary cells. What a task spent, and what it could
 not read, travels with its answers, so Spark counts it once for each task whatever it repeats.
 
-Runs in tasks, one thread each and those of the cold path. Memory: the task's questions (28 bytes each), 16 MiB of
+Runs in tasks, one thread each and those of the cold path. Memory: the task's lookups (28 bytes each), 16 MiB of
 ranges, half a million rows.
 """
 
@@ -33,11 +33,11 @@ from tiered_index.service.answers.batch import Matches, first_rows
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.compacted import StorageBytes
-from tiered_index.service.files.search import question_hashes, scan_matches, search_file_for_many
+from tiered_index.service.files.search import question_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.executors import StorageAddress, between_tasks
+from tiered_index.spark.lookup.lookups import PackedBatch, cells_of, distinct, lookups_of, records_of, routes
 from tiered_index.spark.lookup.plan import LookupPlan, Target
-from tiered_index.spark.lookup.questions import PackedBatch, cells_of, distinct, questions_of, records_of, routes
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 
@@ -52,8 +52,8 @@ __all__ = [
     "WINDOW_BYTES",
     "HeldAnswers",
     "TaskReport",
-    "lots_of_questions",
-    "pack_questions",
+    "lots_of_lookups",
+    "pack_lookups",
     "request_bytes",
     "search_object",
     "search_task",
@@ -62,13 +62,12 @@ __all__ = [
 
 WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
-# Questions searched for at a time.
+# Lookups searched for at a time.
 _CHUNK = 1 << 20
 # A filter is fetched where it costs at most one in so many of the bytes that would be read without it.
 _FILTER_SHARE = 4
 _LEAST_REQUEST_BYTES = 16 << 10
-# Up to so many questions of a hot slot (one that is cut into blocks) are searched for in its newest blocks first; for
-# more, all its blocks of their time are read.
+# Up to so many lookups of a hot slot (one that is cut into blocks) are searched for one by one, newest blocks first.
 _ALONE = 4
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -77,16 +76,16 @@ Int64 = npt.NDArray[np.int64]
 class HeldAnswers:
     """Answers that are held back while they are few, to be cut together with those of further objects.
 
-    `questions` are those of all.
+    `lookups` are those of all.
     """
 
-    def __init__(self, plan: LookupPlan, questions: Array, most: int = _HELD_ROWS) -> None:
-        self._plan, self._questions, self._most = plan, questions, most
+    def __init__(self, plan: LookupPlan, lookups: Array, most: int = _HELD_ROWS) -> None:
+        self._plan, self._lookups, self._most = plan, lookups, most
         self._parts: list[Matches] = []
         self._count = 0
 
     def add(self, found: Matches) -> Iterator[tuple[Array, Array]]:
-        """Take in rows; yield the (questions, rows) that must go."""
+        """Take in rows; yield the (lookups, rows) that must go."""
         self._parts.append(found)
         self._count += len(found.rows)
         if self._count > self._most:
@@ -99,23 +98,23 @@ class HeldAnswers:
     def _settle(self, keep: int) -> Iterator[tuple[Array, Array]]:
         if not self._count:
             return
-        places, index = np.unique(np.concatenate([part.questions for part in self._parts]), return_inverse=True)
+        places, index = np.unique(np.concatenate([part.lookups for part in self._parts]), return_inverse=True)
         rows = np.concatenate([part.rows for part in self._parts])
         first, _ = first_rows(np.full(len(places), self._plan.max_count + 1), [Matches(index, rows)], self._plan.schema)
-        settled = Matches(places[first.questions], first.rows)
+        settled = Matches(places[first.lookups], first.rows)
         if len(settled.rows) > keep:
             self._parts, self._count = [], 0
-            yield self._questions[settled.questions], settled.rows
+            yield self._lookups[settled.lookups], settled.rows
         else:
             self._parts, self._count = [settled], len(settled.rows)
 
 
 def search_object(
-    plan: LookupPlan, storage: Storage, stored: StoredObject, questions: Array, places: Int64
+    plan: LookupPlan, storage: Storage, stored: StoredObject, lookups: Array, places: Int64
 ) -> Iterator[Matches]:
-    """Yield what one object holds for `questions[places]` (places: i64, n), which are different ones.
+    """Yield what one object holds for `lookups[places]` (places: i64, n), which are different ones.
 
-    The questions of an answer are numbers among all `questions`. Raises as a lookup does.
+    The lookups of an answer are numbers among all `lookups`. Raises as a lookup does.
     """
     settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
     # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
@@ -124,11 +123,11 @@ def search_object(
         source = StorageBytes(cold, stored)
         trailer = source.trailer_of(plan.schema)
         if len(places) > _CHUNK:
-            # so that each batch of questions reads another range of the object
-            places = places[np.argsort(plan.base_slots(questions[places]), kind="stable")]
+            # so that each batch of lookups reads another range of the object
+            places = places[np.argsort(plan.base_slots(lookups[places]), kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
-            batch = PackedBatch(questions[part], plan.topics, plan.max_count, part)
+            batch = PackedBatch(lookups[part], plan.topics, plan.max_count, part)
             yield from _search(plan, source, trailer, batch)
     finally:
         cold.close()
@@ -142,14 +141,13 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
     cut = trailer.directory.cut_groups(trailer.metadata.slot_map.slots_of(batch.key_hash))
     few = np.bincount(cut[cut >= 0], minlength=len(trailer.directory.groups)) <= _ALONE
     alone = (cut >= 0) & few[cut]
-    if alone.any():
-        part = batch.part(alone)
-        found = search_file_for_many(source, part)
-        yield Matches(part.places[found.questions], found.rows)
+    for place in np.flatnonzero(alone).tolist():
+        rows = search_file(source, batch.prepared(place))
+        yield Matches(np.repeat(batch.places[place : place + 1], len(rows)), rows)
     batch = batch.part(~alone)
     gap = plan.settings.coalesce_gap_bytes
     for found in scan_matches(source, _runs_of(trailer, batch), batch, WINDOW_BYTES, gap_bytes=gap):
-        yield Matches(batch.places[found.questions], found.rows)
+        yield Matches(batch.places[found.lookups], found.rows)
 
 
 def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
@@ -160,7 +158,7 @@ def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
 
 
 def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> PackedBatch:
-    """Return the questions that are left after the object's filter was asked, where that was worth fetching."""
+    """Return the lookups that are left after the object's filter was asked, where that was worth fetching."""
     stored, cold = source.stored, source.cold
     request = request_bytes(plan.settings)
     spans = spans_of(_runs_of(trailer, batch), source.gap_bytes, stored.size_bytes)
@@ -185,12 +183,12 @@ def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
 
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
-FOUND_SCHEMA = "kind int, partition int, questions binary, rows binary, more binary"
-# Kinds of blocks: every question once, questions of an object that could not be read, answers, what a task spent,
-# questions given up.
+FOUND_SCHEMA = "kind int, partition int, lookups binary, rows binary, more binary"
+# Kinds of blocks: every lookup once, lookups of an object that could not be read, answers, what a task spent,
+# lookups given up.
 ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
-_HELD_QUESTIONS = 1 << 18
-_BLOCK_QUESTIONS = 1 << 20
+_HELD_LOOKUPS = 1 << 18
+_BLOCK_LOOKUPS = 1 << 20
 
 
 @dataclass
@@ -208,38 +206,38 @@ class TaskReport:
     missing: str | None = None
 
 
-def pack_questions(
+def pack_lookups(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the questions of rows (topic, key, begin, end) for the tasks that need them.
+    """Yield the lookups of rows (topic, key, begin, end) for the tasks that need them.
 
     Each goes to the task that sees to it being answered, and to those that search. `column` is what errors call the
     column of keys.
     """
-    for questions in lots_of_questions(batches, plan, column):
-        yield _packed(questions, plan)
+    for lookups in lots_of_lookups(batches, plan, column):
+        yield _packed(lookups, plan)
 
 
-def lots_of_questions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
-    """Yield the questions of rows (topic, key, begin, end) in batches of some 260,000 rows, each once in its batch."""
+def lots_of_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
+    """Yield the lookups of rows (topic, key, begin, end) in batches of some 260,000 rows, each once in its batch."""
     held: list[Array] = []
     count = 0
     for batch in batches:
         topics, keys, begins, ends = batch.columns
-        held.append(questions_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column))
+        held.append(lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column))
         count += len(batch)
-        if count >= _HELD_QUESTIONS:
+        if count >= _HELD_LOOKUPS:
             yield distinct(np.concatenate(held))
             held, count = [], 0
     if count:
         yield distinct(np.concatenate(held))
 
 
-def _packed(questions: Array, plan: LookupPlan) -> pa.RecordBatch:
+def _packed(lookups: Array, plan: LookupPlan) -> pa.RecordBatch:
     tasks, asked, wanted = [], [], []
-    base_slots, homes = plan.base_slots(questions), routes(questions, len(plan.tasks))
+    base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
     for task in range(len(plan.tasks)):
-        mine, here = questions[homes == task], questions[plan.wanted(task, questions, base_slots)]
+        mine, here = lookups[homes == task], lookups[plan.wanted(task, lookups, base_slots)]
         if len(mine) or len(here):
             tasks.append(task)
             asked.append(mine.tobytes())
@@ -264,55 +262,55 @@ def search_task(
     if task < 0:
         return
     yield from _blocks(ASKED, np.concatenate(asked), None, plan)
-    questions = distinct(np.concatenate(wanted))
+    lookups = distinct(np.concatenate(wanted))
     report = TaskReport()
-    if len(questions):
+    if len(lookups):
         limits = plan.limits[task] if plan.limits else (None, None)
         with between_tasks(), address.open() as opened:
             metered = MeteredStorage(opened, plan.prices)
             metered.total.max_requests, metered.total.max_bytes = limits
-            yield from _search_all(plan, metered, task, questions, report)
+            yield from _search_all(plan, metered, task, lookups, report)
             report.requests, report.bytes_read = metered.total.requests_by_kind, metered.total.bytes_read
     empty = pa.array([None], pa.binary())
     yield _batch(REPORT, [0], empty, empty, pa.array([pickle.dumps(report)], pa.binary()))
 
 
 def _search_all(
-    plan: LookupPlan, storage: MeteredStorage, task: int, questions: Array, report: TaskReport
+    plan: LookupPlan, storage: MeteredStorage, task: int, lookups: Array, report: TaskReport
 ) -> Iterator[pa.RecordBatch]:
-    held = HeldAnswers(plan, questions)
-    base_slots = plan.base_slots(questions)
+    held = HeldAnswers(plan, lookups)
+    base_slots = plan.base_slots(lookups)
     for target in plan.tasks[task]:
-        here = np.flatnonzero(target.holds(base_slots, questions))
+        here = np.flatnonzero(target.holds(base_slots, lookups))
         if not len(here):
             continue
         report.objects += 1
         try:
-            for found in search_object(plan, storage, target.stored, questions, here):
-                for questions_out, rows in held.add(found):
-                    yield from _blocks(FOUND, questions_out, rows, plan)
+            for found in search_object(plan, storage, target.stored, lookups, here):
+                for lookups_out, rows in held.add(found):
+                    yield from _blocks(FOUND, lookups_out, rows, plan)
         except MissingObject as error:
             if target.stored.name not in plan.lost:
                 # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that
                 # it lost
-                yield from _blocks(MISSING, questions, None, plan, error.name.encode())
+                yield from _blocks(MISSING, lookups, None, plan, error.name.encode())
                 report.missing = error.name
                 return
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
-            yield from _failed(plan, target, meant, questions[here], report)
+            yield from _failed(plan, target, meant, lookups[here], report)
         except BudgetExceeded as error:
             named = _share_named(error, plan)
             if not plan.allow_partial:
                 raise named from error
-            yield from _failed(plan, target, named, questions[here], report)
+            yield from _failed(plan, target, named, lookups[here], report)
         except (StorageError, CorruptFile) as error:
             if not plan.allow_partial:
                 raise
-            yield from _failed(plan, target, error, questions[here], report)
+            yield from _failed(plan, target, error, lookups[here], report)
         else:
             report.opened += 1
-    for questions_out, rows in held.rest():
-        yield from _blocks(FOUND, questions_out, rows, plan)
+    for lookups_out, rows in held.rest():
+        yield from _blocks(FOUND, lookups_out, rows, plan)
 
 
 def _share_named(error: BudgetExceeded, plan: LookupPlan) -> BudgetExceeded:
@@ -322,36 +320,36 @@ def _share_named(error: BudgetExceeded, plan: LookupPlan) -> BudgetExceeded:
 
 
 def _failed(
-    plan: LookupPlan, target: Target, error: Exception, questions: Array, report: TaskReport
+    plan: LookupPlan, target: Target, error: Exception, lookups: Array, report: TaskReport
 ) -> Iterator[pa.RecordBatch]:
     shard = target.stored.shard
     file = target.stored.file_id if shard is None else target.stored.name
     report.failed.append((file, str(error)))
-    yield from _blocks(FAILED, questions, None, plan, pickle.dumps((file, str(error))))
+    yield from _blocks(FAILED, lookups, None, plan, pickle.dumps((file, str(error))))
 
 
 def _blocks(
-    kind: int, questions: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
+    kind: int, lookups: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of one partition of questions each."""
-    for start in range(0, len(questions), _BLOCK_QUESTIONS):
-        part = slice(start, start + _BLOCK_QUESTIONS)
-        partitions = routes(questions[part], plan.partitions)
+    """Yield blocks of one partition of lookups each."""
+    for start in range(0, len(lookups), _BLOCK_LOOKUPS):
+        part = slice(start, start + _BLOCK_LOOKUPS)
+        partitions = routes(lookups[part], plan.partitions)
         # 16 bits, enough for all partitions that a plan has, are sorted by counting
         order = np.argsort(partitions.astype(np.uint16), kind="stable")
         partitions = partitions[order]
         starts = np.flatnonzero(np.diff(partitions, prepend=-1))
         cells = pa.array([None] * len(starts), pa.binary()) if rows is None else cells_of(rows[part][order], starts)
-        asked = cells_of(questions[part][order], starts)
+        asked = cells_of(lookups[part][order], starts)
         yield _batch(kind, partitions[starts].tolist(), asked, cells, pa.array([more] * len(starts), pa.binary()))
 
 
-def _batch(kind: int, partitions: list[int], questions: pa.Array, rows: pa.Array, more: pa.Array) -> pa.RecordBatch:
+def _batch(kind: int, partitions: list[int], lookups: pa.Array, rows: pa.Array, more: pa.Array) -> pa.RecordBatch:
     return pa.record_batch(
         {
             "kind": pa.array([kind] * len(partitions), pa.int32()),
             "partition": pa.array(partitions, pa.int32()),
-            "questions": questions,
+            "lookups": lookups,
             "rows": rows,
             "more": more,
         }

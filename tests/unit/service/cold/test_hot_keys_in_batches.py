@@ -115,7 +115,7 @@ def test_rows_are_cut_as_they_come() -> None:
     finally:
         tracemalloc.stop()
     first = gathered.first()
-    assert first.questions.tolist() == [0] * 5 + [1] * 8
+    assert first.lookups.tolist() == [0] * 5 + [1] * 8
     assert first.rows["offset"].tolist() == [*range(799_998, 799_989, -2), *range(799_999, 799_984, -2)]
     assert held < 2 * rows.nbytes
 

@@ -1,8 +1,8 @@
-"""Questions of a bulk lookup as fixed-width records: a key's hashes, its topic and its time range. Pure; runs in tasks.
+"""The lookups of a bulk lookup as fixed-width records: a key's hashes, its topic and its time range.
 
-A question is 28 bytes. Rows with equal questions have equal answers, so a question is asked once for all of them, and
-the record joins answers to rows without the key's text. Bounds of time that are text, as all is in CSV, are parsed to
-epoch milliseconds by the rules of the command line.
+Pure; runs in tasks. A lookup is 28 bytes. Rows with equal lookups have equal answers, so a lookup is asked once for all
+of them, and the record joins answers to rows without the key's text. Bounds of time that are text, as all is in CSV,
+are parsed to epoch milliseconds by the rules of the command line.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
 
 __all__ = [
-    "QUESTION",
+    "LOOKUP",
     "PackedBatch",
     "cells_of",
     "distinct",
+    "lookups_of",
     "places_of",
-    "questions_of",
     "records_of",
     "routes",
     "shown",
@@ -57,50 +58,56 @@ def times_of(texts: pa.Array, column: str) -> pa.Array:
 
 
 # `topic` is the place in the plan's list, `fingerprint` 0 where the index has none, seconds are inclusive.
-QUESTION = np.dtype(
+LOOKUP = np.dtype(
     [("topic", "<u4"), ("key_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
 )
-_RAW = np.dtype((np.void, QUESTION.itemsize))
+_RAW = np.dtype((np.void, LOOKUP.itemsize))
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
 
 class PackedBatch(LookupBatch):
-    """Questions (n) as a search takes them.
+    """Lookups (n) as a search takes them.
 
-    `topics` are the plan's, `max_count` is one for all, `places` (n) are the questions' numbers.
+    `packed` are their records, `topics` the plan's, `max_count` is one for all, `places` (n) are the lookups' numbers.
     """
 
-    def __init__(self, questions: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:
-        self.questions = questions
-        self.places = np.arange(len(questions)) if places is None else places
+    def __init__(self, lookups: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:
+        self.packed = lookups
+        self.places = np.arange(len(lookups)) if places is None else places
         self.lookups = ()
-        if len(questions) and (questions["topic"] == questions["topic"][0]).all():
-            self.topics = [topics[int(questions["topic"][0])]]
-            self.topic_index = np.zeros(len(questions), np.int64)
+        if len(lookups) and (lookups["topic"] == lookups["topic"][0]).all():
+            self.topics = [topics[int(lookups["topic"][0])]]
+            self.topic_index = np.zeros(len(lookups), np.int64)
         else:
-            used, index = np.unique(questions["topic"], return_inverse=True)
+            used, index = np.unique(lookups["topic"], return_inverse=True)
             self.topics = [topics[place] for place in used.tolist()]
             self.topic_index = index.astype(np.int64)
-        self.key_hash = questions["key_hash"].astype(np.int32)
-        self.fingerprint = questions["fingerprint"].astype(np.uint32)
-        self.second_min = questions["second_min"].astype(np.int64)
-        self.second_max = questions["second_max"].astype(np.int64)
-        self.max_count = np.full(len(questions), max_count, np.int64)
+        self.key_hash = lookups["key_hash"].astype(np.int32)
+        self.fingerprint = lookups["fingerprint"].astype(np.uint32)
+        self.second_min = lookups["second_min"].astype(np.int64)
+        self.second_max = lookups["second_max"].astype(np.int64)
+        self.max_count = np.full(len(lookups), max_count, np.int64)
         self._plan_topics = topics
         self._most = max_count
 
     def __len__(self) -> int:
-        return len(self.questions)
+        return len(self.packed)
 
     def part(self, places: Any) -> PackedBatch:
-        """Return the questions at `places` as a batch of their own; where a mask takes all, this one."""
+        """Return the lookups at `places` as a batch of their own; where a mask takes all, this one."""
         if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
             return self
-        return PackedBatch(self.questions[places], self._plan_topics, self._most, self.places[places])
+        return PackedBatch(self.packed[places], self._plan_topics, self._most, self.places[places])
+
+    def prepared(self, place: int) -> PreparedLookup:
+        """Return one lookup as a search takes it alone; a key's text plays no part in that."""
+        _, key_hash, fingerprint, second_min, second_max = self.packed[place].item()
+        topic = self.topics[int(self.topic_index[place])]
+        return PreparedLookup(topic, "", key_hash, fingerprint, second_min, second_max, self._most)
 
 
-def questions_of(
+def lookups_of(
     topics: pa.Array,
     keys: pa.Array,
     begins: pa.Array,
@@ -110,14 +117,14 @@ def questions_of(
     keyed: bool,
     column: str = "'key'",
 ) -> Array:
-    """Return the questions (n) of n rows; a null bound is none.
+    """Return the lookups (n) of n rows; a null bound is none.
 
     `places` are the plan's topics, `column` is what errors call that of keys.
 
     Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not there when topics
     were counted.
     """
-    found = np.zeros(len(keys), QUESTION)
+    found = np.zeros(len(keys), LOOKUP)
     if not len(found):
         return found
     encoded = topics.dictionary_encode()
@@ -144,27 +151,27 @@ def questions_of(
     return found
 
 
-def distinct(questions: Array) -> Array:
-    """Return each question once (n, dtype `QUESTION`), in the order of hash and fingerprint, then of their bytes.
+def distinct(lookups: Array) -> Array:
+    """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes.
 
-    Numbers of 64 bits are sorted many times as fast as records, and nearly all questions differ in them; the others are
+    Numbers of 64 bits are sorted many times as fast as records, and nearly all lookups differ in them; the others are
     sorted as records.
     """
-    numbers = _numbers(questions)
+    numbers = _numbers(lookups)
     order = np.argsort(numbers)
-    questions, numbers = np.ascontiguousarray(questions)[order], numbers[order]
+    lookups, numbers = np.ascontiguousarray(lookups)[order], numbers[order]
     shared = _shared(numbers)
     if not shared.any():
-        return questions
-    once = np.unique(questions[shared].view(_RAW)).view(QUESTION)
-    questions = np.concatenate((questions[~shared].view(_RAW), once.view(_RAW))).view(QUESTION)
-    return questions[np.argsort(_numbers(questions), kind="stable")]
+        return lookups
+    once = np.unique(lookups[shared].view(_RAW)).view(LOOKUP)
+    lookups = np.concatenate((lookups[~shared].view(_RAW), once.view(_RAW))).view(LOOKUP)
+    return lookups[np.argsort(_numbers(lookups), kind="stable")]
 
 
-def places_of(asked: Array, questions: Array) -> Int64:
-    """Return where each of `questions` (m) stands among `asked`, which `distinct` returned."""
-    known, numbers = _numbers(asked), _numbers(questions)
-    raw, wanted = asked.view(_RAW), np.ascontiguousarray(questions).view(_RAW)
+def places_of(asked: Array, lookups: Array) -> Int64:
+    """Return where each of `lookups` (m) stands among `asked`, which `distinct` returned."""
+    known, numbers = _numbers(asked), _numbers(lookups)
+    raw, wanted = asked.view(_RAW), np.ascontiguousarray(lookups).view(_RAW)
     # one that is not there is compared with another one
     places = np.minimum(np.searchsorted(known, numbers), len(asked) - 1)
     shared = np.flatnonzero(_shared(known))
@@ -177,13 +184,11 @@ def places_of(asked: Array, questions: Array) -> Int64:
     return places.astype(np.int64)
 
 
-def _numbers(questions: Array) -> npt.NDArray[np.uint64]:
-    """Return hash and fingerprint (u64, n), which order questions as the hash does."""
-    if not len(questions):
+def _numbers(lookups: Array) -> npt.NDArray[np.uint64]:
+    """Return hash and fingerprint (u64, n), which order lookups as the hash does."""
+    if not len(lookups):
         return np.zeros(0, np.uint64)  # of whatever type
-    numbers: npt.NDArray[np.uint64] = (
-        questions["key_hash"].astype(np.uint64) << np.uint64(32) | questions["fingerprint"]
-    )
+    numbers: npt.NDArray[np.uint64] = lookups["key_hash"].astype(np.uint64) << np.uint64(32) | lookups["fingerprint"]
     return numbers
 
 
@@ -196,12 +201,12 @@ def _shared(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
     return shared
 
 
-def routes(questions: Array, count: int) -> Int64:
-    """Return which of `count` places (i64, n) a question belongs to; the ranges of a key belong to many."""
-    mixed = questions["key_hash"].astype(np.uint64)
+def routes(lookups: Array, count: int) -> Int64:
+    """Return which of `count` places (i64, n) a lookup belongs to; the ranges of a key belong to many."""
+    mixed = lookups["key_hash"].astype(np.uint64)
     for name in ("topic", "second_min", "second_max"):
         mixed *= np.uint64(0x9E3779B97F4A7C15)
-        mixed ^= questions[name].astype(np.uint64)
+        mixed ^= lookups[name].astype(np.uint64)
         mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
     return ((mixed >> np.uint64(32)) % np.uint64(count)).astype(np.int64)
@@ -219,7 +224,7 @@ def cells_of(packed: Array, starts: Int64) -> pa.Array:
     )
 
 
-def records_of(column: Any, dtype: np.dtype[Any] = QUESTION) -> Array:
+def records_of(column: Any, dtype: np.dtype[Any] = LOOKUP) -> Array:
     """Return what the cells of a binary column hold, one behind the other (n, `dtype`)."""
     data = b"".join(cell for cell in column.to_pylist() if cell is not None)
     return np.frombuffer(data, dtype)
