@@ -10,7 +10,6 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -64,7 +63,7 @@ def wire(server: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
             patch.delenv(name, raising=False)
         for name, value in server.environment.items():
             patch.setenv(name, value)
-        patch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
+        patch.setattr("tiered_index.storage.s3.retry._LONGEST_WAIT_S", 0.0)
         bucket = server.new_bucket()
         made = {}
         for files in SIZES:
@@ -237,7 +236,7 @@ def test_answers_spoiled_once_in_a_while_spoil_nothing(wire: Wire, action: Actio
 
 
 def test_repeats_count_towards_the_limit(wire: Wire) -> None:
-    """The service bills them: botocore's after an error, ours after a body that broke off."""
+    """The service bills them: after an error as after a body that broke off."""
     made = wire.made[10]
     for action in (SPOILED["throttled"], SPOILED["a body that ends early"]):
         seen: Counter[str] = Counter()

@@ -47,7 +47,6 @@ def credentials(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIAREDIRECTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_SESSION_TOKEN", "scripted-token")
-    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
 
 
 def sent_elsewhere(status: int, other: str, region: str | None) -> Answer:

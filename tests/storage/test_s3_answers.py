@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -273,7 +274,7 @@ def test_an_endpoint_that_only_redirects_is_told(s3: S3Storage, scripted: Script
             call()
 
 
-def test_what_botocore_repeats_may_pass() -> None:
+def test_what_botocores_standard_mode_repeats_may_pass() -> None:
     known = {*TransientRetryableChecker._TRANSIENT_ERROR_CODES, *ThrottledRetryableChecker._THROTTLED_ERROR_CODES}
     for code in known:
         answered: Any = {"Error": {"Code": code}, "ResponseMetadata": {"HTTPStatusCode": 400}}
@@ -290,22 +291,55 @@ def test_a_lost_connection_and_a_dead_server_are_unavailable(s3: S3Storage, scri
             call()
 
 
-def test_botocore_repeats_within_its_bound(
-    scripted: ScriptedServer, s3: S3Storage, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("time.sleep", lambda seconds: None)
+def test_requests_are_repeated_within_their_bound(scripted: ScriptedServer, s3: S3Storage, waits: list[float]) -> None:
     scripted.answers(error(503, "SlowDown"), error(503, "SlowDown"), Answer(200, b"fine"))
-    with S3Storage("bucket", "", S3Options(endpoint_url=scripted.endpoint_url, max_attempts=3)) as storage:
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=3)
+    with S3Storage("bucket", "", options, sleep=waits.append) as storage:
         assert storage.get("object") == b"fine"
         scripted.requests.clear()
         scripted.answers(error(503, "SlowDown"))
         with pytest.raises(StorageUnavailable):
             storage.get("object")
     assert len(scripted.requests) == 3
+    assert len(waits) == 4
+
+
+def test_each_kind_of_fault_has_its_own_bound(scripted: ScriptedServer, waits: list[float]) -> None:
+    """So that a call makes at most `max_attempts + transfer_attempts - 1` requests."""
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=3, transfer_attempts=2)
+    cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
+    with S3Storage("bucket", "", options, sleep=waits.append) as storage:
+        scripted.answers(error(500, "InternalError"), cut, error(500, "InternalError"), part(DATA, 0, 10))
+        assert storage.get_range("object", 0, 10) == DATA[:10]
+        for last, bound in ((cut, 2), (error(500, "InternalError"), 3)):
+            scripted.requests.clear()
+            scripted.answers(error(500, "InternalError"), cut, error(500, "InternalError"), last)
+            with pytest.raises(StorageUnavailable, match=rf"\({bound} attempts\)"):
+                storage.get_range("object", 0, 10)
+            assert len(scripted.requests) == 4
+
+
+def test_listings_and_deletions_are_repeated_too(s3: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+    conflict = error(409, "OperationAborted")
+    scripted.answers(conflict, listing("pre/fix/a"))
+    assert [info.name for info in s3.list()] == ["a"]
+    scripted.answers(conflict, Answer(204))
+    s3.delete("a")
+    assert len(waits) == 2
+
+
+def test_a_callers_client_repeats_requests_as_it_was_built_to(running: tuple[ScriptedServer, S3Storage]) -> None:
+    scripted, opened = running
+    scripted.reset()
+    scripted.answers(error(500, "InternalError"))
+    many = replace(opened.options, max_attempts=7)
+    with pytest.raises(StorageUnavailable):
+        S3Storage("bucket", "", many, client=opened.client).head("object")
+    assert len(scripted.requests) == 1
 
 
 def test_a_retried_success_answers_exists(scripted: ScriptedServer, s3: S3Storage) -> None:
-    """The ambiguity the contract warns of: the first put acted, its answer was lost, botocore repeated it."""
+    """The ambiguity the contract warns of: the first put acted, its answer was lost, the loop repeated it."""
     scripted.answers(error(500, "InternalError"), error(412, "PreconditionFailed"), Answer(200, b"attempt 17"))
     with S3Storage("bucket", "", S3Options(endpoint_url=scripted.endpoint_url, max_attempts=2)) as storage:
         with pytest.raises(ObjectExists):

@@ -1,16 +1,17 @@
-"""One deadline over everything an `S3Storage` does for one caller: attempts, botocore's repeats and our own.
+"""One deadline over everything an `S3Storage` does for one caller: attempts, waits and redirects.
 
-Lean GETs (`test_s3_gets`) hand over what fails to the way that is tested here.
+The GETs go by the client's method; lean ones are in `test_s3_gets`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 
-from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
+from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PartInfo, UploadHandle
 from tiered_index.storage.context import deadline_at
@@ -45,10 +46,7 @@ def scripted() -> Iterator[ScriptedServer]:
 @pytest.fixture
 def waits(monkeypatch: pytest.MonkeyPatch) -> Waits:
     waits = Waits()
-    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=waits.sleep))
     monkeypatch.setattr("tiered_index.storage.context.time", SimpleNamespace(monotonic=lambda: waits.now_s))
-    longest = "botocore.retries.standard.ExponentialBackoff.delay_amount"  # without the chance in it: 1, 2, 4, ... s
-    monkeypatch.setattr(longest, lambda self, context: 2.0 ** (context.attempt_number - 1))
     return waits
 
 
@@ -58,7 +56,7 @@ def s3(scripted: ScriptedServer, waits: Waits, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=1.0)
+    options = S3Options(endpoint_url=scripted.endpoint_url, max_attempts=8, transfer_attempts=8, backoff_s=0.5)
     storage = S3Storage("bucket", "", options, sleep=waits.sleep, uniform=lambda low, high: high, lean_gets=False)
     yield storage
     storage.close()
@@ -92,7 +90,7 @@ def test_past_the_deadline_nothing_is_sent(s3: S3Storage, scripted: ScriptedServ
 
 
 @pytest.mark.parametrize("calls", [READS, WRITES], ids=["reads", "writes"])
-def test_botocores_repeats_end_before_a_wait_that_would_pass_the_deadline(
+def test_repeats_end_before_a_wait_that_would_pass_the_deadline(
     s3: S3Storage, scripted: ScriptedServer, waits: Waits, calls: tuple[Callable[[S3Storage], object], ...]
 ) -> None:
     scripted.answers(error(500, "InternalError", "not today"))
@@ -121,14 +119,14 @@ def test_repeats_of_bodies_and_of_requests_share_the_deadline(
     s3: S3Storage, scripted: ScriptedServer, waits: Waits
 ) -> None:
     cut = Answer(206, DATA[:5], {"Content-Range": "bytes 0-9/1024"}, announced=10)
-    scripted.answers(cut, SLOW_DOWN, cut)  # waits: 2 s of ours, 1 s of botocore's, and the next would be 4 s of ours
+    scripted.answers(cut, SLOW_DOWN, cut)  # waits: 1 s after each kind, and the next would be 2 s
     with (
-        deadline_at(waits.deadline_in(6)),
+        deadline_at(waits.deadline_in(4)),
         pytest.raises(BudgetExceeded, match=r"timeout_s .*bytes 0-9 of 'object'.* broke off"),
     ):
         s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 3
-    assert waits.waited == [2, 1]
+    assert waits.waited == [1, 1]
     scripted.answers(cut, part(DATA, 0, 10))
     with deadline_at(waits.deadline_in(9)):
         assert s3.get_range("object", 0, 10) == DATA[:10]
@@ -140,13 +138,31 @@ def test_an_attempt_that_a_wait_left_no_time_for_is_not_sent(
     """A wait that took longer than it should: the check before the attempt finds the deadline behind it."""
 
     scripted.answers(SLOW_DOWN)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: waits.sleep(seconds + LEFT_S)))
-        with (
-            deadline_at(waits.deadline_in(LEFT_S)),
-            pytest.raises(BudgetExceeded, match=r"reading .*'object'.*while sending GetObject"),
-        ):
-            s3.get_range("object", 0, 10)
+    loop = replace(s3._call.loop, sleep=lambda seconds: waits.sleep(seconds + LEFT_S))
+    with (
+        deadline_at(waits.deadline_in(LEFT_S)),
+        pytest.raises(BudgetExceeded, match=r"timeout_s was reached while reading .*'object'"),
+    ):
+        loop.run("reading 'object'", "object", lambda: s3._call.once("get_object", Key="object"))
+    assert len(scripted.requests) == 1
+
+
+def test_a_redirect_is_not_followed_past_the_deadline(s3: S3Storage, scripted: ScriptedServer, waits: Waits) -> None:
+    """botocore follows it within the attempt."""
+    elsewhere = error(400, "AuthorizationHeaderMalformed")
+    elsewhere.body = elsewhere.body.replace(b"</Error>", b"<Region>eu-west-3</Region></Error>")
+    elsewhere.headers["x-amz-bucket-region"] = "eu-west-3"
+
+    def script(request: Request) -> Answer:
+        waits.now_s += LEFT_S
+        return elsewhere
+
+    scripted.script = script
+    with (
+        deadline_at(waits.deadline_in(LEFT_S)),
+        pytest.raises(BudgetExceeded, match=r"reading .*'object'.*while sending GetObject"),
+    ):
+        s3.get_range("object", 0, 10)
     assert len(scripted.requests) == 1
 
 
@@ -155,4 +171,4 @@ def test_without_a_deadline_every_attempt_is_made(s3: S3Storage, scripted: Scrip
     with pytest.raises(StorageUnavailable, match="SlowDown"):
         s3.get("object")
     assert len(scripted.requests) == 8
-    assert waits.waited == [1, 2, 4, 8, 16, 32, 64]
+    assert waits.waited == [1, 2, 4, 5, 5, 5, 5]

@@ -1,5 +1,5 @@
-"""Lean GETs of ranges: the same requests and errors as botocore's own, and botocore's repeats and redirects where one
-fails.
+"""Lean GETs of ranges: the same requests and errors as botocore's own, and the client's method where one fails or
+is redirected.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def scripted(server: ScriptedServer, monkeypatch: pytest.MonkeyPatch) -> Scripte
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIASCRIPTED")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "scripted-secret")
     monkeypatch.setenv("AWS_DEFAULT_REGION", "eu-central-1")
-    monkeypatch.setattr("botocore.endpoint.time", SimpleNamespace(sleep=lambda seconds: None))
     server.reset()
     return server
 
@@ -134,17 +133,23 @@ def test_a_refusal_is_one_request(lean: S3Storage, scripted: ScriptedServer, wai
 
 
 @pytest.mark.parametrize(
-    "fault", [error(503, "SlowDown"), error(500, "InternalError"), Answer(429), Answer(502, b"<html>no</html>")]
+    ("fault", "wait_s"),
+    [
+        (error(503, "SlowDown"), 1.0),
+        (error(500, "InternalError"), 0.2),
+        (Answer(429), 1.0),
+        (Answer(502, b"<html>no</html>"), 0.2),
+    ],
 )
-def test_a_passing_fault_is_handed_over_after_a_wait(
-    lean: S3Storage, scripted: ScriptedServer, waits: list[float], fault: Answer
+def test_a_passing_fault_is_repeated_by_the_clients_method_after_a_wait(
+    lean: S3Storage, scripted: ScriptedServer, waits: list[float], fault: Answer, wait_s: float
 ) -> None:
     scripted.answers(fault, part(DATA, 0, 10))
     heard = Heard()
     with RequestContext(listeners=(heard,)).active():
         assert lean.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
-    assert (waits, heard.sent) == ([0.2], 2)
+    assert (waits, heard.sent) == ([wait_s], 2)
     scripted.answers(part(DATA, 0, 10))
     lean.get_range(NAME, 0, 10)
     assert is_lean(scripted.requests[-1].headers)
@@ -159,14 +164,15 @@ def test_attempts_are_bounded_whichever_way_they_go(scripted: ScriptedServer, at
     assert len(scripted.requests) == attempts
 
 
-def test_an_error_page_that_breaks_off_is_handed_over(lean: S3Storage, scripted: ScriptedServer) -> None:
+def test_an_error_page_that_breaks_off_is_followed_by_the_clients_method(
+    lean: S3Storage, scripted: ScriptedServer
+) -> None:
     scripted.answers(Answer(503, b"40\r\n<Error>", {"Transfer-Encoding": "chunked"}), part(DATA, 0, 10))
     assert lean.get_range(NAME, 0, 10) == DATA[:10]
     assert [is_lean(request.headers) for request in scripted.requests] == [True, False]
 
 
 def test_while_the_service_fails_nothing_is_lean(scripted: ScriptedServer) -> None:
-    """botocore repeats less and less then; a lean attempt before each would be one more."""
     with opened(scripted, [], max_attempts=2) as storage:
         scripted.answers(error(503, "SlowDown"))
         for _ in range(3):
@@ -189,7 +195,9 @@ def test_without_credentials_nothing_is_waited_for(
     assert (scripted.requests, waits) == ([], [])
 
 
-def test_a_lost_connection_is_handed_over(lean: S3Storage, scripted: ScriptedServer, waits: list[float]) -> None:
+def test_after_a_lost_connection_the_clients_method_is_used(
+    lean: S3Storage, scripted: ScriptedServer, waits: list[float]
+) -> None:
     faults: list[Exception] = [
         ReadTimeoutError(endpoint_url="u"),
         EndpointConnectionError(endpoint_url="u"),

@@ -10,7 +10,8 @@ import pytest
 
 from tiered_index.errors import BudgetExceeded
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s
-from tiered_index.storage.s3.failures import PassingFault, RetryPolicy
+from tiered_index.storage.s3.failures import PassingFault
+from tiered_index.storage.s3.retry import RetryLoop
 
 FAR_S = 3600.0
 
@@ -65,10 +66,10 @@ class Failing:
 
 def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
     waits: list[float] = []
-    policy = RetryPolicy(10, 1.0, sleep=waits.append, uniform=lambda low, high: high)
+    loop = RetryLoop("s3://bucket", 1, 10, 1.0, sleep=waits.append, uniform=lambda low, high: high)
     action = Failing()
     with deadline_at(time.monotonic() + 4.9), pytest.raises(BudgetExceeded, match=r"timeout_s .*fault 3") as caught:
-        policy.run(action)
+        loop.run("reading", "", action)
     assert waits == [2.0, 4.0]  # the next would be 5 s
     assert action.attempts == 3
     assert isinstance(caught.value.__cause__, PassingFault)

@@ -77,7 +77,7 @@ def test_s3_parameters_win_over_options() -> None:
     assert storage.uri == "s3://bucket/a/b?endpoint_url=https://127.0.0.1:9000&region=us-west-2"
     assert storage.client.meta.region_name == "us-west-2"
     assert storage.client.meta.config.s3["addressing_style"] == "path"
-    assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 2}
+    assert storage.client.meta.config.retries == {"mode": "standard", "total_max_attempts": 1}
 
 
 @pytest.mark.parametrize(

@@ -12,15 +12,13 @@ from urllib.parse import urlsplit
 
 import boto3
 from botocore.config import Config
-from botocore.exceptions import BotoCoreError, ClientError
-from botocore.parsers import ResponseParserError
-from urllib3.exceptions import HTTPError
+from botocore.exceptions import BotoCoreError
 
-from tiered_index.errors import BudgetExceeded, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
-from tiered_index.storage.context import check_deadline
-from tiered_index.storage.s3.failures import PassingFault, bound_repeats, translate
+from tiered_index.storage.s3.failures import translate
 from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.retry import RetryLoop, count_requests
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -51,7 +49,7 @@ def build_client(options: S3Options, uri: str) -> S3Client:
         raise StorageMisconfigured(
             f"opening {uri}: the endpoint URL must not hold credentials; they have variables of their own"
         )
-    bound_repeats(client, options.max_attempts)
+    count_requests(client)
     return client
 
 
@@ -71,7 +69,7 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
             connect_timeout=options.connect_timeout_s,
             read_timeout=options.read_timeout_s,
             max_pool_connections=options.pool_connections,
-            retries={"mode": mode, "total_max_attempts": options.max_attempts},
+            retries={"mode": mode, "total_max_attempts": 1},
             request_checksum_calculation="when_supported",
             response_checksum_validation="when_supported",
             tcp_keepalive=True,
@@ -82,30 +80,20 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
 class S3Calls:
     """One bucket behind one client: requests in, typed errors out."""
 
-    def __init__(self, client: S3Client, bucket: str, uri: str) -> None:
+    def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
         self._client = client
         self._bucket = bucket
-        self.uri = uri
+        self.loop = loop
+        self.uri = loop.uri
+        self.run = loop.run
 
     def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
-        """Send one request (botocore repeats it within its bound) and return the parsed answer.
+        """Send a request, repeated as `RetryLoop` says, and return the parsed answer."""
+        return self.run(doing, name, lambda: self.once(operation, **parameters))
 
-        Raises `BudgetExceeded` where the deadline is reached before an attempt or a wait.
-        """
-        check_deadline(f"{doing} in {self.uri}")
-        try:
-            answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
-        except BudgetExceeded as error:
-            raise BudgetExceeded(f"{doing} in {self.uri}: {error}") from error
-        except HTTPError as error:  # in the body of an error, which botocore reads by itself
-            raise PassingFault(f"{doing} in {self.uri}: the answer broke off: {error}") from error
-        # botocore follows a redirect without a region by a request that is redirected, and so on
-        except RecursionError as error:
-            raise StorageMisconfigured(
-                f"{doing} in {self.uri}: the endpoint only redirects: use the address that it names"
-            ) from error
-        except (BotoCoreError, ClientError, ResponseParserError, OSError) as error:
-            raise translate(error, doing=doing, uri=self.uri, name=name) from error
+    def once(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Make one attempt, within `run`: raises what botocore raises."""
+        answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
         return answer
 
 

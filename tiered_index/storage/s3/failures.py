@@ -1,32 +1,17 @@
 """What each failure of an S3 request means for the caller. Pure, any thread.
 
 Messages say what to do and name the storage and the object; they hold the service's code and message, never a request's
-headers or credentials. `PassingFault` marks what botocore did not repeat and `RetryPolicy` may.
-
-Bounded repeats with jitter, and no wait that would pass the caller's deadline. Thread-safe; holds no state of a call.
-
-`RetryPolicy` repeats what botocore does not; `bound_repeats` puts botocore's own repeats under the deadline, too, and
-tells of every request that is sent, repeats included (`metering`).
+headers or credentials. `PassingFault` marks what `retry` repeats.
 """
 
 from __future__ import annotations
 
-import contextlib
-import random
-import time
-from collections.abc import Callable, Iterator
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar, cast
-
 from botocore import exceptions as boto
 from botocore.exceptions import BotoCoreError, ClientError
 from botocore.parsers import ResponseParserError
-from botocore.retries import standard
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import (
-    BudgetExceeded,
     InvalidArgument,
     ObjectExists,
     ObjectNotFound,
@@ -34,25 +19,32 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.storage.context import check_deadline, remaining_s, sending
 
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
+__all__ = ["REQUEST_ERRORS", "PassingFault", "RequestFault", "is_elsewhere", "may_pass", "translate"]
 
-__all__ = [
-    "NO_CREDENTIALS",
-    "PassingFault",
-    "RetryPolicy",
-    "attempts_spent",
-    "bound_repeats",
-    "is_elsewhere",
-    "may_pass",
-    "translate",
-]
+# what botocore raises for a request that failed
+REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError)
 
 
 class PassingFault(StorageUnavailable):
-    """A fault worth one more attempt at once."""
+    """A fault that another attempt may not meet: an answer that broke off or is not as asked, or a conflict.
+
+    `in_vain_bytes`: how many bytes at most were delivered for nothing.
+    """
+
+    is_throttled = False
+
+    def __init__(self, message: str, *, in_vain_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.in_vain_bytes = in_vain_bytes
+
+
+class RequestFault(PassingFault):
+    """A request that was not served: no answer, or one that says to ask again."""
+
+    def __init__(self, message: str, *, is_throttled: bool = False) -> None:
+        super().__init__(message)
+        self.is_throttled = is_throttled
 
 
 _CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
@@ -80,7 +72,7 @@ _PASSING_CODES = {
     "ServiceUnavailable",
     "SlowDown",
     "XAmzContentChecksumMismatch",
-    # those that botocore repeats, of whatever service
+    # those that botocore's standard mode repeats, of whatever service
     "BandwidthLimitExceeded",
     "EC2ThrottledException",
     "LimitExceededException",
@@ -99,6 +91,7 @@ _PASSING_CODES = {
 }
 _FULL_CODES = {"InsufficientCapacity", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
 _INSUFFICIENT_STORAGE = 507
+_THROTTLED = {429, 503}
 _REDIRECTS = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _FIRST_REFUSAL = 400
 _CALLER_CODES = {
@@ -110,7 +103,7 @@ _CALLER_CODES = {
     "KeyTooLongError",
     "MalformedXML",
 }
-NO_CREDENTIALS = (
+_NO_CREDENTIALS = (
     boto.NoCredentialsError,
     boto.PartialCredentialsError,
     boto.CredentialRetrievalError,
@@ -126,8 +119,8 @@ _UNREACHABLE = (
     boto.HTTPClientError,
     boto.IncompleteReadError,
     boto.FlexibleChecksumError,
-    ResponseParserError,  # an error page cut short, or one that is not S3's
-    HTTPError,  # one that broke off
+    # an error page cut short, or one that is not S3's
+    ResponseParserError,
 )
 
 
@@ -137,15 +130,18 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
     """
     if isinstance(error, ClientError):
         return _translate_answer(error, doing, uri, name)
+    # in the body of an error, which botocore reads by itself
+    if isinstance(error, HTTPError):
+        return PassingFault(f"{doing} in {uri}: the answer broke off: {error}")
     text = f"{doing} in {uri}: {error}"
-    if isinstance(error, NO_CREDENTIALS):
+    if isinstance(error, _NO_CREDENTIALS):
         return StorageMisconfigured(f"{text}: {_CREDENTIALS}")
     if isinstance(error, boto.ProfileNotFound):
         return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return StorageMisconfigured(f"{text}: set AWS_CA_BUNDLE to the certificate authority of this endpoint")
     if isinstance(error, _UNREACHABLE) or (isinstance(error, OSError) and not isinstance(error, BotoCoreError)):
-        return StorageUnavailable(text)
+        return RequestFault(text)
     return StorageMisconfigured(text)
 
 
@@ -168,7 +164,8 @@ def _code_and_status(error: ClientError) -> tuple[str, int]:
 
 def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> TieredIndexError:
     code, status = _code_and_status(error)
-    text = f"{doing} in {uri}: {code} {error.response.get('Error', {}).get('Message', '')}".rstrip()
+    said = f"{code} {error.response.get('Error', {}).get('Message', '')}".rstrip()
+    text = f"{doing} in {uri}: {said}"
     if code in {"NoSuchKey", "NoSuchUpload"} or (status == 404 and code in {"404", "NotFound", ""}):
         what = "the unfinished uploads of " if code == "NoSuchUpload" else ""
         return ObjectNotFound(name, what + uri)
@@ -186,100 +183,8 @@ def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> Ti
     if code in _ADVICE:
         return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
     if may_pass(error):
-        return StorageUnavailable(text)
+        # the code of an answer without a body is its status
+        said = said.removeprefix(str(status)).strip()
+        return RequestFault(f"{doing} in {uri}: {status} {said}".rstrip(), is_throttled=status in _THROTTLED)
     advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request as it stands"
     return StorageMisconfigured(f"{text}: {advice}")
-
-
-_LONGEST_WAIT_S = 5.0
-_STANDARD = "retry-config-s3"
-# the name under which botocore registers its repeats
-_T = TypeVar("_T")
-_spent: ContextVar[int] = ContextVar("tiered_index_attempts_spent", default=0)
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """At most `attempts`; before repeat n a wait drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5
-    s.
-    """
-
-    attempts: int
-    backoff_s: float
-    sleep: Callable[[float], None] = time.sleep
-    uniform: Callable[[float, float], float] = random.uniform
-
-    def run(self, action: Callable[[], _T]) -> _T:
-        """Return what `action` returns; repeat it while it raises `PassingFault`, then raise `StorageUnavailable`.
-
-        Raises `BudgetExceeded`, naming the fault, instead of a wait that would pass the deadline.
-        """
-        attempt = 1
-        while True:
-            try:
-                return action()
-            except PassingFault as fault:
-                if attempt >= self.attempts:
-                    raise StorageUnavailable(f"{fault} ({attempt} attempts)") from fault
-                self.wait(attempt, fault)
-            attempt += 1
-
-    def wait(self, repeat: int, fault: Exception) -> None:
-        """Wait before repeat `repeat` (from 1).
-
-        Raises `BudgetExceeded`, naming the fault, where that would pass the deadline.
-        """
-        wait_s = self.uniform(0, min(_LONGEST_WAIT_S, self.backoff_s * 2**repeat))
-        _check_wait(wait_s, str(fault), fault)
-        self.sleep(wait_s)
-
-
-@contextlib.contextmanager
-def attempts_spent(count: int) -> Iterator[None]:
-    """Let botocore's repeats of this context's requests be fewer by `count` until the block ends."""
-    token = _spent.set(count)
-    try:
-        yield
-    finally:
-        _spent.reset(token)
-
-
-def bound_repeats(client: S3Client, attempts: int) -> None:
-    """Let `client` begin no attempt, and no wait before one, that would pass the deadline: then `BudgetExceeded` is
-    raised.
-
-    botocore's standard repeats are registered afresh, since what decides on them tells nobody how long it will wait.
-    """
-    events = client.meta.events
-    events.unregister("needs-retry.s3", unique_id=_STANDARD)
-    decide = standard.register_retry_handler(client, attempts).needs_retry
-    events.unregister("needs-retry.s3", unique_id=_STANDARD)
-
-    def needs_retry(**answered: Any) -> float | None:
-        wait_s = decide(**{**answered, "attempts": answered["attempts"] + _spent.get()})
-        if wait_s is not None:
-            fault = answered.get("caught_exception")
-            _check_wait(wait_s, _told(fault, answered.get("response")), fault)
-        return wait_s
-
-    def before_send(**about: Any) -> None:
-        check_deadline(f"sending {about['event_name'].rpartition('.')[2]}")
-        sending()
-
-    events.register("needs-retry.s3", cast("Callable[..., None]", needs_retry), unique_id=_STANDARD)
-    events.register("before-send.s3", before_send, unique_id="tiered-index-deadline")
-
-
-def _check_wait(wait_s: float, fault: str, cause: Exception | None) -> None:
-    left = remaining_s()
-    if left is not None and wait_s >= left:
-        raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
-
-
-def _told(fault: Exception | None, response: Any) -> str:
-    """Return what went wrong in an attempt that botocore repeats."""
-    if fault is not None or response is None:
-        return str(fault)
-    http, parsed = response
-    details = parsed.get("Error", {})
-    return f"{http.status_code} {details.get('Code', '')} {details.get('Message', '')}".rstrip()

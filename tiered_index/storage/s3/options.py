@@ -47,14 +47,14 @@ class S3Options:
     parallel reads need.
     """
     max_attempts: int = 5
-    """Attempts of one HTTP request (botocore's standard mode: jittered back-off on 5xx, throttling and lost
-    connections).
-    """
+    """How many attempts of one call may meet an error that passes (5xx, throttling) or a lost connection."""
     transfer_attempts: int = 4
-    """Attempts of what botocore does not repeat: an answer whose body broke off or was not as asked, and a write's 409.
+    """How many may meet anything else that passes: an answer that broke off or was not as asked, and a conflict (409).
     """
     backoff_s: float = 0.1
-    """Before repeat n of those: a random time up to `backoff_s * 2**n`, at most 5 s."""
+    """After fault n of a kind: a random time up to `backoff_s * 2**n`, at most 5 s; after throttling `backoff_s` counts
+    as 0.5 at least.
+    """
     lean_gets: bool = True
     """Whether ranges are read with less of botocore around each request (`reads`); False for tools that trace the
     client's methods.

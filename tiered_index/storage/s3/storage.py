@@ -43,9 +43,9 @@ from tiered_index.storage.base import (
     check_suffix,
 )
 from tiered_index.storage.s3.client import S3Calls, build_client, encryption, epoch_ms, page_token, request_body
-from tiered_index.storage.s3.failures import PassingFault, RetryPolicy
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.storage.s3.reads import OrdinaryGets, RangeGets, VerifiedReads
+from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
+from tiered_index.storage.s3.retry import RetryLoop
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -56,9 +56,8 @@ __all__ = ["S3Options", "S3Storage", "S3Uploads"]
 class S3Uploads:
     """The unfinished uploads of one bucket."""
 
-    def __init__(self, calls: S3Calls, retry: RetryPolicy, encryption: dict[str, str]) -> None:
+    def __init__(self, calls: S3Calls, encryption: dict[str, str]) -> None:
         self._calls = calls
-        self._retry = retry
         self._encryption = encryption
 
     def begin(self, name: str, key: str) -> UploadHandle:
@@ -111,7 +110,7 @@ class S3Uploads:
         """Send a request about an upload; `ObjectNotFound` where it is gone."""
         upload: dict[str, Any] = {"Key": key, "UploadId": handle.upload_id}
         try:
-            return self._retry.run(lambda: self._calls(operation, doing, handle.name, **upload, **parameters))
+            return self._calls(operation, doing, handle.name, **upload, **parameters)
         except StorageUnavailable as error:
             # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
             # fault.
@@ -143,7 +142,8 @@ class S3Storage(Storage):
         uniform: Callable[[float, float], float] = random.uniform,
         lean_gets: bool | None = None,
     ) -> None:
-        """Open the storage; no request is sent. `client` replaces the one built from `options`.
+        """Open the storage; no request is sent. `client` replaces the one built from `options`, and
+        repeats requests as it was built to.
 
         `lean_gets` is as in `options`; None: as these say where no `client` is given, which may have handlers of its
         own.
@@ -158,17 +158,20 @@ class S3Storage(Storage):
         self._base = f"{prefix}/" if prefix else ""
         self.uri = _uri(bucket, prefix, self.options)
         self.client = client or build_client(self.options, self.uri)
-        self._call = S3Calls(self.client, bucket, self.uri)
-        self._retry = RetryPolicy(self.options.transfer_attempts, self.options.backoff_s, sleep, uniform)
-        is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
-        self._gets = (
-            RangeGets(self._call, self.client, self._retry, self.options.max_attempts)
-            if is_lean
-            else OrdinaryGets(self._call)
+        loop = RetryLoop(
+            self.uri,
+            self.options.max_attempts if client is None else 1,
+            self.options.transfer_attempts,
+            self.options.backoff_s,
+            sleep,
+            uniform,
         )
-        self._reads = VerifiedReads(self._call, self._gets, self._retry)
+        self._call = S3Calls(self.client, bucket, loop)
+        is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
+        self._gets = RangeGets(self._call, bucket, self.client if is_lean else None)
+        self._reads = VerifiedReads(self._call, self._gets)
         self._encryption = encryption(self.options)
-        self._uploads = S3Uploads(self._call, self._retry, self._encryption)
+        self._uploads = S3Uploads(self._call, self._encryption)
         self._bucket_seen = False
 
     def __repr__(self) -> str:
@@ -190,7 +193,7 @@ class S3Storage(Storage):
         check_suffix(length)
         if length == 0:
             return b"", self.head(name).size_bytes
-        return self._retry.run(lambda: self._suffix(name, key, length))
+        return self._reads.suffix(name, key, length, lambda: self.head(name).size_bytes)
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` in one request, with a CRC32 that the service checks; at most 5 GiB."""
@@ -288,17 +291,7 @@ class S3Storage(Storage):
             **self._encryption,
             **condition,
         }
-        self._retry.run(lambda: self._call("put_object", f"writing {name!r}", name, **parameters))
-
-    def _suffix(self, name: str, key: str, length: int) -> tuple[bytes, int]:
-        try:
-            return self._reads.suffix(name, key, length)
-        except InvalidArgument as error:
-            if self.head(name).size_bytes == 0:
-                return b"", 0
-            raise PassingFault(
-                f"reading the end of {name!r} in {self.uri}: it was replaced between two requests"
-            ) from error
+        self._call("put_object", f"writing {name!r}", name, **parameters)
 
     def _check_bucket(self) -> None:
         """Tell a missing bucket from a missing object: a HEAD's 404 has no body that would say which."""
