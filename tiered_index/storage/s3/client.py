@@ -83,7 +83,6 @@ class S3Calls:
     def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
         self._client = client
         self._bucket = bucket
-        self.loop = loop
         self.uri = loop.uri
         self.run = loop.run
 
