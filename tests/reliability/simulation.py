@@ -40,7 +40,7 @@ from tests.support.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, NotAnIndex, PartialAnswer, StorageError, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.pending_uploads import JobOverdue
+from tiered_index.service.lifecycle.publication import JobOverdue
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
 from tiered_index.storage.disk import Disk

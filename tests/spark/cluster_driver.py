@@ -32,8 +32,8 @@ from typing import Any, TypeVar
 from tests.spark.killed_program import WRITES
 from tiered_index import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
-from tiered_index.service.lifecycle import staging_jobs
-from tiered_index.service.lifecycle.pending_uploads import Upload
+from tiered_index.service.lifecycle import staged
+from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge, open_session
@@ -134,7 +134,7 @@ class Address:
         if os.getpid() == self.driver:
             return Standing(inner, _STANDS[self.name])
         writing._PART_BYTES = _PART_BYTES
-        staging_jobs.Upload = partial(Upload, part_bytes=_PART_BYTES)  # type: ignore[assignment, misc]
+        staged.Upload = partial(Upload, part_bytes=_PART_BYTES)  # type: ignore[assignment, misc]
         if self.gone:
             return GoneStorage(inner)
         return HeldTask(inner, self.mark) if self.name.endswith("-tasks") else inner

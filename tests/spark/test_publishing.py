@@ -14,7 +14,7 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, JobOverdue, complete
+from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
 from tiered_index.spark.build.build import _check
@@ -148,9 +148,9 @@ def test_what_is_published_between_finding_and_deleting_stays(clock):
     log = opened(storage, clock)
     plan, twice = planned(TABLE), planned(OTHER)
     shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
-    complete(shards, storage)
+    Publication(storage, log, [shard.sent for shard in shards]).complete()
     never = shards_of(written(OTHER, twice, storage, now_ms=clock.now_ms()))
-    complete(never, storage)
+    Publication(storage, log, [shard.sent for shard in never]).complete()
     clock.advance(3_700)
     sweeper = StorageLog(storage, clock)
     sweeper.open()
@@ -168,7 +168,7 @@ def test_the_log_is_read_again_before_each_batch_of_deletes(clock, monkeypatch):
     log = opened(storage, clock)
     plan = planned(TABLE)
     shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
-    complete(shards, storage)
+    Publication(storage, log, [shard.sent for shard in shards]).complete()
     clock.advance(86_401)
     found = find_orphans(storage, log, clock)
     before = storage.calls("list")

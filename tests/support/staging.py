@@ -8,8 +8,7 @@ from collections.abc import Callable, Sequence
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import Clock
-from tiered_index.service.lifecycle.staged import Ticket
-from tiered_index.service.lifecycle.staging_jobs import StagedResult, compact_staged, open_tickets, publish_staged
+from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge

@@ -123,7 +123,7 @@ class IndexService(Lookups):
         self._flusher = parts.flusher
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
-        self._segments = SegmentUploads(parts.session, clock, self.config.upload_part_bytes)
+        self._segments = SegmentUploads(parts.session, self.config.upload_part_bytes)
 
     @classmethod
     def open(

@@ -32,7 +32,9 @@ from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
+from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
+from tiered_index.service.lifecycle.root_files import RootFiles
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_genesis
@@ -212,21 +214,10 @@ def _assemble(
     flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
     # positions of the log count even where the claim failed
     flusher.positions = max_positions(recovered.positions, session.log.state.positions)
-    begun = [*(file.file_id for file in recovered.unsealed), *(file.file_id for file in recovered.compacted)]
-    lifecycle = Lifecycle(
-        root,
-        catalog,
-        flusher,
-        session,
-        cold,
-        config,
-        clock,
-        marker.root_id,
-        recovered.deletions,
-        recovered=begun,
-        damaged=recovered.damaged,
-        journals=recovered.journals,
-    )
+    # an earlier process may have published what it began
+    begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
+    files = RootFiles(root, catalog, session, cold, config, clock, recovered.deletions, begun, Removals(session.log))
+    lifecycle = Lifecycle(files, flusher, marker.root_id, recovered.damaged, recovered.journals)
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)

@@ -116,7 +116,7 @@ MUTANTS = (
     Mutant(
         "merge-error-of-taking-back",
         "the error of taking back hides the one that counts",
-        "service/lifecycle/pending_uploads.py",
+        "service/lifecycle/publication.py",
         "        with contextlib.suppress(StorageError):\n            if self.handle",
         "        with contextlib.suppress():\n            if self.handle",
         ("tests/faults/test_merge_faults.py::test_the_first_error_counts_not_that_of_taking_back",),
@@ -144,7 +144,7 @@ MUTANTS = (
     Mutant(
         "unheard-upload-twice",
         "a file whose record came through unheard is published again after a merge",
-        "service/lifecycle/local_copies.py",
+        "service/lifecycle/publication.py",
         "        self._files.update(name",
         "        set().update(name",
         (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),
@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "table-waits-for-upload",
         "a window table counts as a file that waits, and the log's positions stand still",
-        "service/lifecycle/local_copies.py",
+        "service/lifecycle/root_files.py",
         "    return isinstance(handle, WindowTable)\n",
         "    return False\n",
         (f"{BESIDE}::test_positions_go_on_in_the_log_after_a_merge",),

@@ -95,17 +95,17 @@ MUTANTS = (
     Mutant(
         "segment-of-fenced-writers-kept",
         "a fenced writer leaves its upload behind",
-        "service/lifecycle/segment_archive.py",
-        "if segment.name not in log.state.archive:",
-        "if segment.name in log.state.archive:",
+        "service/lifecycle/publication.py",
+        "if is_over or isinstance(error, WriterFenced):",
+        "if is_over:",
         (f"{ARCHIVE}::test_a_writer_fenced_between_upload_and_record_takes_its_object_back",),
     ),
     Mutant(
         "segment-sent-twice",
         "after an unknown outcome a segment is uploaded once more",
         "service/lifecycle/segment_archive.py",
-        "        self._sent[place] = segment\n",
-        "        self._sent.clear()\n",
+        "session, sent = self._session, self._sent.get(place)",
+        "session, sent = self._session, None",
         (f"{ARCHIVE}::test_a_record_of_unknown_outcome_is_there_once",),
     ),
     Mutant(

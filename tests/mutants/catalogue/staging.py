@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "fenced-file-compacted",
         "a job publishes files of a fenced writer",
-        "service/lifecycle/staging_jobs.py",
+        "service/lifecycle/staged.py",
         "    if ticket.epoch != state.epoch:\n",
         "    if ticket.epoch > state.epoch:\n",
         (f"{STAGING}/test_races.py::test_nothing_of_a_fenced_writer_is_published",),
@@ -28,7 +28,7 @@ MUTANTS = (
     Mutant(
         "compacted-twice",
         "a job publishes a file that is in the log already",
-        "service/lifecycle/staging_jobs.py",
+        "service/lifecycle/staged.py",
         "    if state.object_of(ticket.file_id) is not None:\n",
         "    if False:\n",
         (f"{STAGING}/test_races.py::test_two_jobs_publish_a_file_once",),
@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "merged-file-compacted-again",
         "a job publishes a file that was published and merged away",
-        "service/lifecycle/staging_jobs.py",
+        "service/lifecycle/staged.py",
         "if ticket.file_id in gone else",
         "if ticket.file_id is gone else",
         (f"{STAGING}/test_races.py::test_a_file_that_was_published_and_merged_away_does_not_come_again[staged]",),
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "one-task-fails-all",
         "an error of a task takes what the others did",
-        "service/lifecycle/staging_jobs.py",
+        "service/lifecycle/staged.py",
         "if isinstance(error, TieredIndexError | OSError):",
         "if isinstance(error, UnicodeError):",
         (f"{STAGING}/test_faults.py::test_a_file_whose_task_fails_again_and_again_stops_no_other_one[disk]",),
@@ -139,15 +139,15 @@ MUTANTS = (
     Mutant(
         "damage-stays-after-a-merge",
         "a damaged local copy fails lookups though its entries were published and merged away",
-        "service/lifecycle/local_copies.py",
-        "if file_id not in self._removals.files(state, self._before(state)):",
+        "service/lifecycle/root_files.py",
+        "if file_id not in files.removals.files(state, self._before(state)):",
         "if file_id:",
         (f"{STAGING}/test_damage.py::test_a_damaged_local_copy_of_what_was_published_is_let_go_of[merged--]",),
     ),
     Mutant(
         "position-goes-with-the-damage",
         "what a damaged copy's journal alone says of positions is dropped",
-        "service/lifecycle/local_copies.py",
+        "service/lifecycle/root_files.py",
         "has_newer_positions(journal, said)",
         "not said and not journal",
         (f"{STAGING}/test_damage.py::test_the_position_of_a_damaged_copy_waits_for_an_older_file",),

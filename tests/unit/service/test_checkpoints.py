@@ -167,7 +167,7 @@ def test_every_kind_of_record_counts():
         lambda: log.create(GENESIS),
         log.claim_epoch,
         lambda: log.publish(EPOCH, (an_object(1),)),
-        lambda: log.archive(EPOCH, a_segment(1)),
+        lambda: log.append("s", EPOCH, lambda state: LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(1),))),
         lambda: log.publish(EPOCH, (), remove=(an_object(1).name,)),
     ]
     for number, append in enumerate(appends, 1):

@@ -10,7 +10,7 @@ from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, na
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S
+from tiered_index.service.lifecycle.publication import MAX_AGE_S
 from tiered_index.service.log.log import StorageLog
 
 AHEAD_S = 3601

@@ -12,11 +12,9 @@ import contextlib
 import logging
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
-from tiered_index.clock import Clock
-from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BackPressure,
     CorruptFile,
@@ -28,21 +26,15 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import COMPACTED, STATES, UPLOADED
-from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_local, open_stored
+from tiered_index.format.names import COMPACTED, STATES
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.files.window_table import apply_log_state
-from tiered_index.service.lifecycle.local_copies import DamagedCopies, has_newer_positions, positions_of
-from tiered_index.service.lifecycle.staged import sealed_form
+from tiered_index.service.lifecycle.root_files import DamagedCopies, RootFiles, positions_of, sealed_form
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.lifecycle.uploads import Uploads
 from tiered_index.service.log.log import fenced
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.log.session import StorageSession
-from tiered_index.service.log.state import LogState
-from tiered_index.service.root.root import Deletions, Root, disk_error
+from tiered_index.service.root.root import disk_error
 from tiered_index.service.writing.flusher import Flusher
 from tiered_index.service.writing.lanes import QUARANTINE
 
@@ -74,68 +66,24 @@ class Lifecycle:
 
     def __init__(
         self,
-        root: Root,
-        catalog: Catalog,
+        files: RootFiles,
         flusher: Flusher,
-        session: StorageSession,
-        cold: ColdPath,
-        config: IndexConfig,
-        clock: Clock,
         root_id: str,
-        deletions: Deletions,
-        recovered: Iterable[str] = (),
         damaged: Iterable[DamagedFile] = (),
         journals: Mapping[str, Journal] | None = None,
     ) -> None:
-        """`recovered` are the ids of files that an earlier process began: it may have published them unheard.
-        `damaged`, `journals`: as in `Recovered`.
-        """
-        self._root = root
-        self._catalog = catalog
+        """`damaged`, `journals`: as in `Recovered`."""
+        self._files = files
+        self._root, self._catalog, self._session = files.root, files.catalog, files.session
+        self._config, self._clock = files.config, files.clock
         self._flusher = flusher
-        self._session = session
-        self._cold = cold
-        self._config = config
-        self._clock = clock
         self._root_id = root_id
         self._lock = threading.Lock()
-        self._refresh_lock = threading.Lock()
-        self._refreshed_s = clock.monotonic_s()
-        begun = set(recovered)
-        self._deletions = deletions
-        self._uploads = Uploads(
-            root,
-            catalog,
-            session,
-            cold,
-            self._deletions,
-            clock,
-            part_bytes=config.upload_part_bytes,
-            refresh=self.refresh,
-            recovered=begun,
-        )
-        self._staging = Staging(
-            session,
-            catalog,
-            cold,
-            config,
-            clock,
-            mark_outcome_unknown=self._uploads.mark_outcome_unknown,
-            refresh=self.refresh,
-            drop=self._drop_unsealed,
-            recovered=begun,
-        )
-        self._damaged = DamagedCopies(
-            root,
-            catalog,
-            session,
-            cold,
-            self._deletions,
-            damaged=damaged,
-            journals=journals or {},
-            refresh=self.refresh,
-            learn=flusher.learn,
-        )
+        self._refreshed_s = files.clock.monotonic_s()
+        self._uploads = Uploads(files)
+        self._staging = Staging(files)
+        self._damaged = DamagedCopies(files, damaged, journals or {}, flusher.learn)
+        self.refresh, self.sweep_attempts = files.refresh, self._uploads.sweep_attempts
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
         self._closed = False
@@ -177,9 +125,9 @@ class Lifecycle:
                 for old in self._retirable(lacks_room=lacks_room):
                     progress.retired += self._step(old.file_id, partial(self._retire, old))
             if has_root:
-                self._deletions.again()
+                self._files.deletions.again()
                 self._catalog.reclaim()
-            self._failed |= self._deletions.errors()
+            self._failed |= self._files.deletions.errors()
             self.errors = self._failed
             return progress, list(self.errors.values())
 
@@ -194,12 +142,6 @@ class Lifecycle:
         """From here on `run_once` raises `InvalidArgument`: the root is somebody else's."""
         with self._lock:
             self._closed = True
-
-    def sweep_attempts(self, file_ids: set[str]) -> int:
-        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and
-        uploads that was.
-        """
-        return self._uploads.sweep_attempts(file_ids)
 
     def close(self) -> None:
         """Dispose of what is waiting and release the lease; a storage that is down or full is no reason to fail."""
@@ -225,42 +167,6 @@ class Lifecycle:
                     with contextlib.suppress(FileNotFoundError):
                         total += (self._root.folder(state) / name).stat().st_size
         return total
-
-    def refresh(self) -> LogState:
-        """Read the log, show what it says, and return it."""
-        with self._refresh_lock:
-            return self._refresh()
-
-    def _refresh(self) -> LogState:
-        self._session.log.refresh()
-        # The handles first: whatever is among them was published before, so the log's state taken after them knows it.
-        handles = self._catalog.all()
-        state = self._session.log.state
-        for handle in handles:
-            # recovered while the storage was down: now the log can tell
-            stored = state.object_of(handle.file_id)
-            if isinstance(handle, DamagedFile) and stored is not None:
-                self._catalog.put(open_stored(self._cold, stored))
-            elif isinstance(handle, CompactedFile) and handle.folder == UPLOADED and handle.stored is None:
-                if stored is None and not self._says_more(handle):
-                    self._catalog.remove(handle.file_id, self._dispose_local(handle.file_id))
-                elif stored is not None:
-                    self._catalog.put(replace(handle, stored=StorageBytes(self._cold, stored)))
-        apply_log_state(
-            self._catalog,
-            self._catalog.all(),
-            self._session.log.state,
-            self._cold,
-            self._dispose_local,
-            self._says_more,
-        )
-        return state
-
-    def _says_more(self, file: CompactedFile) -> bool:
-        """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log
-        does.
-        """
-        return file.local is not None and has_newer_positions(file, self._session.log.state.positions)
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
         try:
@@ -357,12 +263,7 @@ class Lifecycle:
             with contextlib.suppress(OSError):  # each round makes one anew
                 disk.unlink(temporary)
             raise disk_error(error, f"compacting {file.path}") from error
-        self._catalog.put(open_local(target), lambda: self._drop_unsealed(file))
-
-    def _drop_unsealed(self, file: UnsealedFile) -> None:
-        file.release()
-        # the journal first: to a reader beside this writer a file without one is not there
-        self._deletions.unlink([file.journal_path, file.path])
+        self._catalog.put(open_local(target), lambda: self._files.drop(file))
 
     def _retire(self, file: CompactedFile) -> None:
         assert file.stored is not None
@@ -375,7 +276,4 @@ class Lifecycle:
                 expected=stored.size_bytes,
                 found=size,
             )
-        self._catalog.put(open_stored(self._cold, stored), self._dispose_local(file.file_id))
-
-    def _dispose_local(self, file_id: str) -> Callable[[], None]:
-        return lambda: self._deletions.unlink([self._root.index_path(UPLOADED, file_id)])
+        self._catalog.put(open_stored(self._files.cold, stored), self._files.dispose(file.file_id))

@@ -4,7 +4,7 @@ Found by a listing, deleted when asked.
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log
 position before a merge: so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since.
-No job or writer publishes what is nearly as old as the least age that is safe beside any (`pending_uploads.MAX_AGE_S`).
+No job or writer publishes what is nearly as old as the least age that is safe beside any (`publication.MAX_AGE_S`).
 Staged files are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer:
 its host has the file, and sends it anew if it comes back. Threads: any.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX, TICKET_SUFFIX
-from tiered_index.service.lifecycle.local_copies import Removals
+from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.staged import Ticket
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState

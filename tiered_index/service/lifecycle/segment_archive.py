@@ -14,27 +14,19 @@ import threading
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
-from tiered_index.clock import Clock
-from tiered_index.errors import (
-    CorruptFile,
-    InvalidArgument,
-    ObjectNotFound,
-    StorageError,
-    StorageUnavailable,
-    WriterFenced,
-)
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.archived import PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
-from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of, check_age
-from tiered_index.service.log.log import fenced
-from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.lifecycle.publication import Publication, Upload
+from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import MAX_PARTS, PartInfo, Storage
+from tiered_index.storage.base import MAX_PARTS, Storage
 
 __all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]
+
+_READ_BYTES = 8 * PIECE_BYTES
 
 ReadSegment = Callable[[int, int], bytes]
 """Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't.
@@ -99,13 +91,13 @@ class SegmentArchive:
 class SegmentUploads:
     """Uploads the segments of one index's sources."""
 
-    def __init__(self, session: StorageSession, clock: Clock, part_bytes: int) -> None:
+    def __init__(self, session: StorageSession, part_bytes: int) -> None:
         self._session = session
-        self._clock = clock
         self._part_bytes = part_bytes
         self._lock = threading.Lock()
         self._swept: set[str] = set()
-        self._sent: dict[tuple[str, int], ArchivedSegment] = {}  # uploaded whole and not known to be in the log
+        # by place: uploaded whole and not known to be in the log
+        self._sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = {}
 
     def archive(
         self,
@@ -146,15 +138,14 @@ class SegmentUploads:
                         expected=(other.start, other.end),
                         found=(start, start + size_bytes),
                     )
-            segment = self._uploaded(store, start, size_bytes, read)
-            return self._publish(segment, read, modified_ms)
+            return self._publish((store, start), size_bytes, read, modified_ms)
 
     def _replace(self, known: ArchivedSegment, read: ReadSegment) -> bool:
         """Archive a segment in the place of what it was before; the old object goes with a later start's sweep: readers
         may be at it.
         """
         self._sent.pop(known.place, None)  # of before, like the other one
-        return self._publish(self._uploaded(known.store, known.start, known.size_bytes, read), read, None, known.name)
+        return self._publish(known.place, known.size_bytes, read, None, known.name)
 
     def _claimed_state(self) -> LogState:
         session = self._session
@@ -164,10 +155,7 @@ class SegmentUploads:
             raise StorageUnavailable(
                 f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again"
             )
-        state = session.log.refresh()
-        if state.epoch > session.epoch:
-            raise fenced(session.storage.uri, state.epoch, session.epoch)
-        return state
+        return session.refreshed()
 
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete what earlier writers left of uploads that no record names; once a store and process."""
@@ -188,80 +176,65 @@ class SegmentUploads:
         except CorruptFile:
             return False  # nobody's: not ours to delete
 
-    def _uploaded(self, store: str, start: int, size_bytes: int, read: ReadSegment) -> ArchivedSegment:
-        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by
-        one that `orphans` may be about to sweep.
-        """
-        storage, sent = self._session.storage, self._sent.get((store, start))
-        if sent is not None and sent.size_bytes == size_bytes and age_s_of(sent.published_ms, self._clock) < MAX_AGE_S:
-            with contextlib.suppress(ObjectNotFound):
-                if storage.head(sent.name).size_bytes == sent.object_bytes:
-                    return sent
-        now_ms = self._clock.now_ms()
-        name = segment_name(store, start, self._session.epoch)
-        object_bytes = segment_object_bytes(size_bytes)
-        try:
-            sums = self._send(name, start, size_bytes, read)
-            size = storage.head(name).size_bytes
-            if size != object_bytes:
-                raise StorageUnavailable(
-                    f"{storage.uri}: {name} has {size:,} bytes after its upload, not {object_bytes:,}"
-                )
-        except Exception:
-            self._delete(name)
-            raise
-        return ArchivedSegment(name, store, start, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms)
-
     def _publish(
-        self, segment: ArchivedSegment, read: ReadSegment, modified_ms: int | None, instead_of: str | None = None
+        self,
+        place: tuple[str, int],
+        size_bytes: int,
+        read: ReadSegment,
+        modified_ms: int | None,
+        instead_of: str | None = None,
     ) -> bool:
-        log, place = self._session.log, (segment.store, segment.start)
-        self._sent[place] = segment
-        try:
-            check = partial(check_age, segment.name, segment.published_ms, self._clock, self._session.storage)
-            state = log.archive(self._session.epoch, segment, instead_of, check)
-        except WriterFenced:
-            # decided: it never was published and never will be
-            if segment.name not in log.state.archive:
-                self._delete(segment.name)
-            raise
-        self._sent.pop(place, None)
+        """Append the record of a segment, whose upload is sent unless an earlier try did; return whether it is the one
+        at its place. `instead_of` names the one that the same record removes, where that is the one at its place still.
+        """
+        segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read)
+
+        def make(state: LogState) -> LogRecord | None:
+            there = state.segment_at(*place)
+            if there is not None and there.name != instead_of:
+                return None
+            remove = () if there is None else (there.name,)
+            return LogRecord(0, "archive", self._session.epoch, "", 0, archive=(segment,), remove=remove)
+
+        state = publication.record("an archived segment", make, lambda state: state.segment_at(*place))
+        del self._sent[place]
         there = state.segment_at(*place)
         if there is None or there.name == segment.name:
             return True
-        self._delete(segment.name)  # an earlier try's record, which had not been heard of, came first
-        _compare(there, segment.size_bytes, read, modified_ms)
+        # an earlier try's record, which had not been heard of, came first
+        _compare(there, size_bytes, read, modified_ms)
         return False
 
-    def _send(self, name: str, start: int, size_bytes: int, read: ReadSegment) -> SegmentSums:
-        storage, sums = self._session.storage, SegmentSums()
-        # whole pieces, and so large that they can be numbered
-        part_bytes = max(self._part_bytes, storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
-        part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
-        if size_bytes <= part_bytes:
-            data = _exactly(read, 0, size_bytes)
-            sums.update(data)
-            storage.put(name, data + sums.table(start).encode())
-            return sums
-        handle = storage.begin_upload(name)
-        try:
-            parts: list[PartInfo] = []
-            for position in range(0, size_bytes, part_bytes):
-                data = _exactly(read, position, min(part_bytes, size_bytes - position))
-                sums.update(data)
-                if sums.size_bytes == size_bytes:
-                    data += sums.table(start).encode()
-                parts.append(storage.upload_part(handle, len(parts) + 1, data))
-            storage.complete_upload(handle, parts)
-        except Exception:
-            with contextlib.suppress(StorageError):  # the next start's sweep aborts what is left
-                storage.abort_upload(handle)
-            raise
-        return sums
+    def _uploaded(
+        self, place: tuple[str, int], size_bytes: int, read: ReadSegment
+    ) -> tuple[ArchivedSegment, Publication]:
+        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by
+        one that `orphans` may be about to sweep.
+        """
+        session, sent = self._session, self._sent.get(place)
+        if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue:
+            with contextlib.suppress(ObjectNotFound):
+                sent[1].complete()
+                return sent
+        sums = SegmentSums()
 
-    def _delete(self, name: str) -> None:
-        with contextlib.suppress(StorageError):  # an orphan costs only space, and the next start sweeps it
-            self._session.storage.delete(name)
+        def fill(upload: Upload) -> None:
+            for position in range(0, size_bytes, _READ_BYTES):
+                data = _exactly(read, position, min(_READ_BYTES, size_bytes - position))
+                sums.update(data)
+                upload.write(data)
+            upload.write(sums.table(place[1]).encode())
+
+        # so large that they can be numbered
+        part_bytes = max(self._part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
+        object_bytes = segment_object_bytes(size_bytes)
+        last_bytes = part_bytes + object_bytes - size_bytes
+        publication = Publication.send(session, segment_name(*place, session.epoch), fill, part_bytes, last_bytes)
+        name, now_ms = publication.sent.name, publication.sent.began_ms
+        return (
+            ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms),
+            publication,
+        )
 
 
 def _called(store: str, start: int) -> str:

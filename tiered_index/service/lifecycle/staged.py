@@ -1,21 +1,26 @@
 """Staged files: the entries of a sealed file and what else its compacted form needs, in the storage, where no reader
-looks. SPEC section 9.
+looks, until a job anywhere compacts them. SPEC section 9.
 
 ```
 staging/ID/ATTEMPT.entries     entries as in the unsealed file | document: the sealed file, CRC32 of each piece of 1 MiB
 staging/ID/E.ticket            document: the writer of epoch E asks for that object to be compacted
 ```
 Documents are those of the log (`encode_document`). Objects come before their ticket, a ticket goes before its object.
-Threads: any.
+
+A job's task makes the compacted object of one file, who drives the tasks publishes all by one log record. A task
+changes nothing that a reader sees; it may be repeated, run twice at once or die. The log decides: a file is published
+once, and only while the epoch of its ticket is the log's, so that nothing of a fenced writer appears. The record has no
+source positions, which only the writer can know to be true. Threads: any.
 """
 
 from __future__ import annotations
 
+import logging
 import mmap
 import secrets
 import tempfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -23,19 +28,31 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index._version import __version__
 from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, Optional, checked, integer, list_of, record, text
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.metadata import FILE_ID
-from tiered_index.format.names import staged_name, ticket_name
-from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.pending_uploads import Upload
-from tiered_index.service.log.records import decode_document, encode_document
+from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name, staged_name, ticket_name
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Removals, Upload, stored_file
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, decode_document, encode_document
+from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
-__all__ = ["Ticket", "read_sealed", "sealed_form", "send_entries", "staged_entries"]
+__all__ = [
+    "StagedResult",
+    "Ticket",
+    "compact_staged",
+    "open_tickets",
+    "publish_staged",
+    "read_sealed",
+    "send_entries",
+    "staged_entries",
+]
 
+_log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 _PIECE_BYTES = 1 << 20
 _PIECES_A_RANGE = 8
@@ -110,67 +127,39 @@ _STAGED = record(
 )
 
 
-def sealed_form(file: UnsealedFile) -> SealedFile:
-    """Return what is known of a sealed file beside its entries."""
-    return SealedFile(
-        file_id=file.file_id,
-        layout=file.layout,
-        begin_ms=file.table.begin_ms,
-        end_ms=file.table.end_ms,
-        count=file.count,
-        lane=file.lane,
-        sequence=file.sequence,
-        predecessor=file.predecessor,
-        created_ms=file.created_ms,
-        offset_space=file.offset_space,
-        topics=tuple(sorted(file.topics.items())),
-        positions=dict(file.positions),
-        writer=f"tiered_index {__version__}",
-        log_number=file.log_number,
-    )
-
-
 def send_entries(
-    storage: Storage, sealed: SealedFile, entries: Array, *, epoch: int, now_ms: int, part_bytes: int
-) -> Ticket:
+    session: StorageSession, sealed: SealedFile, entries: Array, part_bytes: int
+) -> tuple[Ticket, Publication]:
     """Put `entries` (structured, n, verified) and `sealed` into the storage, whole; return the ticket, which is not put
     yet.
 
     Raises what the storage raises; what was sent is taken back then.
     """
-    name = staged_name(sealed.file_id, secrets.token_hex(8))
-    upload = Upload(storage, name, part_bytes)
     data = memoryview(entries.view(np.uint8).reshape(-1))  # type: ignore[arg-type]
-    pieces = []
-    try:
+
+    def fill(upload: Upload) -> None:
+        pieces = []
         for start in range(0, len(data), _PIECE_BYTES):
             piece = data[start : start + _PIECE_BYTES]
             pieces.append(zlib.crc32(piece))
             upload.write(piece)
         document = {"kind": "staged", "sealed": sealed.to_json(), "piece_bytes": _PIECE_BYTES, "pieces": pieces}
         upload.write(encode_document(document))
-        upload.finish()
-        if upload.handle is not None:
-            storage.complete_upload(upload.handle, upload.parts)
-        size = storage.head(name).size_bytes
-        if size != upload.size_bytes:
-            raise StorageUnavailable(
-                f"{storage.uri}: {name} has {size:,} bytes after it was sent, not {upload.size_bytes:,}"
-            )
-    except BaseException:
-        upload.abandon()
-        raise
-    return Ticket(
+
+    name = staged_name(sealed.file_id, secrets.token_hex(8))
+    publication = Publication.send(session, name, fill, part_bytes)
+    ticket = Ticket(
         file_id=sealed.file_id,
-        epoch=epoch,
+        epoch=session.epoch,
         object=name,
-        size_bytes=upload.size_bytes,
+        size_bytes=publication.sent.size_bytes,
         entries_bytes=len(data),
         count=len(entries),
         created_ms=sealed.created_ms,
-        staged_ms=now_ms,
+        staged_ms=publication.sent.began_ms,
         log_number=sealed.log_number,
     )
+    return ticket, publication
 
 
 def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int, ...]]:
@@ -231,3 +220,151 @@ def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[
         expected=pieces[wrong],
         found=found[wrong] if found else None,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class StagedResult:
+    """What became of one file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: an
+    error stopped it.
+    """
+
+    ticket: Ticket
+    finished: FinishedObject | None = None
+    left: str = ""
+    corrupt: bool = False
+    failed: bool = False
+
+
+def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
+    """Return the tickets whose files can be compacted now, oldest first, and those that are left.
+
+    Costs a listing, a request a ticket, and one for each log record since the oldest file of the log's epoch was begun.
+    """
+    tickets: list[Ticket] = []
+    left: list[StagedResult] = []
+    for info in list(storage.list(STAGING_PREFIX)):
+        if not info.name.endswith(TICKET_SUFFIX):
+            continue
+        try:
+            tickets.append(Ticket.decode(storage.get(info.name), info.name))
+        except ObjectNotFound:
+            continue  # its file was published meanwhile, or its ticket renewed
+        except CorruptFile as error:
+            _log.error("%s", error)
+            damaged = Ticket(
+                file_id=info.name.split("/")[1],
+                epoch=0,
+                object=info.name,
+                size_bytes=0,
+                entries_bytes=0,
+                count=0,
+                created_ms=0,
+                staged_ms=0,
+            )
+            left.append(StagedResult(damaged, left=str(error), corrupt=True))
+    # the log after the tickets: what was published meanwhile is known
+    state = log.refresh()
+    # those of fenced writers are left anyhow: they must not cost more from day to day
+    current = [ticket for ticket in tickets if ticket.epoch == state.epoch]
+    gone = Removals(log).files(state, _before(current)) if current else set()
+    ready = []
+    for ticket in sorted(tickets, key=lambda ticket: (ticket.staged_ms, ticket.file_id)):
+        reason = _reason(ticket, state, gone)
+        if reason:
+            left.append(StagedResult(ticket, left=reason))
+        else:
+            ready.append(ticket)
+    return ready, left
+
+
+def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
+    """Compact one file and send it, unpublished; what was sent is taken back where that fails.
+
+    No file stands in the way of another: one that is damaged, or gone because it was published meanwhile, and whatever
+    error storage or disk raise is what the result says.
+    """
+    upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
+    try:
+        sealed, pieces = read_sealed(storage, ticket)
+        last: bytes | memoryview = b""
+        with staged_entries(storage, ticket, sealed, pieces) as entries:
+            for last in sealed.compacted(entries):
+                upload.write(last)
+            del entries
+        trailer = parse_trailer(last, upload.name, upload.size_bytes)
+        upload.finish()
+    except BaseException as error:
+        upload.abandon()
+        if isinstance(error, ObjectNotFound):
+            return StagedResult(ticket, left=f"its staged object is gone: {error}")
+        if isinstance(error, CorruptFile):
+            return StagedResult(ticket, left=str(error), corrupt=True)
+        if isinstance(error, TieredIndexError | OSError):
+            return _failed(ticket, error)
+        raise
+    stored = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
+    return StagedResult(ticket, FinishedObject(stored, upload.handle, tuple(upload.parts)))
+
+
+def publish_staged(
+    results: Sequence[StagedResult], storage: Storage, log: StorageLog
+) -> tuple[LogState, list[StagedResult]]:
+    """Complete the uploads and append one record with all files that still may come; return the log's state and what
+    became of each.
+
+    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as
+    failed. Raises `JobOverdue`, and what the log raises: where the record's outcome is unknown what was sent stays, and
+    `orphans` decides.
+    """
+    done = [_completed(result, storage, log) for result in results]
+    finished = [result.finished for result in done if result.finished is not None]
+    if not finished:
+        return log.state, done
+    removals, before = Removals(log), _before([result.ticket for result in done])
+    reasons: dict[str, str] = {}
+
+    def make(state: LogState) -> LogRecord | None:
+        gone = removals.files(state, before)
+        reasons.clear()
+        reasons.update((r.ticket.file_id, why) for r in done if (why := _reason(r.ticket, state, gone)))
+        add = tuple(one.stored for one in finished if one.stored.file_id not in reasons)
+        return LogRecord(0, "compact", 0, "", 0, add) if add else None
+
+    state = Publication(storage, log, [one.sent for one in finished]).record("a compaction", make)
+    # what the log names has no reason: an earlier try may have got as far as it
+    return state, [
+        StagedResult(r.ticket, left=reasons[r.ticket.file_id])
+        if r.finished is not None and r.finished.stored.name not in state.objects
+        else r
+        for r in done
+    ]
+
+
+def _completed(result: StagedResult, storage: Storage, log: StorageLog) -> StagedResult:
+    if result.finished is None:
+        return result
+    try:
+        Publication(storage, log, [result.finished.sent]).complete()
+    except ObjectNotFound:
+        return StagedResult(result.ticket, left="its upload is gone: somebody has swept it")
+    except (TieredIndexError, OSError) as error:
+        return _failed(result.ticket, error)
+    return result
+
+
+def _failed(ticket: Ticket, error: Exception) -> StagedResult:
+    _log.error("%s is not compacted: %s", ticket.file_id, error)
+    return StagedResult(ticket, left=f"{type(error).__name__}: {error}", failed=True)
+
+
+def _before(tickets: Sequence[Ticket]) -> int:
+    return min(ticket.log_number for ticket in tickets)
+
+
+def _reason(ticket: Ticket, state: LogState, gone: set[str]) -> str:
+    """Return why the file of a ticket is not published at `state`, or nothing."""
+    if ticket.epoch != state.epoch:
+        return f"was staged by the writer of epoch {ticket.epoch}, the log's is {state.epoch}"
+    if state.object_of(ticket.file_id) is not None:
+        return "is in the log already"
+    return "was published and merged meanwhile" if ticket.file_id in gone else ""

@@ -13,23 +13,25 @@ round.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import TypeGuard
 
-from tiered_index.clock import Clock
-from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, ObjectNotFound, StorageUnavailable
 from tiered_index.format.names import COMPACTED, STAGING_PREFIX, TICKET_SUFFIX
-from tiered_index.service.catalog.catalog import Catalog, Handle
-from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.local_copies import Removals, durable_positions, has_newer_positions, positions_of
-from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, age_s_of
-from tiered_index.service.lifecycle.staged import Ticket, sealed_form, send_entries
+from tiered_index.service.lifecycle.publication import Publication
+from tiered_index.service.lifecycle.root_files import (
+    RootFiles,
+    durable_positions,
+    has_newer_positions,
+    positions_of,
+    sealed_form,
+)
+from tiered_index.service.lifecycle.staged import Ticket, send_entries
 from tiered_index.service.log.records import StoredObject, max_positions
-from tiered_index.service.log.session import StorageSession
 from tiered_index.storage.base import ObjectInfo
 
 __all__ = ["Staging"]
@@ -37,45 +39,23 @@ __all__ = ["Staging"]
 
 @dataclass(frozen=True, slots=True)
 class _Staged:
-    """A file whose object is in the storage; `told`: its ticket is, too."""
+    """A file whose object is in the storage. `unnamed` is its publication until a ticket names it."""
 
     ticket: Ticket
-    told: bool
+    unnamed: Publication | None
 
 
 class Staging:
-    """The staged files of one root. `recovered` are the ids of files that an earlier process began.
+    """The staged files of one root."""
 
-    `mark_outcome_unknown` is told of each file that others may publish from then on, `refresh` reads the log and shows
-    what it says, `drop` deletes the local copy of an unsealed file.
-    """
-
-    def __init__(
-        self,
-        session: StorageSession,
-        catalog: Catalog,
-        cold: ColdPath,
-        config: IndexConfig,
-        clock: Clock,
-        *,
-        mark_outcome_unknown: Callable[[str], None],
-        refresh: Callable[[], object],
-        drop: Callable[[UnsealedFile], None],
-        recovered: Iterable[str],
-    ) -> None:
-        self._session = session
-        self._catalog = catalog
-        self._cold = cold
-        self._enabled = config.compaction == "spark"
-        self._timeout_ms = config.compact_timeout_s * 1000
-        self._part_bytes = config.upload_part_bytes
-        self._clock = clock
-        self._mark_outcome_unknown, self._refresh, self._drop = mark_outcome_unknown, refresh, drop
-        self._recovered = set(recovered)
+    def __init__(self, files: RootFiles) -> None:
+        self._files = files
+        self._session, self._catalog, self._cold = files.session, files.catalog, files.cold
+        self._enabled = files.config.compaction == "spark"
+        self._timeout_ms = files.config.compact_timeout_s * 1000
         self._resumed = False
         self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
         self._staged: dict[str, _Staged] = {}
-        self._removals = Removals(session.log)
         self._published: dict[str, UnsealedFile] = {}
         self._leftovers: list[str] = []
         self.staged = 0
@@ -87,14 +67,14 @@ class Staging:
             return True
         since_ms = self._since_ms.get(file.file_id)
         # either way round: a clock that is put back must not make a file wait for good
-        overdue = since_ms is not None and abs(self._clock.now_ms() - since_ms) >= self._timeout_ms
+        overdue = since_ms is not None and abs(self._files.clock.now_ms() - since_ms) >= self._timeout_ms
         return self._enabled and file.ended and not overdue
 
     def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
         """Let the time of each sealed file of this root run from when it is first told: whatever fails later, it comes
         to an end.
         """
-        now_ms = self._clock.now_ms()
+        now_ms = self._files.clock.now_ms()
         self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
 
     def tend(self, file: UnsealedFile) -> None:
@@ -109,12 +89,11 @@ class Staging:
             return
         if not self._resumed:
             self._resume()
-        if file.file_id in self._recovered or file.file_id in self._staged:
-            state = self._session.log.state
-            if file.file_id in self._removals.files(state, file.log_number):
-                self._take_as_published(file)
-                return
-            self._recovered.discard(file.file_id)
+        if file.file_id in self._files.outcome_unknown and file.file_id in self._files.removals.files(
+            self._session.log.state, file.log_number
+        ):
+            self._take_as_published(file)
+            return
         self._stage(file)
 
     def ask_for(self, damaged: Collection[str]) -> list[str]:
@@ -148,25 +127,22 @@ class Staging:
         """Send the entries, then the ticket, as far as that is not done; anew what no ticket names and `orphans` may
         sweep soon.
         """
-        known = self._staged.get(file.file_id)
-        if known is not None and known.told:
+        known, session, file_id = self._staged.get(file.file_id), self._session, file.file_id
+        if known is not None and known.unnamed is None:
             return
-        session = self._session
         session.log.check_end()
-        if known is None or age_s_of(known.ticket.staged_ms, self._clock) >= MAX_AGE_S:
-            sealed, entries = sealed_form(file), file.entries()
-            now_ms = self._clock.now_ms()
-            ticket = send_entries(
-                session.storage, sealed, entries, epoch=session.epoch, now_ms=now_ms, part_bytes=self._part_bytes
+        if known is None or known.unnamed is None or known.unnamed.is_overdue:
+            ticket, publication = send_entries(
+                session, sealed_form(file), file.entries(), self._files.config.upload_part_bytes
             )
             if known is None:
-                self._since_ms[file.file_id] = now_ms
+                self._since_ms[file_id] = ticket.staged_ms
             else:
                 self._leftovers.append(known.ticket.object)
-            self._staged[file.file_id] = known = _Staged(ticket, told=False)
-        self._mark_outcome_unknown(file.file_id)
+            self._staged[file_id] = known = _Staged(ticket, publication)
+        self._files.outcome_unknown.add(file_id)
         session.storage.put(known.ticket.name, known.ticket.encode())
-        self._staged[file.file_id] = replace(known, told=True)
+        self._staged[file_id] = _Staged(known.ticket, None)
         self.staged += 1
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
@@ -175,7 +151,7 @@ class Staging:
         try:
             size = storage.head(stored.name).size_bytes
         except ObjectNotFound as error:
-            self._refresh()
+            self._files.refresh()
             if self._session.log.state.object_of(file.file_id) == stored:
                 raise StorageUnavailable(
                     f"{storage.uri}: {stored.name}, which the log names, is gone; {file.path} is kept"
@@ -205,10 +181,10 @@ class Staging:
         """Let the storage answer instead of the local copy, which goes when no query uses it any more."""
         stored = self._session.log.state.object_of(file.file_id)
         if stored is not None:
-            self._catalog.put(open_stored(self._cold, stored), lambda: self._drop(file))
+            self._catalog.put(open_stored(self._cold, stored), lambda: self._files.drop(file))
         else:
-            self._refresh()  # what it was merged into is shown before it goes
-            self._catalog.remove(file.file_id, lambda: self._drop(file))
+            self._files.refresh()  # what it was merged into is shown before it goes
+            self._catalog.remove(file.file_id, lambda: self._files.drop(file))
         del self._published[file.file_id]
 
     def _sweep(self) -> None:
@@ -267,9 +243,9 @@ class Staging:
                 ticket = replace(Ticket.decode(self._session.storage.get(name), name), epoch=self._session.epoch)
                 if sizes.get(ticket.object) != ticket.size_bytes or (count is not None and ticket.count != count):
                     continue
-                self._mark_outcome_unknown(file_id)
+                self._files.outcome_unknown.add(file_id)
                 self._session.storage.put(ticket.name, ticket.encode())
-                self._staged[file_id] = _Staged(ticket, told=True)
+                self._staged[file_id] = _Staged(ticket, None)
                 self._since_ms[file_id] = ticket.staged_ms
                 return {ticket.name, ticket.object}
         return set()

@@ -39,11 +39,21 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, StoredObject, max_positions
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
-__all__ = ["Checkpoints", "IndexDescriptor", "LogRecord", "LogState", "Make", "StorageLog", "StoredObject", "fenced"]
+__all__ = [
+    "Checkpoints",
+    "IndexDescriptor",
+    "LogRecord",
+    "LogState",
+    "Make",
+    "StorageLog",
+    "StoredObject",
+    "fenced",
+    "publishing",
+]
 
 _BYTES_A_RECORD = 1 << 20
 # a state of up to this size is stored after every record, one of k times the size after every k-th
@@ -266,28 +276,9 @@ class StorageLog:
         *,
         remove: tuple[str, ...] = (),
         positions: dict[str, int] | None = None,
-        removed: Callable[[LogState], Container[str]] = lambda state: (),
-        check: Callable[[], object] = lambda: None,
     ) -> LogState:
-        """Append a record that adds and removes objects; those that are there (or gone) already, by an earlier try, are
-        left out.
-
-        So are files that are there under another name, and those that are among `removed` of the state that the record
-        follows. `check` is called before a record that adds is put; what it raises is the end of it.
-        """
-
-        def make(state: LogState) -> LogRecord | None:
-            fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
-            gone = tuple(name for name in remove if name in state.objects or name in state.archive)
-            if fresh:
-                check()
-            return (
-                LogRecord(0, "publish" if add else "remove", epoch, "", 0, fresh, gone, positions or {})
-                if fresh or gone
-                else None
-            )
-
-        return self.append("publish", epoch, make)
+        """Append a record that adds and removes objects, as `publishing` makes it."""
+        return self.append("publish", epoch, publishing(epoch, add, remove=remove, positions=positions))
 
     def append_positions(self, epoch: int, positions: dict[str, int]) -> LogState:
         """Append a record of source positions, where the log doesn't reach them yet."""
@@ -298,31 +289,6 @@ class StorageLog:
             return LogRecord(0, "positions", epoch, "", 0, positions=positions)
 
         return self.append("source positions", epoch, make) if make(self._state) is not None else self._state
-
-    def archive(
-        self,
-        epoch: int,
-        segment: ArchivedSegment,
-        instead_of: str | None = None,
-        check: Callable[[], object] = lambda: None,
-    ) -> LogState:
-        """Append a record that adds an archived segment, unless one is there at its place already (look at what the
-        state says).
-
-        `instead_of` names the one that the same record removes, where that is still the one at its place. `check` as of
-        `publish`.
-        """
-
-        def make(state: LogState) -> LogRecord | None:
-            there = state.segment_at(segment.store, segment.start)
-            if there is not None and there.name != instead_of:
-                return None
-            check()
-            return LogRecord(
-                0, "archive", epoch, "", 0, archive=(segment,), remove=() if there is None else (there.name,)
-            )
-
-        return self.append("an archived segment", epoch, make)
 
     def record(self, number: int) -> LogRecord:
         """Return record `number`: a request. Raises `CorruptFile`, what the storage raises."""
@@ -429,6 +395,30 @@ class StorageLog:
         with self._advance_lock:
             if state.number > self._state.number:
                 self._state = state
+
+
+def publishing(
+    epoch: int,
+    add: tuple[StoredObject, ...],
+    *,
+    remove: tuple[str, ...] = (),
+    positions: dict[str, int] | None = None,
+    removed: Callable[[LogState], Container[str]] = lambda state: (),
+) -> Make:
+    """Return what makes a record that adds and removes objects; those that are there (or gone) already, by an earlier
+    try, are left out.
+
+    So are files that are there under another name, and those that are among `removed` of the state that the record
+    follows.
+    """
+
+    def make(state: LogState) -> LogRecord | None:
+        fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
+        gone = tuple(name for name in remove if name in state.objects or name in state.archive)
+        kind = "publish" if add else "remove"
+        return LogRecord(0, kind, epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
+
+    return make
 
 
 def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:

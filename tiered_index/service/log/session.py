@@ -32,8 +32,9 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import StorageLog, fenced
 from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -206,6 +207,13 @@ class StorageSession:
         epoch = self.log.claim_epoch()
         self._lease = Lease(self.storage, epoch, root_id, self._clock, self._lease_ttl_s)
         self.epoch = epoch
+
+    def refreshed(self) -> LogState:
+        """Read the log on and return its state. Raises `WriterFenced` where a newer writer has taken over."""
+        state = self.log.refresh()
+        if state.epoch > self.epoch:
+            raise fenced(self.storage.uri, state.epoch, self.epoch)
+        return state
 
     def renew(self) -> None:
         """Renew the lease where it is time to."""

@@ -29,7 +29,7 @@ from typing import Any
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, TieredIndexError
-from tiered_index.service.lifecycle.pending_uploads import abandon, append_in_time, complete
+from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
@@ -44,9 +44,7 @@ __all__ = [
     "MergeOptions",
     "MergeOvertaken",
     "MergeReport",
-    "abandon",
     "check_results",
-    "complete",
     "estimate",
     "merge",
     "plan",
@@ -68,7 +66,8 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     """
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
-    complete(shards, storage)
+    publication = Publication(storage, log, [shard.sent for shard in shards])
+    publication.complete()
     names = tuple(source.name for source in job.sources)
     added = {shard.stored.name for shard in shards}
 
@@ -82,7 +81,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
             )
         return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
 
-    return append_in_time("a merge", shards, make, storage, log)
+    return publication.record("a merge", make)
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
@@ -203,7 +202,6 @@ def merge(
             try:
                 publish(job, results, storage, log)
             except MergeOvertaken:
-                abandon(shards, storage)
                 overtaken = True
                 continue
             written = sum(shard.stored.size_bytes for shard in shards)

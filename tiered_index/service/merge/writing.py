@@ -29,7 +29,7 @@ from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.trailer import Tail
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.lifecycle.pending_uploads import FinishedObject, Upload
+from tiered_index.service.lifecycle.publication import FinishedObject, Upload
 from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
 from tiered_index.service.merge.pieces import Piece, SourceReader
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window

@@ -28,10 +28,11 @@ import pyarrow as pa
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession, check_genesis
-from tiered_index.service.merge.run import RECORD_REQUESTS, abandon, writing_requests
+from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.opening import wanted_genesis
 from tiered_index.spark.build.columns import entry_frame
 from tiered_index.spark.build.log_sources import SKIPPED

@@ -1,28 +1,23 @@
 """Compaction on Spark: staged files of writers become compacted objects, a task a file, published by one log record.
 
 Writers with ``compaction = "spark"`` ask for it by tickets. Meanwhile their local copies answer, and they compact a
-file themselves after `compact_timeout_s`. `service/staging_jobs` does the work, by the same code as a writer, so the
-bytes are the same. Spark takes one result of each task, whichever attempt was first; objects of others are left to
+file themselves after `compact_timeout_s`. `service/lifecycle/staged` does the work, by the same code as a writer, so
+the bytes are the same. Spark takes one result of each task, whichever attempt was first; objects of others are left to
 `orphans`.
 """
 
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.service.lifecycle.staged import Ticket
-from tiered_index.service.lifecycle.staging_jobs import (
-    StagedResult,
-    compact_staged,
-    estimate_compaction,
-    open_tickets,
-    publish_staged,
-)
+from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import writing_requests
 from tiered_index.spark.executors import StorageAddress, between_tasks, typed_errors
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.storage.metering import MeteredStorage, PriceTable
@@ -35,6 +30,10 @@ if TYPE_CHECKING:
 __all__ = ["CompactReport", "compact", "plan_compaction"]
 
 _DRIVEN = "plan and publish"
+_RANGE_BYTES = 8 << 20
+_PROBE = Counter(put_if_absent=2, get=1, delete=1)
+# of one log record: look for the end, is the last one there, append, checkpoint
+_RECORD = Counter(list=1, head=1, put_if_absent=1, put=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +106,14 @@ def compact(
         [result.ticket for result in done], [*left, *(result for result in results if result.finished is None)]
     )
     written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
-    request_stats = meter.metrics
+    spent = meter.metrics
     return replace(
         report,
         written_bytes=written,
-        requests=request_stats.requests,
-        cost_usd=request_stats.cost_usd,
+        requests=spent.requests,
+        cost_usd=spent.cost_usd,
         log_number=log.state.number,
-        metrics=request_stats,
+        metrics=spent,
     )
 
 
@@ -131,23 +130,34 @@ def plan_compaction(
         log = StorageLog(opened, clock or SystemClock())
         log.open()
         tickets, left = open_tickets(opened, log)
-        request_stats, genesis = opened.total, log.state.genesis
+        spent, genesis = opened.total, log.state.genesis
         assert genesis is not None
-        cost = estimate_compaction(
-            tickets,
-            genesis.layout.schema.item.itemsize,
-            priced,
-            looked=request_stats.requests_by_kind,
-            looked_bytes=request_stats.bytes_read,
-        )
+        written = [ticket.count * genesis.layout.schema.item.itemsize for ticket in tickets]
+        requests = dict(Counter(spent.requests_by_kind) + _requests(tickets, written))
+        read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
         return replace(
             _report(tickets, left),
-            written_bytes=cost.written_bytes,
-            requests=cost.requests,
-            cost_usd=cost.cost_usd,
+            written_bytes=sum(written),
+            requests=requests,
+            cost_usd=priced.cost_usd(requests, read),
             log_number=log.state.number,
             dry_run=True,
         )
+
+
+def _requests(tickets: Sequence[Ticket], sizes: Sequence[int]) -> Counter[str]:
+    """Return the requests of a job for `tickets` by operation, beside those of looking at them.
+
+    They follow from how a task works: a range for the document and one for 8 MiB of entries, a put or the parts of an
+    upload of `sizes` bytes, and a look at what is there. What the writer does about a file isn't in it.
+    """
+    requests = Counter(_PROBE)
+    for ticket, size in zip(tickets, sizes, strict=True):
+        requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
+        requests += writing_requests(1, size)
+    if tickets:
+        requests += _RECORD
+    return requests
 
 
 def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:

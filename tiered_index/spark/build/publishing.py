@@ -27,11 +27,10 @@ import numpy.typing as npt
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.lifecycle.pending_uploads import append_in_time
+from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject, StreamBatch
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import abandon, complete
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import BuildPlan
 from tiered_index.spark.windows import QUARANTINE_S
@@ -258,7 +257,8 @@ def _published(
     log: StorageLog,
     batch: MicroBatch | None,
 ) -> tuple[LogState, int]:
-    complete(shards, storage)
+    publication = Publication(storage, log, [shard.sent for shard in shards])
+    publication.complete()
     added = {shard.stored.name for shard in shards}
     removed: tuple[str, ...] = ()
 
@@ -275,4 +275,4 @@ def _published(
             0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions, batches=told
         )
 
-    return append_in_time("a build", shards, make, storage, log), len(removed)
+    return publication.record("a build", make), len(removed)

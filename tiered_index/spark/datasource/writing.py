@@ -46,10 +46,10 @@ from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
+from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession
-from tiered_index.service.merge.run import abandon
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_genesis
 from tiered_index.spark.build.build import stored_genesis

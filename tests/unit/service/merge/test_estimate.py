@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from tests.support.cold_index import Recorder
-from tiered_index.service.lifecycle.pending_uploads import Upload
+from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge.run import writing_requests
 from tiered_index.storage.memory import MemoryStorage
 

@@ -12,7 +12,7 @@ import pytest
 
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
-from tiered_index.service.lifecycle.pending_uploads import Upload
+from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge import plan, writing
 from tiered_index.service.merge import writing as task_module
 from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
 from tiered_index.errors import StorageUnavailable, WriterFenced
-from tiered_index.service.lifecycle.pending_uploads import MAX_AGE_S, JobOverdue
+from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
 
 
 def overdue(open_spark, clock, **settings):

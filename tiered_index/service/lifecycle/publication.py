@@ -1,0 +1,358 @@
+"""Publications: objects are sent under fresh names, then one log record names them. Uploads, archived segments, staged
+files, compactions, merges and builds on Spark all go this way.
+
+```
+         ┌─ the record is there ─────────> RECORDED
+send ─> SENT ─ append ─ its answer is lost ──> UNKNOWN ── the log, read again, says which of the others
+         └─ others were first, or fenced ─> TAKEN_OVER: what was sent is deleted
+```
+A writer (`epoch`) keeps what it has sent for its next try; a job (None) takes back what certainly was not published.
+What the log names is never deleted, nor what it may name yet. Nothing is named `MAX_AGE_S` after its sending began.
+Memory: two parts an upload. Threads: one an upload or publication; any number of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from enum import Enum
+
+from tiered_index.errors import (
+    CorruptFile,
+    InvalidArgument,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+    WriterFenced,
+)
+from tiered_index.format.names import DATA_PREFIX
+from tiered_index.format.trailer import Trailer
+from tiered_index.service.log.log import Make, StorageLog
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.session import StorageSession
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Bytes, PartInfo, Storage, UploadHandle
+
+__all__ = [
+    "MAX_AGE_S",
+    "FinishedObject",
+    "JobOverdue",
+    "Publication",
+    "Removals",
+    "SentObject",
+    "State",
+    "Upload",
+    "abandon",
+    "stored_file",
+]
+
+MAX_AGE_S = 23 * 3600
+"""How long after it began to be sent an object may be published: an hour less than `orphans` spares by default what no
+record names.
+"""
+_PART_BYTES = 16 << 20
+
+
+class JobOverdue(TieredIndexError):
+    """A job took so long that what it has uploaded may be swept at any moment; nothing was published. Divide the work,
+    run it again.
+    """
+
+    exit_code = 3
+
+
+class Upload:
+    """The sender of one object: parts of `part_bytes`, or one put where it is smaller than two parts.
+
+    `last_bytes` is how many the last part, or the one put, has at most; None: less than two parts.
+    """
+
+    def __init__(
+        self, storage: Storage, name: str, part_bytes: int = _PART_BYTES, last_bytes: int | None = None
+    ) -> None:
+        self.name = name
+        self.size_bytes = 0
+        self.handle: UploadHandle | None = None
+        self.parts: list[PartInfo] = []
+        self._storage = storage
+        self._part_bytes = max(part_bytes, storage.min_part_bytes)
+        self._last_bytes = 2 * self._part_bytes - 1 if last_bytes is None else max(last_bytes, self._part_bytes)
+        self._held: list[bytes | memoryview] = []
+        self._held_bytes = 0
+
+    def write(self, data: bytes | memoryview) -> None:
+        """Take the next bytes; what makes a full part and leaves one behind it is sent. What can't change isn't
+        copied.
+        """
+        view = memoryview(data)
+        self._held.append(view if view.readonly else bytes(view))
+        self._held_bytes += len(view)
+        self.size_bytes += len(view)
+        if self._held_bytes > self._last_bytes:
+            while self._held_bytes > self._last_bytes:
+                self._send(self._taken(self._part_bytes))
+            self._held = [bytes(rest) for rest in self._held]  # which keeps no more in memory than it is
+
+    def finish(self) -> None:
+        """Send what is held: at least one full part before it was sent, or all of it is put as one object."""
+        rest = self._taken(self._held_bytes)
+        if self.handle is None:
+            self._storage.put(self.name, rest)
+        else:
+            self._send(rest)
+
+    def abandon(self) -> None:
+        """Take back what was sent; what can't be is left to `orphans`: the error that led here is the one that
+        counts.
+        """
+        self._held.clear()
+        with contextlib.suppress(StorageError):
+            if self.handle is not None:
+                self._storage.abort_upload(self.handle)
+            elif self.size_bytes:
+                self._storage.delete(self.name)
+
+    def _taken(self, length: int) -> Bytes:
+        """Take `length` bytes off what is held."""
+        self._held_bytes -= length
+        taken: list[bytes | memoryview] = []
+        while length:
+            first = memoryview(self._held.pop(0))
+            if len(first) > length:
+                self._held.insert(0, first[length:])
+            taken.append(first[:length])
+            length -= len(taken[-1])
+        return taken[0] if len(taken) == 1 else b"".join(taken)
+
+    def _send(self, data: Bytes) -> None:
+        if self.handle is None:
+            self.handle = self._storage.begin_upload(self.name)
+        self.parts.append(self._storage.upload_part(self.handle, len(self.parts) + 1, data))
+
+
+@dataclass(frozen=True, slots=True)
+class SentObject:
+    """An object on its way, and its unfinished upload; None: it was put whole. `began_ms` by the sender's clock."""
+
+    name: str
+    size_bytes: int
+    began_ms: int
+    upload: UploadHandle | None
+    parts: tuple[PartInfo, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class FinishedObject:
+    """An object of a job as it will stand in the log, and its unfinished upload; None: it was put whole."""
+
+    stored: StoredObject
+    upload: UploadHandle | None
+    parts: tuple[PartInfo, ...]
+
+    @property
+    def sent(self) -> SentObject:
+        """What was sent; a job's objects say in `published_ms` when it began to."""
+        stored = self.stored
+        return SentObject(stored.name, stored.size_bytes, stored.published_ms, self.upload, self.parts)
+
+
+class State(Enum):
+    """How far a publication has come."""
+
+    SENT = "sent"
+    RECORDED = "recorded"
+    UNKNOWN = "unknown"
+    TAKEN_OVER = "taken over"
+
+
+class Publication:
+    """Objects that were sent, until a record names them or never will. `epoch` is the writer's, None a job's."""
+
+    def __init__(
+        self, storage: Storage, log: StorageLog, objects: Sequence[SentObject], epoch: int | None = None
+    ) -> None:
+        self.state = State.SENT
+        self._objects = list(objects)
+        self._storage, self._log, self._epoch = storage, log, epoch
+
+    @classmethod
+    def send(
+        cls,
+        session: StorageSession,
+        name: str,
+        fill: Callable[[Upload], object],
+        part_bytes: int,
+        last_bytes: int | None = None,
+    ) -> Publication:
+        """Send an object whole, of which `fill` writes the bytes. Raises what `fill` and the storage raise,
+        `StorageUnavailable` where the object arrived cut short; what was sent is taken back then.
+        """
+        storage, began_ms = session.storage, session.log.clock.now_ms()
+        upload = Upload(storage, name, part_bytes, last_bytes)
+        try:
+            fill(upload)
+            upload.finish()
+            sent = SentObject(name, upload.size_bytes, began_ms, upload.handle, tuple(upload.parts))
+            publication = cls(storage, session.log, [sent], session.epoch)
+            publication.complete()
+        except Exception:
+            upload.abandon()
+            if upload.handle is not None:  # it may be complete
+                _delete(storage, name)
+            raise
+        return publication
+
+    def complete(self) -> None:
+        """Complete the uploads, so that each object is there as it was written.
+
+        Raises what the storage raises; where one has another size `CorruptFile` to a job, `StorageUnavailable` to a
+        writer, which sends it again.
+        """
+        for number, one in enumerate(self._objects):
+            if one.upload is not None:
+                self._storage.complete_upload(one.upload, one.parts)
+                self._objects[number] = replace(one, upload=None)
+            size = self._storage.head(one.name).size_bytes
+            if size == one.size_bytes:
+                continue
+            if self._epoch is not None:
+                raise StorageUnavailable(
+                    f"{self._storage.uri}: {one.name} has {size:,} bytes after its upload, not {one.size_bytes:,}"
+                )
+            raise CorruptFile(one.name, "object has another size than was written", expected=one.size_bytes, found=size)
+
+    @property
+    def sent(self) -> SentObject:
+        """A writer's one object."""
+        return self._objects[0]
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether it is too late to name the objects: `orphans` may be about to sweep them."""
+        return self._age_s >= MAX_AGE_S
+
+    @property
+    def _age_s(self) -> float:
+        """How long ago sending began, by this host's clock; one that was put back counts as one that went on."""
+        now_ms = self._log.clock.now_ms()
+        return max((abs(now_ms - one.began_ms) for one in self._objects), default=0) / 1000
+
+    def record(self, what: str, make: Make, holder: Callable[[LogState], object] = lambda state: "others") -> LogState:
+        """Append the record that `make` returns, which is None where others were first; return the log's state.
+
+        `holder` returns what the log has in the place of the objects. Raises as `StorageLog.append`, what `make`
+        raises, and where it is too late `JobOverdue` to a job, `StorageUnavailable` to a writer.
+        """
+
+        def made_in_time(state: LogState) -> LogRecord | None:
+            record = make(state)
+            if record is not None and (record.add or record.archive) and self.is_overdue:
+                raise self._overdue(what)
+            return record
+
+        before, self.state = self.state, State.UNKNOWN
+        try:
+            state = self._log.append(what, self._epoch, made_in_time)
+        except TieredIndexError as error:
+            if not isinstance(error, StorageError):
+                self.state = before
+            is_over = self._epoch is None and not isinstance(error, StorageError | InvalidArgument)
+            if is_over or isinstance(error, WriterFenced):
+                # what the log doesn't name now it never will; after `InvalidArgument` the caller may ask otherwise
+                self.settle(self._log.state)
+            raise
+        self.settle(state, keep=holder(state) is None)
+        return state
+
+    def settle(self, state: LogState, *, keep: bool = False) -> None:
+        """Take `state` as the log's last word: delete what it does not name, unless it may have named it (`keep`)."""
+        left = [one for one in self._objects if one.name not in state.objects and one.name not in state.archive]
+        self.state = State.TAKEN_OVER if left else State.RECORDED
+        if not keep:
+            _take_back(left, self._storage)
+
+    def _overdue(self, what: str) -> TieredIndexError:
+        where, hours = self._storage.uri, self._age_s / 3600
+        if self._epoch is None:
+            return JobOverdue(
+                f"{where}: {what} began {hours:.1f} hours ago and would be published now; what it uploaded may be "
+                f"swept as orphans after {MAX_AGE_S // 3600} hours, so nothing was published: divide the work, or "
+                f"give it more workers"
+            )
+        return StorageUnavailable(
+            f"{where}: {self.sent.name} was uploaded {hours:.1f} hours ago and no record names it yet; it may "
+            f"be swept as an orphan at any moment, so it isn't published, but sent anew"
+        )
+
+
+def abandon(finished: Sequence[FinishedObject], storage: Storage) -> None:
+    """Delete what a job that will not be published has uploaded; what can't be deleted is left to `orphans`."""
+    _take_back([one.sent for one in finished], storage)
+
+
+def _take_back(objects: Sequence[SentObject], storage: Storage) -> None:
+    for one in objects:
+        if one.upload is not None:
+            with contextlib.suppress(StorageError):  # it may be complete already
+                storage.abort_upload(one.upload)
+        _delete(storage, one.name)
+
+
+def _delete(storage: Storage, name: str) -> None:
+    with contextlib.suppress(StorageError):  # an orphan costs only space
+        storage.delete(name)
+
+
+class Removals:
+    """The files of which a record has removed an object: what the log's state, which names only what exists, doesn't
+    say. Each record is read once, at a request each. One thread.
+
+    Where to look is told by numbers of the log, never by times: clocks of different hosts differ, and are put right.
+    """
+
+    def __init__(self, log: StorageLog) -> None:
+        self._log = log
+        self._first = self._last = 0  # records behind `_first` up to `_last` have been read
+        self._files: set[str] = set()
+
+    def files(self, state: LogState, after: int = 0) -> set[str]:
+        """Return the ids of the files that records behind number `after`, up to `state`'s, have removed, and maybe
+        older ones'.
+
+        Raises what the storage raises; what was read before is not read again.
+        """
+        if after >= self._last:
+            self._files = set()
+            self._first = self._last = max(state.number, after)
+        while self._last < state.number:
+            self._read(self._last + 1)
+            self._last += 1
+        while self._first > after:
+            self._read(self._first)
+            self._first -= 1
+        return self._files
+
+    def _read(self, number: int) -> None:
+        removed = self._log.record(number).remove
+        self._files.update(name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX))
+
+
+def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:
+    """Return a compacted file, of which `trailer` is the trailer, as it will stand in the log under `name`."""
+    metadata, tail = trailer.metadata, trailer.tail
+    return StoredObject(
+        name=name,
+        file_id=metadata.file_id,
+        lane=metadata.lane,
+        sequence=int(metadata.more.get("sequence", 0)),
+        second_min=metadata.second_min,
+        second_max=metadata.second_max,
+        count=metadata.count,
+        size_bytes=size_bytes,
+        trailer_position=tail.position,
+        filter_length=tail.filter_length,
+        directory_length=tail.directory_length,
+        metadata_length=tail.metadata_length,
+        published_ms=published_ms,
+    )
