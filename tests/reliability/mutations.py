@@ -69,7 +69,7 @@ from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
 from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
 from tiered_index.rocketmq.classic.service import ClassicImport, ClassicIndex, load_classic_index
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher

@@ -10,7 +10,7 @@ from tests.rocketmq.archived_store import index_log, put
 from tests.rocketmq.messages import full, log, write_log
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 
 BEGIN_OF_LAST = 81_920

@@ -20,7 +20,7 @@ from tests.rocketmq.messages import full, joined, log, write_log
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import Call, WrapperStorage

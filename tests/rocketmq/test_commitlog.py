@@ -12,6 +12,7 @@ import pytest
 
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
+from tiered_index.rocketmq.follow.fingerprints import Verdict, fingerprints_of
 from tiered_index.rocketmq.log import commitlog, segments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.segments import End, list_segments, segment_name
@@ -358,13 +359,13 @@ def test_zeros_that_are_a_producers_are_read(log):
 
 
 def test_a_rewritten_message_shows_by_its_fingerprint(log):
-    reader = log.reader()
-    at = log.made[26].physical_offset
-    before = reader.fingerprint(at)
-    assert before == reader.fingerprint(at)
-    assert (before.offset, before.size) == (at, log.made[26].size)
+    at, last = log.made[26].physical_offset, log.made[-1]
+    (batch,) = log.reader().batches(at)
+    (one,) = fingerprints_of(batch)
+    assert (one.begin, one.end, one.offset, one.size) == (at, log.end, last.physical_offset, last.size)
+    assert one.compare(log.reader().segments()) is Verdict.SAME
     log.patch(at, messages.keyed(at, 26, body=b"ydob").encode())
-    assert reader.fingerprint(at) != before
+    assert one.compare(log.reader().segments()) is Verdict.CHANGED
 
 
 @pytest.mark.parametrize("content", [b"", messages.blank(SEGMENT), b"\0" * SEGMENT])

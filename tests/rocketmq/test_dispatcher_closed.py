@@ -34,14 +34,14 @@ def test_the_last_message_of_a_closed_store_is_taken_with_zeros_in_its_propertie
 def test_a_broker_that_starts_while_the_log_is_read_may_be_writing(followed, monkeypatch):
     offset = last_message(followed)
     followed.writer.close()
-    real = dispatching.CommitLogReader.stretches
+    real = dispatching.CommitLogReader.batches
 
     def starting(*given, **named):
         for read in real(*given, **named):
             (followed.path / "abort").touch()
             yield read
 
-    monkeypatch.setattr(dispatching.CommitLogReader, "stretches", starting)
+    monkeypatch.setattr(dispatching.CommitLogReader, "batches", starting)
     *_, done = rounds(followed.dispatcher())
     assert (done.messages, done.state, done.end) == (5, End.TORN, offset)
 

@@ -7,6 +7,7 @@ import pytest
 from tests.rocketmq.followed import SEGMENT, rounds
 from tiered_index.rocketmq.follow import tail
 from tiered_index.rocketmq.log import segments
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
 
 
@@ -62,7 +63,14 @@ def test_what_was_read_with_holes_while_it_was_written_is_read_again(followed, m
         at = data.find(f"U{20 - back:030X}".encode())
         return data[: at + 20] + b"\0" * 6 + data[at + 26 :] if at >= 0 and size_bytes > 1_000 else data
 
-    monkeypatch.setattr(segments, "pread", with_a_hole)
+    decode = CommitLogReader._decode
+
+    def reading(*given):
+        with monkeypatch.context() as read:
+            read.setattr(segments, "pread", with_a_hole)
+            return decode(*given)
+
+    monkeypatch.setattr(CommitLogReader, "_decode", reading)
     dispatcher = followed.dispatcher()
     list(rounds(dispatcher))
     monkeypatch.undo()

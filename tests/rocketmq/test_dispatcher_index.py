@@ -44,9 +44,9 @@ def test_back_pressure_refuses_whole_and_the_next_round_goes_on(tmp_path):
             made.index.flush()
     assert pushed_back > 1
     made.check()
-    trail = dispatcher._trail.witnesses
-    assert [w.end for w in trail] == sorted({w.end for w in trail})
-    assert sum(w.messages for w in trail) == 200
+    ranges = dispatcher.fingerprints.ranges
+    assert [one.end for one in ranges] == sorted({one.end for one in ranges})
+    assert sum(one.messages for one in ranges) == 200
     made.index.abandon()
 
 

@@ -11,10 +11,10 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq.follow import tail
+from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
-from tiered_index.rocketmq.follow.witnesses import Verdict
-from tiered_index.rocketmq.log.segments import End
+from tiered_index.rocketmq.follow.fingerprints import Verdict
+from tiered_index.rocketmq.log.segments import End, list_segments
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 
@@ -94,7 +94,7 @@ def test_a_follower_killed_while_it_reads_again_misses_nothing(followed):
 
 
 def test_what_was_durable_when_the_follower_died_is_checked_when_it_comes_again(followed):
-    """The background flush may make a batch durable at any moment; its witness is there already."""
+    """The background flush may make a batch durable at any moment; its fingerprint is there already."""
     followed.write(20)
     dispatcher = followed.dispatcher()
     dispatcher.run_once()
@@ -247,10 +247,10 @@ def test_messages_written_below_the_position_while_the_last_one_stays_are_notice
     dispatcher.run_once()
     end = dispatcher.position
     assert end is not None
-    last = dispatcher._trail.witnesses[-1]
+    last = dispatcher.fingerprints.ranges[-1]
     write_over(followed, cut, 5)
     followed.write(5, body=b"x" * 6_000)
-    assert last.look(followed.path / "commitlog") is Verdict.SAME
+    assert last.compare_last(list_segments(followed.path / "commitlog")) is Verdict.SAME
     if restart:
         followed.index.flush()
         dispatcher = followed.dispatcher()
@@ -289,8 +289,8 @@ def test_what_is_written_over_little_by_little_is_read_again(followed, same_size
 def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(
     followed, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.rocketmq.follow.dispatcher._NEAR_WITNESSES", 2)
-    monkeypatch.setattr("tiered_index.rocketmq.follow.dispatcher._FAR_ROUNDS", 10)
+    monkeypatch.setattr("tiered_index.rocketmq.follow.scrubber.NEAR_RANGES", 2)
+    monkeypatch.setattr("tiered_index.rocketmq.follow.scrubber.FAR_ROUNDS", 10)
     dispatcher = followed.dispatcher()
     for _ in range(9):
         followed.write(1)
@@ -316,17 +316,17 @@ def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a
     assert caught.value.begin == 0
 
 
-def test_a_large_batch_has_witnesses_within_it(followed, monkeypatch):
-    monkeypatch.setattr(tail, "_PIECE_BYTES", 1_000)
+def test_a_large_batch_has_fingerprints_within_it(followed, monkeypatch):
+    monkeypatch.setattr(fingerprints, "_PIECE_BYTES", 1_000)
     cut = old_and_new(followed, 20)
     dispatcher = followed.dispatcher(skip_missing=True)
     done = dispatcher.run_once()
-    witnesses = dispatcher._trail.witnesses
-    assert len(witnesses) > 4
-    assert sum(witness.messages for witness in witnesses) == done.messages
-    assert all(witness.look_whole(followed.path / "commitlog") is Verdict.SAME for witness in witnesses)
-    assert [w.begin for w in witnesses] == [0] + [w.end for w in witnesses[:-1]]
+    ranges = dispatcher.fingerprints.ranges
+    assert len(ranges) > 4
+    assert sum(one.messages for one in ranges) == done.messages
+    assert all(one.compare(list_segments(followed.path / "commitlog")) is Verdict.SAME for one in ranges)
+    assert [one.begin for one in ranges] == [0] + [one.end for one in ranges[:-1]]
     write_over(followed, cut, 1)
     (loss,) = dispatcher.run_once().losses
     assert cut - 1_500 < loss.begin <= cut
-    assert loss.messages == sum(w.messages for w in witnesses if w.end > loss.begin)
+    assert loss.messages == sum(one.messages for one in ranges if one.end > loss.begin)

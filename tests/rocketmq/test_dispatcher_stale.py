@@ -74,7 +74,7 @@ def test_a_message_whose_bytes_change_at_every_look_waits(followed):
 
 
 def test_what_is_finished_while_it_is_put_is_noticed(followed, monkeypatch):
-    """The witness is of the bytes whose keys were put: what stands there by then would be found the same for ever."""
+    """The fingerprint is of the bytes whose keys were put: what stands there then would be the same for ever."""
     start, _, whole = half_over_old(followed)
     dispatcher = followed.dispatcher(skip_missing=True)
     dispatcher.run_once()
@@ -89,7 +89,7 @@ def test_what_is_finished_while_it_is_put_is_noticed(followed, monkeypatch):
     monkeypatch.undo()
     assert found(followed) == (0, 1)
     careful = followed.dispatcher()
-    careful.position, careful._trail = dispatcher.position, dispatcher._trail
+    careful.position, careful.fingerprints = dispatcher.position, dispatcher.fingerprints
     with pytest.raises(RewrittenOffsets) as caught:
         careful.run_once()
     assert (caught.value.begin, caught.value.end) == (start, followed.writer.next_offset)
@@ -114,8 +114,10 @@ def test_what_is_newer_behind_a_chunk_proves_it(followed, monkeypatch):
     """No second reading of a log that has long been written."""
     followed.write(40)
     again = []
-    real = dispatching.settled
-    monkeypatch.setattr(dispatching, "settled", lambda *given: again.append(given[3].covers(given[1])) or real(*given))
+    real = dispatching.stable_part
+    monkeypatch.setattr(
+        dispatching, "stable_part", lambda *given: again.append(given[2].covers(given[1])) or real(*given)
+    )
     reader = CommitLogReader(followed.path / "commitlog", chunk_bytes=1_500)
     assert followed.dispatcher(reader=reader).run_once().messages == 40
     assert len(again) > 4

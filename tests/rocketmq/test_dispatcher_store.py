@@ -146,7 +146,7 @@ def test_the_folder_is_listed_a_few_times_a_round_and_not_for_every_comparison(f
     for _ in range(12):
         followed.write(10)
         list(rounds(dispatcher))
-    assert len(dispatcher._trail.witnesses) >= 8
+    assert len(dispatcher.fingerprints.ranges) >= 8
     followed.index.flush()
     looked = []
     real = os.scandir

@@ -10,6 +10,7 @@ import pytest
 
 from tests.rocketmq.followed import Followed, rounds
 from tiered_index.errors import StorageUnavailable
+from tiered_index.rocketmq.follow.scrubber import Scrubber
 
 
 def unmount(followed: Followed, how: str) -> None:
@@ -74,14 +75,14 @@ def test_a_log_that_is_unmounted_while_it_is_looked_at(followed, monkeypatch):
     dispatcher = followed.dispatcher(skip_missing=True)
     *_, done = rounds(dispatcher)
     followed.write(5)
-    real = type(dispatcher)._check_behind
+    real = Scrubber.is_changed
 
-    def unmounting(self, segments):
-        losses = real(self, segments)
+    def unmounting(*given):
+        changed = real(*given)
         unmount(followed, "empty")
-        return losses
+        return changed
 
-    monkeypatch.setattr(type(dispatcher), "_check_behind", unmounting)
+    monkeypatch.setattr(Scrubber, "is_changed", unmounting)
     with pytest.raises(StorageUnavailable, match="has no segment"):
         dispatcher.run_once()
     assert dispatcher.position == done.end

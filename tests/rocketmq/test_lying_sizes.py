@@ -12,7 +12,7 @@ from tests.rocketmq.archived_store import open_index
 from tests.rocketmq.messages import full, joined, keyed, log, message, write_log
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log import segments
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader

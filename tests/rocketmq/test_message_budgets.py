@@ -14,7 +14,7 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, questions, scan
 from tiered_index import Fetched, IndexReader
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.storage.context import remaining_s
 from tiered_index.types import IndexItem

@@ -15,7 +15,7 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, same, settled, source_of, sto
 from tests.rocketmq.archived_store import delete_segments, index_log, questions, scan
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
 
 

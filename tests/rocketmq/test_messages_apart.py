@@ -6,7 +6,7 @@ from tests.rocketmq.answered import one_message, source_of, stored_bytes
 from tests.rocketmq.archived_store import open_index, put, scan
 from tests.rocketmq.messages import full, log, message, write_log
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 
 def test_keys_of_equal_hash_are_told_apart(tmp_path, storage):

@@ -9,7 +9,7 @@ from tests.rocketmq.messages import V6, full, keyed, message, write_log
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage, show_body
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import STORE_V6
 from tiered_index.rocketmq.log.message import compress
 

@@ -9,7 +9,7 @@ import pytest
 from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tests.rocketmq.messages import NOW_MS
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.store_writer import StoreWriter

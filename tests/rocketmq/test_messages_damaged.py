@@ -13,7 +13,7 @@ from tests.rocketmq.messages import message
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
 
 

@@ -14,7 +14,7 @@ from tests.rocketmq.archived_store import put
 from tests.rocketmq.messages import NOW_MS, full, log, message, write_log
 from tiered_index import Fetched, IndexService
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.types import MAX_TIMESTAMP_MS
 

@@ -11,7 +11,7 @@ from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import Followed, cut_log, rounds
 from tests.rocketmq.messages import NOW_MS, full, log, message, write_log
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 
 SEGMENT = 2_000

@@ -167,7 +167,7 @@ def message(
         )
     if cursor is not None and topic is None:
         raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
-    from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+    from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
     answer = MessagesResult(messages=(), status="complete")
     exceeded: BudgetExceeded | None = None

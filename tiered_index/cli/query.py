@@ -117,7 +117,7 @@ def query(
 
         if messages:
             from tiered_index.cli.messages import write_messages
-            from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+            from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
             def open_messages() -> Callable[..., MessagesResult]:
                 index = reader()

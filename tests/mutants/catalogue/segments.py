@@ -63,9 +63,9 @@ MUTANTS = (
     Mutant(
         "segment-rewrite-forgotten",
         "a follower that was started again doesn't know that a segment was rewritten",
-        "rocketmq/follow/witnesses.py",
-        "said, witnesses, trail.continue_at, trail.rewritten =",
-        "said, witnesses, trail.continue_at, _ =",
+        "rocketmq/follow/fingerprints.py",
+        "stored, ranges, made.continue_at, made.rewritten =",
+        "stored, ranges, made.continue_at, _ =",
         (f"{FOLLOWED}::test_a_segment_that_the_broker_wrote_anew_replaces_its_copy[True]",),
     ),
     Mutant(
@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "stale-log-called-expired",
         "what was archived since the log was last read is called expired",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "                archive.refresh()\n",
         "                pass\n",
         (f"{DAMAGED}::test_a_reader_that_is_behind_the_log_reads_it_before_it_says_expired",),
@@ -135,7 +135,7 @@ MUTANTS = (
     Mutant(
         "collisions-answered",
         "a message of another key with an equal hash is an answer",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "message.topic == self.key[0] and self.key[1] in message.index_keys",
         "message.topic == self.key[0]",
         (f"{APART}::test_keys_of_equal_hash_are_told_apart",),
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "collisions-of-topics-answered",
         "a message of another topic is an answer",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "message.topic == self.key[0] and self.key[1] in",
         "self.key[1] in",
         (f"{APART}::test_an_entry_of_another_topic_is_a_collision",),
@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "rewritten-messages-answered",
         "a message of another queue or time passes for the one that was indexed",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "problem = self._contradiction(message)",
         "problem = None",
         (f"{DAMAGED}::test_a_log_that_was_written_anew_gives_no_wrong_message",),
@@ -159,7 +159,7 @@ MUTANTS = (
     Mutant(
         "gaps-called-expired",
         "every offset that no segment holds is called expired",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "elif search.place.offset < begin:",
         "elif begin is not None:",
         (f"{MESSAGES}::test_a_gap_in_the_log_is_missing_not_expired",),
@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant(
         "cut-off-answered",
         "what a broker cut off is answered as local until it is written over",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "if message is not None and cut_off.has(message):",
         "if False:",
         (f"{CUT_OFF}::test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards",),
@@ -220,7 +220,7 @@ MUTANTS = (
     Mutant(
         "cut-off-while-following",
         "what a follower has not read yet passes for cut off",
-        "rocketmq/follow/patrol.py",
+        "rocketmq/follow/tail.py",
         "return batch.end, newest_ms",
         "return at, newest_ms",
         (f"{CUT_OFF}::test_what_the_follower_has_not_read_yet_is_read_up_to_its_end",),

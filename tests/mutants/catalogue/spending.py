@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "messages-refused-are-charged",
         "a request that the budget refused counts as made",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "        search.requests -= 1\n",
         "        pass\n",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),

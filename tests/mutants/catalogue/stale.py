@@ -1,4 +1,4 @@
-"""Defects around logs that were cut: old bytes behind their end, witnesses, what is compared while following, places
+"""Defects around logs that were cut: old bytes behind their end, fingerprints, what is compared while following, places
 written anew.
 """
 
@@ -9,7 +9,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 STALE = "tests/rocketmq/test_dispatcher_stale.py"
-PATROL = "tests/rocketmq/test_patrol.py"
+SCRUBBER = "tests/rocketmq/test_scrubber.py"
 LOG = "tests/rocketmq/test_commitlog.py"
 SKIPPED = "tests/rocketmq/test_dispatcher_skipped.py"
 WRITER = "tests/rocketmq/test_store_writer.py"
@@ -20,7 +20,7 @@ MUTANTS = (
         "stale-bytes-complete-a-message",
         "half a message is put with the keys of the one that stood there before",
         "rocketmq/follow/tail.py",
-        "if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):",
+        "if now == last_read or (again.end == batch.end and not any(behind[:BLANK_BYTES])):",
         "if True:",
         (f"{STALE}::test_half_a_message_that_old_bytes_complete_is_not_put",),
     ),
@@ -28,7 +28,7 @@ MUTANTS = (
         "stale-no-second-look",
         "a last message with old bytes behind it waits until the next one is written",
         "rocketmq/follow/tail.py",
-        "now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])",
+        "now == last_read or (again.end == batch.end and not any(behind[:BLANK_BYTES])",
         "again.end == batch.end and not any(behind[:BLANK_BYTES]",
         (f"{STALE}::test_a_whole_message_before_old_bytes_is_put_at_the_second_look[False]",),
     ),
@@ -36,8 +36,8 @@ MUTANTS = (
         "stale-any-second-look",
         "a message that is still being written is put at the second look, whatever was seen at the first",
         "rocketmq/follow/tail.py",
-        "if now == seen or (again.end",
-        "if seen is not None or (again.end",
+        "if now == last_read or (again.end",
+        "if last_read is not None or (again.end",
         (f"{STALE}::test_a_message_whose_bytes_change_at_every_look_waits",),
     ),
     Mutant(
@@ -57,11 +57,11 @@ MUTANTS = (
         (f"{STALE}::test_older_messages_ahead_prove_nothing",),
     ),
     Mutant(
-        "stale-witness-of-another-reading",
-        "the witness is of what the broker has written since the keys were read",
+        "stale-fingerprint-of-another-reading",
+        "the fingerprint is of what the broker has written since the keys were read",
         "rocketmq/follow/dispatcher.py",
-        "for witness in witnesses_of(batch, data):",
-        'for witness in witnesses_of(batch, self.store.commitlog.joinpath("0" * 20).read_bytes()[batch.begin :]):',
+        "for fingerprint in fingerprints_of(batch):",
+        'for fingerprint in fingerprints_of(\n            replace(batch, data=self.store.commitlog.joinpath("0" * 20).read_bytes()[batch.begin :])\n        ):',
         (f"{STALE}::test_what_is_finished_while_it_is_put_is_noticed",),
     ),
     Mutant(
@@ -75,39 +75,39 @@ MUTANTS = (
         (f"{STALE}::test_half_a_message_and_older_bytes_are_told_apart[30]",),
     ),
     Mutant(
-        "follow-no-patrol",
+        "follow-no-scrubber",
         "a cut deeper than what a round compares is noticed at the next start only",
-        "rocketmq/follow/dispatcher.py",
-        "self._compare_all = changed or self._patrol.step(",
-        "self._compare_all = changed or (lambda *_: False)(",
-        (f"{PATROL}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
+        "rocketmq/follow/scrubber.py",
+        "self.compare_all = changed or self.step(",
+        "self.compare_all = changed or (lambda *_: False)(",
+        (f"{SCRUBBER}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
     ),
     Mutant(
-        "follow-patrol-stays-with-the-newest",
+        "follow-scrubber-stays-with-the-newest",
         "what is compared little by little is always the same stretch",
-        "rocketmq/follow/patrol.py",
-        "self._witness, self._below = None, min(below, witness.end - 1)",
-        "self._witness = None",
-        (f"{PATROL}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
+        "rocketmq/follow/scrubber.py",
+        "self._range, self._below = None, min(below, one.end - 1)",
+        "self._range = None",
+        (f"{SCRUBBER}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
     ),
     Mutant(
-        "follow-patrol-in-one-go",
+        "follow-scrubber-in-one-go",
         "a round reads hundreds of MiB to compare them",
-        "rocketmq/follow/patrol.py",
-        "min(PATROL_BYTES, witness.end - self._at)",
-        "witness.end - self._at",
-        (f"{PATROL}::test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps",),
+        "rocketmq/follow/scrubber.py",
+        "min(SCRUB_BYTES, one.end - self._at)",
+        "one.end - self._at",
+        (f"{SCRUBBER}::test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps",),
     ),
     Mutant(
-        "skipped-has-no-witness",
+        "skipped-has-no-fingerprint",
         "what a broker writes over damage that was passed over is never read",
-        "rocketmq/follow/tail.py",
-        "for passed in batch.passed if passed.size]",
-        "for passed in batch.passed if passed.whole is None]",
+        "rocketmq/follow/fingerprints.py",
+        "        if one.size\n",
+        "        if one.whole is None\n",
         (f"{SKIPPED}::test_what_is_written_over_a_skipped_range_is_read[1-False]",),
     ),
     Mutant(
-        "skipped-blank-has-no-witness",
+        "skipped-blank-has-no-fingerprint",
         "what a broker writes in place of a blank that a crash lost is never read",
         "rocketmq/log/commitlog.py",
         "if at < segment.end:\n                    head",
@@ -118,8 +118,8 @@ MUTANTS = (
         "skipped-after-it-was-finished",
         "a message that is written while damage is remembered is remembered as damage, and passed over",
         "rocketmq/log/commitlog.py",
-        "return None if self._is_message(segment, begin) else Passed(",
-        "return Passed(",
+        "return None if self._is_message(segment, begin) else NonMessage(",
+        "return NonMessage(",
         (f"{SKIPPED}::test_damage_that_is_finished_before_it_is_passed_over_is_a_message",),
     ),
     Mutant(
@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "rewritten-without-an-entry",
         "a damaged store time passes for another message of the key",
-        "rocketmq/archive/message_source.py",
+        "rocketmq/archive/messages.py",
         "            if not self._is_of_the_second(message):\n",
         "            if False:\n",
         (f"{REWRITTEN}::test_what_the_index_has_no_entry_of_is_missing[local]",),

@@ -216,7 +216,8 @@ class CommitLog:
                 settle()
                 store = StoreDirectory.open(place)
                 # the first reading pays for memory that later ones have
-                list(CommitLogReader(store.commitlog).batches())
+                for _ in CommitLogReader(store.commitlog).batches():
+                    pass
                 for reading in _READINGS:
                     _read(store, setting.log_messages, meter, *reading)
 

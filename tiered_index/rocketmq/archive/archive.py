@@ -167,7 +167,9 @@ class SegmentArchiver:
         return fresh
 
     def _rewritten_ms(self, segment: Segment) -> int | None:
-        return None if self._dispatcher is None else self._dispatcher.rewritten_ms(segment.start, segment.end)
+        return (
+            None if self._dispatcher is None else self._dispatcher.fingerprints.rewritten_ms(segment.start, segment.end)
+        )
 
 
 def _stamp(path: Path) -> Stamp:

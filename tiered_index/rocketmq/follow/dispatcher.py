@@ -27,21 +27,19 @@ from typing import Any, Literal
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.rocketmq.follow.patrol import Scrubber
+from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict, fingerprints_of
+from tiered_index.rocketmq.follow.scrubber import FAR_BYTES, Scrubber, last_two_bytes
 from tiered_index.rocketmq.follow.tail import (
     EVERYTHING,
     NOTHING,
     LastRead,
-    Settled,
     StableEnd,
     TornTail,
     is_followed,
-    proven_end,
-    settled,
+    stable_end,
+    stable_part,
     torn_tail,
-    witnesses_of,
 )
-from tiered_index.rocketmq.follow.witnesses import LogFingerprints, Verdict
 from tiered_index.rocketmq.log.columns import IndexBatch, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.segments import End, Segment
@@ -59,11 +57,8 @@ _ROUND_S = 0.5
 # Rounds at zeros after which the consume queues are asked again whether they name something behind them.
 _LOOKS = 300
 _END_OF_LOG = 2**63 - 1
-# What every round compares with the log.
-_NEAR_WITNESSES, _NEAR_BYTES = 8, 1 << 20
-# Every `_FAR_ROUNDS` rounds the last `_FAR_BYTES` are compared.
-_FAR_ROUNDS, _FAR_BYTES = 32, 1 << 26
-_LAST_WITNESSES = 8
+# Of so many fingerprints, newest first, the message is looked for whose store timestamp counts as the last.
+_LAST_RANGES = 8
 _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
@@ -173,7 +168,7 @@ class Dispatcher:
         self._reader = reader or CommitLogReader(store.commitlog)
         self._round_bytes = round_bytes
         self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
-        self._trail = LogFingerprints.load(index.config.root, store.source, disk or Disk())
+        self.fingerprints = LogFingerprints.load(index.config.root, store.source, disk or Disk())
         durable = self._known = index.durable_position(store.source)
         # Commit log offset behind everything put; None before the first message of an empty log.
         self.position: int | None = durable
@@ -181,29 +176,27 @@ class Dispatcher:
             self.position = store.checkpoint_offset() if start == "checkpoint" and not restart else None
             if self.position is None:
                 self.position = self._reader.begin_offset()
-            self._trail.continue_at = self.position if durable is not None else None
-            self._trail.cut(0)
-        elif self._trail.continue_at is not None:
+            self.fingerprints.continue_at = self.position if durable is not None else None
+            self.fingerprints.cut(0)
+        elif self.fingerprints.continue_at is not None:
             # the durable position may be of the log as it was, and what lies before the place to continue needn't be
             # durable
-            self.position = min(self._trail.continue_at, durable)
-        self._trail.cut(self.position or 0)
+            self.position = min(self.fingerprints.continue_at, durable)
+        self.fingerprints.cut(self.position or 0)
         self.resumed_from = self.position
         self._last_store_ms: int | None = None
         # Where zeros stand before something readable, and the log's end then; the next look finds them written, or
         # damaged.
         self._hole: tuple[int, int] | None = None
         # The last message, where older bytes behind it prove nothing: put once the next look finds it the same.
-        self._seen: LastRead | None = None
+        self._last_read: LastRead | None = None
         # What was looked at before the log was read and called torn: as long as it is the same, it isn't read again.
         self._torn: TornTail | None = None
         self._damage_at: int | None = None
         self._no_hole: tuple[int, int] | None = None
         self._looks = 0
-        self._rounds = 0
-        self._compare_all = True
         self._broker = self._broker_start()
-        self._patrol = Scrubber(store.commitlog)
+        self._scrubber = Scrubber()
 
     # one round
 
@@ -215,7 +208,9 @@ class Dispatcher:
         """
         begin = self.position or 0
         segments = self._reader.segments()  # once a round, and anew only behind what was read
-        losses = self._check_log(segments) or self._check_behind(segments)
+        losses = self._check_log(segments)
+        if not losses and self.position and self._scrubber.is_changed(self.fingerprints, self.position, segments):
+            losses = (self._rewritten(),)
         done = Dispatched(begin=begin, end=begin, losses=losses)
         if not losses:
             done = self._round(done, segments)
@@ -231,24 +226,23 @@ class Dispatcher:
             if torn.seen and torn == self._torn and begin != self._damage_at:
                 return replace(done, state=End.TORN, caught_up=True, torn=torn)
         try:
-            proof = self._proof(segments)
-            hole_at = self._hole[0] if self._hole is not None else None
-            newest_ms = None if begin is not None and begin == self._damage_at else self._store_ms_of_last()
-            for read, data in self._reader.stretches(
+            stable = self._stable_end(segments)
+            for read in self._reader.batches(
                 begin,
                 skip_corrupt=self._skip_corrupt,
                 skip_missing=self._skip_missing,
-                hole_at=hole_at,
-                newest_ms=newest_ms,
+                hole_at=self._hole[0] if self._hole is not None else None,
+                newest_ms=None if begin is not None and begin == self._damage_at else self._store_ms_of_last(),
                 segments=segments,
             ):
-                found = self._settled(read, data, proof)
-                batch = found.batch
+                if stable == EVERYTHING and not self.store.is_closed:
+                    stable = NOTHING  # a broker has started since
+                batch, again = stable_part(self.store.commitlog, read, stable, self._last_read)
                 # looked at behind the reading: what was read before the log was cut is put, and the next look sees that
                 # it is gone
                 if changed := self._check_log(self._reader.segments()):
                     return replace(done, losses=(*done.losses, *changed))
-                entries = self._take(batch, found.data)
+                entries = self._take(batch)
                 done = replace(
                     done,
                     messages=done.messages + batch.messages,
@@ -258,14 +252,14 @@ class Dispatcher:
                     losses=(*done.losses, *map(self._loss, batch.skipped)),
                     state=batch.state,
                 )
-                self._seen = found.again
+                self._last_read = again
                 if batch.end < read.end:
-                    torn = None if found.again is not None else torn_tail(self.store, batch.end)._replace(end=read.end)
-                    return replace(done, caught_up=found.again is None, torn=torn)
+                    torn = None if again is not None else torn_tail(self.store, batch.end)._replace(end=read.end)
+                    return replace(done, caught_up=again is None, torn=torn)
                 enough = batch.end - (begin or 0) >= self._round_bytes or self._now_s() >= until_s or self._stopping()
                 if batch.messages and enough and batch.state in (End.MORE, End.SEGMENT):
                     return done
-                proof = self._proof(segments)
+                stable = self._stable_end(segments)
         except TieredIndexError as error:
             if self.position != begin or done.losses:
                 return done  # what was done is reported first; the next round meets the same again
@@ -275,7 +269,8 @@ class Dispatcher:
                 return replace(done, losses=(*done.losses, self._rewritten()))
             count = self.store.messages_named(error.begin, error.end)
             known = f" ({count:,} messages by the consume queues)" if count else ""
-            raise MissingOffsets(error.file, _first_words(error) + known, error.begin, error.end) from error
+            problem = error.problem.partition(": commit log offsets")[0] + known
+            raise MissingOffsets(error.file, problem, error.begin, error.end) from error
         self._torn = None
         if done.state is End.TORN and self.position is not None:
             # believed only if it was seen before it was read: what is seen now may be whole by now
@@ -316,32 +311,27 @@ class Dispatcher:
         self._hole = position, behind
         return True
 
-    def _proof(self, segments: tuple[Segment, ...]) -> StableEnd:
+    def _stable_end(self, segments: tuple[Segment, ...]) -> StableEnd:
         if self.store.is_closed:
             return EVERYTHING
-        return proven_end(self.store.commitlog, self.position or 0, self._reader.chunk_bytes, segments)
+        return stable_end(segments, self.position or 0, self._reader.chunk_bytes)
 
-    def _settled(self, read: IndexBatch, data: bytes, proof: StableEnd) -> Settled:
-        if proof == EVERYTHING and not self.store.is_closed:
-            proof = NOTHING  # a broker has started since
-        return settled(self.store.commitlog, read, data, proof, self._seen)
-
-    def _take(self, batch: IndexBatch, data: bytes) -> int:
+    def _take(self, batch: IndexBatch) -> int:
         if batch.end == self.position and not batch.messages:
             return 0
         # before the put: whatever the flusher makes durable has its fingerprint
         durable = self._index.durable_position(self.store.source) or 0
-        for witness in witnesses_of(batch, data):
-            self._trail.add(witness, durable)
+        for fingerprint in fingerprints_of(batch):
+            self.fingerprints.add(fingerprint, durable)
         try:
-            self._trail.save()
+            self.fingerprints.save()
             entries = self._put(batch.columns, self.store.source, batch.end)
         except TieredIndexError:
-            self._trail.cut(self.position or 0)
+            self.fingerprints.cut(self.position or 0)
             raise
         self.position = batch.end
         if self._broker != (broker := self._broker_start()):  # and what it wrote before this place, it has written
-            self._broker, self._compare_all = broker, True
+            self._broker, self._scrubber.compare_all = broker, True
         self._last_store_ms = batch.last_store_ms or self._last_store_ms
         return entries
 
@@ -365,10 +355,9 @@ class Dispatcher:
             )
         if not self.position:
             return ()
-        newest = self._trail.witnesses[-1] if self._trail.witnesses else None
-        if newest is None or newest.look(self.store.commitlog, segments) is not Verdict.CHANGED:
-            return ()
-        return (self._rewritten(),)
+        newest = self.fingerprints.ranges[-1:]
+        changed = any(one.compare_last(segments) is Verdict.CHANGED for one in newest)
+        return (self._rewritten(),) if changed else ()
 
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
         """Return where a log that was read begins.
@@ -382,28 +371,6 @@ class Dispatcher:
                 f"{self.store.commitlog} {found}, and was read up to offset {read}: it was moved, or isn't mounted"
             )
         return segments[0].start
-
-    def _check_behind(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Compare what lies before the last message put with the log; return what was rewritten.
-
-        All of the last two segments at a start of this process or of the broker, else some of the newest. Each round
-        also compares some more of the two segments, so that all of them are compared within minutes.
-        """
-        if not self.position or not self._trail.witnesses:
-            return ()
-        self._rounds += 1
-        span, many = (_FAR_BYTES, None) if self._rounds % _FAR_ROUNDS == 0 else (_NEAR_BYTES, _NEAR_WITNESSES)
-        if self._compare_all:
-            span, many = self._span(segments), None
-        changed = self._trail.is_changed(self.store.commitlog, span, many, segments)
-        self._compare_all = changed or self._patrol.step(self._trail, self.position - self._span(segments), segments)
-        return (self._rewritten(),) if self._compare_all else ()
-
-    def _span(self, segments: tuple[Segment, ...]) -> int:
-        """Return how many bytes the segment of the position, and the one before it, have before the position."""
-        assert self.position is not None
-        starts = [segment.start for segment in segments if segment.start < self.position]
-        return self.position - starts[-2:][0] if starts else 0
 
     def _broker_start(self) -> tuple[int, ...]:
         """Return what changes whenever a broker starts: it writes both files then."""
@@ -419,18 +386,19 @@ class Dispatcher:
         Raises `RewrittenOffsets` where that isn't wanted.
         """
         assert self.position is not None
-        same = self._trail.last_same(self.store.commitlog, max(self._span(self._reader.segments()), _FAR_BYTES))
-        begin = self._begin_of_log(self._reader.segments()) if same is None else same.end
-        count = self._trail.messages_behind(begin) if self._trail.witnesses else None
+        segments = self._reader.segments()
+        same = self.fingerprints.last_same(segments, max(last_two_bytes(segments, self.position), FAR_BYTES))
+        begin = self._begin_of_log(segments) if same is None else same.end
+        count = self.fingerprints.messages_behind(begin) if self.fingerprints.ranges else None
         lost = RewrittenOffsets(str(self.store.commitlog), min(begin, self.position), self.position, count)
         if not self._skip_missing:
             raise lost
-        self._trail.note_rewritten(lost.begin, lost.end, self._clock.now_ms())
-        self._trail.cut(begin if same is not None else 0)
-        self._trail.continue_at = self.position = begin
-        self._compare_all = False
+        self.fingerprints.add_rewritten(lost.begin, lost.end, self._clock.now_ms())
+        self.fingerprints.cut(begin if same is not None else 0)
+        self.fingerprints.continue_at = self.position = begin
+        self._scrubber.compare_all = False
         self._last_store_ms = None
-        self._trail.save()
+        self.fingerprints.save()
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
     def _settle(self) -> None:
@@ -438,15 +406,19 @@ class Dispatcher:
 
         Meanwhile the index's durable position lies ahead of it.
         """
-        if self._trail.continue_at is None or self.position is None or self._trail.continue_at == self.position:
+        if (
+            self.fingerprints.continue_at is None
+            or self.position is None
+            or self.fingerprints.continue_at == self.position
+        ):
             return
         try:
             self._index.flush()
         except BackPressure:
             return
         ahead = (self._index.durable_position(self.store.source) or 0) > self.position
-        self._trail.continue_at = self.position if ahead else None
-        self._trail.save()
+        self.fingerprints.continue_at = self.position if ahead else None
+        self.fingerprints.save()
 
     # for the archiver, from any thread
 
@@ -456,13 +428,9 @@ class Dispatcher:
 
         Nothing before it is to be read again, as far as is known.
         """
-        position, again = self.position or 0, self._trail.continue_at
+        position, again = self.position or 0, self.fingerprints.continue_at
         durable = self._index.durable_position(self.store.source) or 0
         return min(position, durable, position if again is None else again)
-
-    def rewritten_ms(self, begin: int, end: int) -> int | None:
-        """Return when some of the offsets [begin, end) were last found to differ from what was read; None: never."""
-        return self._trail.rewritten_ms(begin, end)
 
     # lag
 
@@ -479,12 +447,8 @@ class Dispatcher:
     def _store_ms_of_last(self) -> int | None:
         if self._last_store_ms is None:
             # the last one may be of what was skipped
-            for witness in self._trail.witnesses[: -_LAST_WITNESSES - 1 : -1]:
+            for fingerprint in self.fingerprints.ranges[: -_LAST_RANGES - 1 : -1]:
                 with contextlib.suppress(CorruptFile):
-                    self._last_store_ms = self._reader.read(witness.offset, witness.size).store_ms
+                    self._last_store_ms = self._reader.read(fingerprint.offset, fingerprint.size).store_ms
                     break
         return self._last_store_ms
-
-
-def _first_words(error: MissingOffsets) -> str:
-    return error.problem.partition(": commit log offsets")[0]

@@ -1,4 +1,4 @@
-"""The end of a log that is being written: which messages of a batch are whole, and what a torn tail is. Stateless.
+"""The end of a log that is being written: which messages are whole, what a torn tail is, what the broker cut off.
 
 A broker copies messages into its mapping from front to back while others read page by page. So what was read near the
 end can have holes of zeros, also before bytes that were written later, and nothing within properties shows a hole. But
@@ -15,41 +15,44 @@ stay until they are written over. They prove nothing, and can complete half a me
 lengths are those of the one before it. A message that looks whole so for two looks, or whose last bytes nothing
 follows, is put. A later change of it is noticed, because its fingerprint is of the bytes put.
 
-A torn tail is what is no whole message at the end of a live log. Telling it from damage takes a search through the rest
-of the segment; as long as nothing there changes, the search would find the same and is not repeated.
+Stateless but for `TruncatedTail`, which one thread uses.
 """
 
 from __future__ import annotations
 
 import contextlib
 import zlib
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.follow.witnesses import RangeFingerprint, stored_bytes
+from tiered_index.documents import checked, load, record, text
+from tiered_index.errors import CorruptFile, StorageError, TieredIndexError
+from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict
 from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES, header_dtype
-from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments
-from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at, stored_bytes
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
+from tiered_index.service.root.root import FOLLOWERS
+from tiered_index.storage.disk import Disk
 
 __all__ = [
     "EVERYTHING",
     "NOTHING",
     "LastRead",
-    "Settled",
     "StableEnd",
     "TornTail",
+    "TruncatedTail",
     "is_followed",
-    "proven_end",
-    "settled",
+    "stable_end",
+    "stable_part",
     "torn_tail",
-    "witnesses_of",
 ]
 
 _BLANK = BLANK.to_bytes(4, "big")
@@ -57,14 +60,11 @@ _PAGE = 4_096
 # How far behind a batch a message's head is looked for.
 _AHEAD_BYTES = 1 << 16
 _HEAD_BYTES = 1 << 7
-_PIECES = 8
-# A batch has several fingerprints, so that a log that was rewritten within it isn't read again from the batch's begin.
-_PIECE_BYTES = 1 << 16
 _FOR_EVER = 2**63 - 1
 
 
 class StableEnd(NamedTuple):
-    """The log was written up to `end`, as far as its messages aren't younger than `store_ms`.
+    """The log is written up to offset `end`, as far as its messages aren't younger than `store_ms` (epoch ms).
 
     What is behind may be from before the log was truncated.
     """
@@ -81,106 +81,63 @@ NOTHING, EVERYTHING = StableEnd(-1, 0), StableEnd(_FOR_EVER, _FOR_EVER)
 
 
 class LastRead(NamedTuple):
-    """A last message that was seen once: its place, and the CRC-32 of its stored bytes."""
+    """A last message that was read once: its offset, and the CRC-32 of its stored bytes."""
 
     offset: int
     crc: int
 
 
-class Settled(NamedTuple):
-    """What of a batch is whole, and the bytes that it was decoded from.
-
-    Also the last message of the batch, where it needs another look.
-    """
-
-    batch: IndexBatch
-    data: bytes
-    again: LastRead | None = None
-
-
-def witnesses_of(batch: IndexBatch, data: bytes) -> list[RangeFingerprint]:
-    """Return the fingerprints of a batch and of what was skipped before it.
-
-    `data` are the bytes that the batch was decoded from.
-    """
-    made = [RangeFingerprint.of_passed(passed) for passed in batch.passed if passed.size]
-    if not batch.messages:
-        return made
-    size = batch.end - batch.begin
-    positions = [*batch.positions.tolist(), size]
-    pieces = max(1, min(_PIECES, size // _PIECE_BYTES))
-    rows = {int(np.searchsorted(batch.positions, size * piece // pieces)) for piece in range(1, pieces)}
-    view = memoryview(data)
-    begin, done = 0, 0
-    for row in sorted({row for row in rows if row > 0} | {batch.messages}):
-        one, end = positions[row - 1], positions[row]
-        witness = RangeFingerprint.of(batch.begin + end, batch.begin + one, data[one:end], row - done)
-        made.append(witness._replace(begin=batch.begin + begin, stretch=zlib.crc32(view[begin:end])))
-        begin, done = end, row
-    return made
-
-
-def proven_end(folder: Path, position: int, chunk_bytes: int, segments: tuple[Segment, ...] | None = None) -> StableEnd:
-    """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING` where nobody knows.
-
-    `segments` are those of the folder, where they are known.
-    """
-    segments = list_segments(folder) if segments is None else segments
-    for segment in segments:
-        if segment.start <= position < segment.end:
-            ahead = min(position + chunk_bytes, segment.end)
-            data = stored_bytes(folder, ahead, _AHEAD_BYTES, segments) or b""
-            if ahead == segment.end:  # brokers that cut their log delete later segments
-                return StableEnd(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
-            left = segment.end - ahead
-            # what was stored before the messages here may be what a cut left
-            store_ms = next(
-                (
-                    ms
-                    for ms in (_store_ms(data, at) for at in candidates(data, 0, ahead, segment_bytes=left))
-                    if ms is not None
-                ),
-                None,
-            )
-            return NOTHING if store_ms is None else StableEnd(ahead, store_ms)
+def stable_end(segments: Sequence[Segment], position: int, chunk_bytes: int) -> StableEnd:
+    """Return up to where the log is certainly written: a chunk on, or the segment's end; `NOTHING`: not known."""
+    segment = segment_at(segments, position)
+    if segment is None:
+        return NOTHING
+    ahead = min(position + chunk_bytes, segment.end)
+    data = stored_bytes(segments, ahead, _AHEAD_BYTES) or b""
+    if ahead == segment.end:  # brokers that cut their log delete later segments
+        return StableEnd(ahead, _FOR_EVER) if any(data[:_PAGE]) else NOTHING
+    # what was stored before the messages here may be what a cut left
+    for at in candidates(data, 0, ahead, segment_bytes=segment.end - ahead):
+        if (store_ms := _store_ms(data, at)) is not None:
+            return StableEnd(ahead, store_ms)
     return NOTHING
 
 
-def settled(folder: Path, batch: IndexBatch, data: bytes, proof: StableEnd, seen: LastRead | None = None) -> Settled:
-    """Return the batch with whole messages only.
+def stable_part(
+    folder: Path, batch: IndexBatch, stable: StableEnd, last_read: LastRead | None = None
+) -> tuple[IndexBatch, LastRead | None]:
+    """Return the whole messages of a batch, and its last message where that needs another look.
 
-    `data` are the bytes it was decoded from, `seen` what the look before wanted to see again.
-
-    `proof` is what was seen before they were read.
+    `stable` is what was seen before the batch was read, `last_read` what the look before wanted to see again.
     """
-    size = batch.end - batch.begin
-    if not batch.messages or proof.covers(batch):
-        return Settled(batch, data)
+    if not batch.messages or stable.covers(batch):
+        return batch, None
     # in this order: what is seen behind the batch proves that the reading after it sees all of it
     segments = list_segments(folder)
-    behind = stored_bytes(folder, batch.end, _HEAD_BYTES, segments) or b""
+    behind = stored_bytes(segments, batch.end, _HEAD_BYTES) or b""
     # damage is called so where messages that aren't older are behind it
     continued = batch.state is End.DAMAGED or _goes_on(segments, batch, behind)
-    data = stored_bytes(folder, batch.begin, size, segments) or b""
+    data = stored_bytes(segments, batch.begin, batch.end - batch.begin) or b""
     again = decode_index_columns(data, batch.begin, file=str(folder))
-    whole = replace(again, state=batch.state, damage=batch.damage, skipped=batch.skipped, passed=batch.passed)
+    again = replace(again, skipped=batch.skipped, non_messages=batch.non_messages)
+    whole = replace(again, state=batch.state, damage=batch.damage)
     if (continued and again.end == batch.end) or not again.messages:
-        return Settled(whole, data)
+        return whole, None
     # judged by the bytes that were decoded: a third reading may find finished what they have only half
     last = int(again.positions[-1])
     message = data[last : again.end - batch.begin]
     now: LastRead | None = None
     if _is_whole(folder, batch.begin + last, message):
         now = LastRead(batch.begin + last, zlib.crc32(message))
-        if now == seen or (again.end == batch.end and not any(behind[:BLANK_BYTES])):
-            return Settled(whole, data)
-    before = decode_index_columns(data[:last], batch.begin, file=str(folder))
-    return Settled(replace(before, state=End.TORN, damage=None, skipped=batch.skipped, passed=batch.passed), data, now)
+        if now == last_read or (again.end == batch.end and not any(behind[:BLANK_BYTES])):
+            return whole, None
+    rest = decode_index_columns(data[:last], batch.begin, file=str(folder))
+    return replace(rest, state=End.TORN, damage=None, skipped=batch.skipped, non_messages=batch.non_messages), now
 
 
-def _goes_on(segments: tuple[Segment, ...], batch: IndexBatch, behind: bytes) -> bool:
+def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> bool:
     """Return whether the bytes behind a batch begin with a message that isn't older, or with the final blank."""
-    segment = next((one for one in segments if one.start <= batch.end < one.end), None)
+    segment = segment_at(segments, batch.end)
     if segment is None or len(behind) < BLANK_BYTES:
         return False
     if next(candidates(behind, 0, batch.end, segment_bytes=segment.end - batch.end), None) != 0:
@@ -216,9 +173,10 @@ _MAX_BYTES = 1 << 23
 
 
 class TornTail(NamedTuple):
-    """Commit log offsets [begin, end) hold something that is no whole message.
+    """Commit log offsets [begin, end) at the end of a live log hold something that is no whole message.
 
-    `seen` is what was seen of them and of what is behind.
+    Telling it from damage takes a search through the rest of the segment; as long as `seen`, what was seen of it and of
+    what is behind, stays the same, the search would find the same and is not repeated.
     """
 
     begin: int
@@ -239,7 +197,8 @@ def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
 
     That is damage, where nobody writes here.
     """
-    size = int.from_bytes((stored_bytes(store.commitlog, torn.begin, BLANK_BYTES) or b"")[:4], "big", signed=True)
+    head = stored_bytes(list_segments(store.commitlog), torn.begin, BLANK_BYTES) or b""
+    size = int.from_bytes(head[:4], "big", signed=True)
     if not torn.is_half or size < MIN_MESSAGE_BYTES:
         return False
     try:
@@ -256,9 +215,9 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
     there, and the end of the log.
     """
     segments = list_segments(store.commitlog)
-    head = stored_bytes(store.commitlog, position, BLANK_BYTES, segments) or b""
+    head = stored_bytes(segments, position, BLANK_BYTES) or b""
     claimed = min(max(int.from_bytes(head[:4], "big", signed=True), 0), _MAX_BYTES)
-    data = stored_bytes(store.commitlog, position, claimed + _PAGE, segments) or b""
+    data = stored_bytes(segments, position, claimed + _PAGE) or b""
     files = []
     for segment in segments[-3:]:
         with contextlib.suppress(OSError):  # deleted meanwhile
@@ -268,3 +227,62 @@ def torn_tail(store: StoreDirectory, position: int) -> TornTail:
         data[4:8] in _MAGICS and int.from_bytes(data[28:_TORN_HEAD_BYTES], "big") == position
     )
     return TornTail(position, position + written, (zlib.crc32(data), len(data), store.log_end(), *files), is_half)
+
+
+# A follower that is further behind its log can't tell where it ends.
+_FAR_BYTES = 1 << 26
+_SOURCE = record(lambda source: str(source), source=text())
+
+
+class TruncatedTail:
+    """Tells which messages of a commit log the broker cut off.
+
+    A broker that truncates its log only moves a position: the bytes behind it stay until they are written over, and
+    read like any message. From the last message that a follower of the log has put, this reads to the log's end, a
+    short way: a message behind that end which is older than the last one before it was cut off. Nothing is known
+    without a follower's fingerprints in `root`, that of an index, or where it has not reached the cut yet.
+    """
+
+    def __init__(self, folder: Path, root: Path | None) -> None:
+        self._folder = folder
+        self._root = root
+
+    def has(self, message: Message) -> bool:
+        """Return whether a message that was read from the log is known to lie behind its end."""
+        if not any(known.ranges[-1].end <= message.physical_offset for known in self._followers):
+            return False
+        return any(end <= message.physical_offset and message.store_ms < newest_ms for end, newest_ms in self._ends)
+
+    @cached_property
+    def _followers(self) -> list[LogFingerprints]:
+        found = []
+        for path in sorted((self._root / FOLLOWERS).glob("*.json")) if self._root is not None else ():
+            # what can't be read the follower itself reports; here it means that nothing is known
+            with contextlib.suppress(OSError, TieredIndexError):
+                source = checked(_SOURCE, load(path.read_bytes(), str(path), "memory"), str(path), "memory")
+                if source.startswith(SOURCE_PREFIX):
+                    found.append(LogFingerprints.load(path.parent.parent, source, Disk()))
+        return [known for known in found if known.ranges]
+
+    @cached_property
+    def _ends(self) -> list[tuple[int, int]]:
+        """Where the log ends, and the store timestamp of its last message, by each follower's fingerprints."""
+        return [end for known in self._followers if (end := self._end(known)) is not None]
+
+    def _end(self, known: LogFingerprints) -> tuple[int, int] | None:
+        reader = CommitLogReader(self._folder)
+        last = next((one for one in reversed(known.ranges) if one.messages), None)
+        at = known.ranges[-1].end
+        try:
+            if last is None or known.ranges[-1].compare_last(reader.segments()) is not Verdict.SAME:
+                return None  # of another log, or of this one as it was
+            newest_ms = reader.read(last.offset, last.size).store_ms
+            for batch in reader.batches(at, newest_ms=newest_ms):
+                newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
+                if batch.state in (End.OPEN, End.TORN):
+                    return batch.end, newest_ms
+                if batch.end - at > _FAR_BYTES:
+                    return None
+        except (CorruptFile, StorageError):
+            return None  # damage is no end
+        return None

@@ -34,7 +34,7 @@ from tiered_index.rocketmq.log.property_columns import key_columns, spans
 from tiered_index.rocketmq.log.segments import End, message_positions, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["IndexBatch", "MessageColumns", "Passed", "SkippedRange", "decode_index_columns"]
+__all__ = ["IndexBatch", "MessageColumns", "NonMessage", "SkippedRange", "decode_index_columns"]
 
 
 class MessageColumns:
@@ -175,11 +175,8 @@ class SkippedRange:
     file: str
 
 
-class Passed(NamedTuple):
-    """What stood at commit log offsets [begin, end), where a reader found no message.
-
-    That is a segment's blank, or damage that it skipped.
-    """
+class NonMessage(NamedTuple):
+    """What stood at commit log offsets [begin, end): a segment's blank, or damage that a reader skipped."""
 
     begin: int
     end: int
@@ -214,9 +211,11 @@ class IndexBatch:
     # What a reader skipped before this batch.
     skipped: tuple[SkippedRange, ...] = field(default=())
     # What stood before this batch where no message was read, also blanks, ascending.
-    passed: tuple[Passed, ...] = field(default=())
-    # Where each message begins (`messages`), counted from `begin`.
+    non_messages: tuple[NonMessage, ...] = field(default=())
+    # Where each message begins (i64, `messages`), counted from `begin`.
     positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
+    # What it was decoded from: the bytes from `begin` on, and perhaps more.
+    data: Buffer = field(default=b"", compare=False, repr=False)
 
 
 def decode_index_columns(
@@ -267,6 +266,7 @@ def decode_index_columns(
         state=state,
         damage=damage,
         positions=found.positions[:count],
+        data=data,
     )
 
 

@@ -25,18 +25,15 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NamedTuple, Protocol
-
-import numpy as np
-import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.log.columns import IndexBatch, Passed, SkippedRange, decode_index_columns
+from tiered_index.rocketmq.log.columns import IndexBatch, NonMessage, SkippedRange, decode_index_columns
+from tiered_index.rocketmq.log.consumequeue import QueuePositions
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message
-from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments
+from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
 
-__all__ = ["CommitLogReader", "Fingerprint", "MissingOffsets", "PositionSource"]
+__all__ = ["CommitLogReader", "MissingOffsets"]
 
 _BLANK = BLANK.to_bytes(4, "big")
 # Looks at the folder before a segment that is listed, and gone when it is opened, counts as missing.
@@ -59,26 +56,6 @@ class MissingOffsets(CorruptFile):
         self.end = end
 
 
-class Fingerprint(NamedTuple):
-    """What tells a message from another one that was written in its place."""
-
-    offset: int
-    size: int
-    # CRC-32 of its stored bytes.
-    crc: int
-
-
-class PositionSource(Protocol):
-    """Where consume queues say that messages begin."""
-
-    def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the commit log offsets (i64, n) within [begin, end) that queues name, ascending, each once.
-
-        Gaps are walked.
-        """
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class CommitLogReader:
     """Reads the segments in `folder`.
@@ -91,7 +68,7 @@ class CommitLogReader:
     folder: Path
     chunk_bytes: int = 1 << 24
     check_crc: bool = False
-    positions: PositionSource | None = None
+    positions: QueuePositions | None = None
     # What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
     # message.
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -118,21 +95,15 @@ class CommitLogReader:
         no such message begins there.
         """
         for segments in self._looked[:1]:
-            for segment in segments:
-                if segment.start <= offset < segment.end:
-                    # where the segment changed since that look, the folder is listed anew before an error is raised
-                    with contextlib.suppress(FileNotFoundError, CorruptFile):
-                        return _read_within(segment, offset, size)
+            if (known := segment_at(segments, offset)) is not None:
+                # where the segment changed since that look, the folder is listed anew before an error is raised
+                with contextlib.suppress(FileNotFoundError, CorruptFile):
+                    return _read_within(known, offset, size)
         for _ in range(_ATTEMPTS):
             segment = self._segment_of(offset)
             with contextlib.suppress(FileNotFoundError):
                 return _read_within(segment, offset, size)
         raise self._missing("the segment was deleted", offset, segment.end)
-
-    def fingerprint(self, offset: int) -> Fingerprint:
-        """Return the fingerprint of the message at `offset`; raises as `read`."""
-        message = self.read(offset)
-        return Fingerprint(offset, message.size, zlib.crc32(message.encode()))
 
     def _missing(self, problem: str, begin: int, end: int) -> MissingOffsets:
         return MissingOffsets(str(self.folder), problem, begin, end)
@@ -143,9 +114,9 @@ class CommitLogReader:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
         segments = self.segments()
         self._looked[:] = [segments]
+        if (found := segment_at(segments, offset)) is not None:
+            return found
         for segment in segments:
-            if segment.start <= offset < segment.end:
-                return segment
             if offset < segment.start:
                 raise self._missing("deleted before they were read", offset, segment.start)
         raise self._missing("behind the end of the log", segments[-1].end if segments else 0, offset)
@@ -160,6 +131,7 @@ class CommitLogReader:
         skip_missing: bool = False,
         hole_at: int | None = None,
         newest_ms: int | None = None,
+        segments: tuple[Segment, ...] | None = None,
     ) -> Iterator[IndexBatch]:
         """Yield the entries of all messages from `position` (None: the beginning) to the end of what is written.
 
@@ -170,65 +142,18 @@ class CommitLogReader:
         Raises `CorruptFile` at the first damage and `MissingOffsets` at the first gap, after everything before it was
         yielded; with `skip_corrupt` and `skip_missing` the range is named in the next batch's `skipped` instead. Zeros
         at `hole_at` are damage where something readable lies behind them, which is searched for. `newest_ms` is the
-        store timestamp of the message before `position`.
+        store timestamp (epoch ms) of the message before `position`. `segments` are those there are, where they are
+        known: the folder is looked at anew for what they don't have.
 
         A single reading may see messages that are being written in part: the last one, or holes of zeros in those
-        before it, also where keys should be. `messages` reads twice; a follower does so with `tail.settled`.
-        """
-        found = self.stretches(
-            position, skip_corrupt=skip_corrupt, skip_missing=skip_missing, hole_at=hole_at, newest_ms=newest_ms
-        )
-        for batch, _ in found:
-            yield batch
-
-    def messages(
-        self,
-        position: int | None = None,
-        *,
-        skip_corrupt: bool = False,
-        skip_missing: bool = False,
-        closed: bool = False,
-    ) -> Iterator[Message]:
-        """Yield every message whole, from `position` on, hidden ones included.
-
-        Raises as `batches`, and always checks bodies. Also right beside a writer: properties with zeros are read a
-        second time, because everything before a byte that was seen is written by then. The last message before the end
-        of a live log is left out where its properties have zeros, as those of half a message do; not where the caller
-        knows that its broker has `closed` the log.
-        """
-        reader = replace(self, check_crc=True)
-        for batch, data in reader.stretches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing):
-            for row, at in enumerate(batch.positions.tolist(), 1):
-                message = decode_message(
-                    data, at, file=str(self.folder), physical_offset=batch.begin + at, check_crc=False
-                )
-                if b"\0" in message.raw_properties:
-                    if not closed and row == batch.messages and batch.state in (End.OPEN, End.TORN):
-                        return
-                    with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
-                        message = self.read(message.physical_offset)
-                yield message
-
-    def stretches(
-        self,
-        position: int | None = None,
-        *,
-        skip_corrupt: bool = False,
-        skip_missing: bool = False,
-        hole_at: int | None = None,
-        newest_ms: int | None = None,
-        segments: tuple[Segment, ...] | None = None,
-    ) -> Iterator[tuple[IndexBatch, bytes]]:
-        """Yield batches as `batches` does, each with the bytes that it was decoded from, and perhaps more.
-
-        `segments` are those there are, where they are known: the folder is looked at anew for what they don't have.
+        before it, also where keys should be. `messages` reads twice; a follower does so with `tail.stable_part`.
         """
         segments = self.segments() if segments is None else segments
         if not segments and not position:
             return
         at = segments[0].start if position is None else position
         skipped: list[SkippedRange] = []
-        passed: list[Passed] = []
+        non_messages: list[NonMessage] = []
         vanished = 0
         chunk = self.chunk_bytes
         while True:
@@ -241,15 +166,11 @@ class CommitLogReader:
                 at = error.end
                 continue
             if segment is None:
-                yield (
-                    replace(
-                        decode_index_columns(b"", at), state=End.SEGMENT, skipped=tuple(skipped), passed=tuple(passed)
-                    ),
-                    b"",
-                )
+                nothing = decode_index_columns(b"", at)
+                yield replace(nothing, state=End.SEGMENT, skipped=tuple(skipped), non_messages=tuple(non_messages))
                 return
             try:
-                batch, data = self._decode(segment, at, chunk)
+                batch = self._decode(segment, at, chunk)
                 readable, seen = None, None
                 newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
                 if batch.state in (End.OPEN, End.DAMAGED):
@@ -268,14 +189,14 @@ class CommitLogReader:
             at = batch.end
             over = batch.state in (End.OPEN, End.TORN)
             if batch.messages or over:
-                yield replace(batch, skipped=tuple(skipped), passed=tuple(passed)), data
-                skipped, passed = [], []
+                yield replace(batch, skipped=tuple(skipped), non_messages=tuple(non_messages))
+                skipped, non_messages = [], []
             if over:
                 return
             if (damage := batch.damage) is not None:
                 if seen is None:
                     # the error keeps this frame: without what was read, and without itself
-                    del batch, data
+                    del batch
                     try:
                         raise damage
                     finally:
@@ -284,27 +205,54 @@ class CommitLogReader:
                 # there may be more of it, and each would cost a whole chunk
                 chunk = min(self.chunk_bytes, _BEHIND_DAMAGE)
                 skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
-                passed.append(seen)
+                non_messages.append(seen)
             elif batch.state is End.SEGMENT:
                 if at < segment.end:
                     head = (segment.end - at).to_bytes(4, "big") + _BLANK
-                    passed.append(Passed(at, segment.end, BLANK_BYTES, zlib.crc32(head), None))
+                    non_messages.append(NonMessage(at, segment.end, BLANK_BYTES, zlib.crc32(head), None))
                 at = segment.end
+
+    def messages(
+        self,
+        position: int | None = None,
+        *,
+        skip_corrupt: bool = False,
+        skip_missing: bool = False,
+        closed: bool = False,
+    ) -> Iterator[Message]:
+        """Yield every message whole, from `position` on, hidden ones included.
+
+        Raises as `batches`, and always checks bodies. Also right beside a writer: properties with zeros are read a
+        second time, because everything before a byte that was seen is written by then. The last message before the end
+        of a live log is left out where its properties have zeros, as those of half a message do; not where the caller
+        knows that its broker has `closed` the log.
+        """
+        reader = replace(self, check_crc=True)
+        for batch in reader.batches(position, skip_corrupt=skip_corrupt, skip_missing=skip_missing):
+            for row, at in enumerate(batch.positions.tolist(), 1):
+                message = decode_message(
+                    batch.data, at, file=str(self.folder), physical_offset=batch.begin + at, check_crc=False
+                )
+                if b"\0" in message.raw_properties:
+                    if not closed and row == batch.messages and batch.state in (End.OPEN, End.TORN):
+                        return
+                    with contextlib.suppress(MissingOffsets):  # deleted since, so nobody was writing it
+                        message = self.read(message.physical_offset)
+                yield message
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
         """Return the segment to read at a position, None where the log ends exactly there.
 
         `known` are those of an earlier look.
         """
-        for segment in known:
-            if segment.start <= at < segment.end:
-                return segment
+        if (found := segment_at(known, at)) is not None:
+            return found
         segments = self.segments()
         if segments and at == segments[-1].end:
             return None
         return self._segment_of(at)
 
-    def _decode(self, segment: Segment, offset: int, chunk: int) -> tuple[IndexBatch, bytes]:
+    def _decode(self, segment: Segment, offset: int, chunk: int) -> IndexBatch:
         """Decode one chunk of so many bytes, more where the first message is longer than one."""
         at = offset - segment.start
         while True:
@@ -320,22 +268,22 @@ class CommitLogReader:
                 check_crc=self.check_crc,
             )
             if batch.state is not End.MORE or batch.messages:
-                return batch, data
+                return batch
             if at + len(data) >= segment.file_size or len(data) < min(chunk, segment.file_size - at):
                 # the file ends here, though its segment doesn't
                 problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
-                return replace(batch, state=End.DAMAGED, damage=problem), data
+                return replace(batch, state=End.DAMAGED, damage=problem)
             if len(data) < HEAD_BYTES:
                 chunk = max(HEAD_BYTES, chunk + 1)
                 continue
             if int.from_bytes(data[:4], "big") > segment.file_size - at:
                 problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
-                return replace(batch, state=End.DAMAGED, damage=problem), data
+                return replace(batch, state=End.DAMAGED, damage=problem)
             try:
                 chunk = max(_claimed(segment, at, offset, at_once=chunk), chunk + 1)
             except CorruptFile as error:
                 # without its traceback, which would keep what was read for as long as the error is kept
-                return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None)), data
+                return replace(batch, state=End.DAMAGED, damage=error.with_traceback(None))
 
     def _judge(
         self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
@@ -366,10 +314,10 @@ class CommitLogReader:
 
     def _is_message(self, segment: Segment, offset: int) -> bool:
         """Return whether a message, or the final blank, begins at an offset."""
-        again, _ = self._decode(segment, offset, min(self.chunk_bytes, _BEHIND_DAMAGE))
+        again = self._decode(segment, offset, min(self.chunk_bytes, _BEHIND_DAMAGE))
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
-    def _seen_damage(self, segment: Segment, begin: int, end: int) -> Passed | None:
+    def _seen_damage(self, segment: Segment, begin: int, end: int) -> NonMessage | None:
         """Return what stands at the offsets [begin, end) of a segment, as far as it has a file.
 
         None where `begin` is no damage by now. The order matters: whoever writes there later changes what was seen, and
@@ -379,7 +327,7 @@ class CommitLogReader:
         while at < end and (data := segment.read(min(end - at, _PIECE), at - segment.start)):
             first = first if at > begin else zlib.crc32(data[:size])
             at, whole = at + len(data), zlib.crc32(data, whole)
-        return None if self._is_message(segment, begin) else Passed(begin, at, min(size, at - begin), first, whole)
+        return None if self._is_message(segment, begin) else NonMessage(begin, at, min(size, at - begin), first, whole)
 
     def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
         """Return whether messages at an offset were stored before what is known to be written.
@@ -389,7 +337,7 @@ class CommitLogReader:
         if newest_ms is None:
             return False
         for chunk in (min(self.chunk_bytes, _BEHIND_DAMAGE), self.chunk_bytes):  # mostly the first ones tell
-            last_ms = self._decode(segment, offset, chunk)[0].last_store_ms
+            last_ms = self._decode(segment, offset, chunk).last_store_ms
             if last_ms is None or last_ms >= newest_ms:
                 return False
         return True

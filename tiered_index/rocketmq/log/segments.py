@@ -13,7 +13,7 @@ from __future__ import annotations
 import os
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
@@ -36,7 +36,9 @@ __all__ = [
     "local_errors",
     "message_positions",
     "pread",
+    "segment_at",
     "segment_name",
+    "stored_bytes",
     "walk",
 ]
 
@@ -127,6 +129,24 @@ def pread(path: Path, size_bytes: int, position: int) -> bytes:
         finally:
             os.close(descriptor)
     return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def segment_at(segments: Iterable[Segment], offset: int) -> Segment | None:
+    """Return the segment that holds commit log offset `offset`, or None."""
+    return next((segment for segment in segments if segment.start <= offset < segment.end), None)
+
+
+def stored_bytes(segments: Iterable[Segment], offset: int, size_bytes: int) -> bytes | None:
+    """Return the bytes [offset, offset + size_bytes) of the commit log, fewer where their segment ends before.
+
+    None where no segment holds the offset, or its file is deleted by now.
+    """
+    if (segment := segment_at(segments, offset)) is None:
+        return None
+    try:
+        return segment.read(min(size_bytes, segment.end - offset), offset - segment.start)
+    except FileNotFoundError:
+        return None
 
 
 _MAGICS = (MAGIC_V1, MAGIC_V2)

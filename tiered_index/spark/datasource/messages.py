@@ -307,7 +307,7 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
     Of a log that is being written the last one is left out where it may be half.
     """
     at = stretch.begin
-    for batch, data in reader.stretches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
+    for batch in reader.batches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
         if batch.begin >= stretch.end:
             return
         for row, place in enumerate(batch.positions.tolist(), 1):
@@ -316,7 +316,9 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
                 return
             if _is_damaged(reader, offset):
                 continue
-            message = decode_message(data, place, file=str(reader.folder), physical_offset=offset, check_crc=False)
+            message = decode_message(
+                batch.data, place, file=str(reader.folder), physical_offset=offset, check_crc=False
+            )
             if b"\0" in message.raw_properties:
                 # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees
                 # them

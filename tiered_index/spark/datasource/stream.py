@@ -3,7 +3,7 @@
 An offset is ``{"position": p, "before": crc}``. The position is a commit log offset where a message begins (-1: the
 beginning of a log that has nothing yet). The CRC-32 is of up to 4 KiB before it in its segment (-1: not known); by it a
 log is recognised that the broker truncated and rewrote. Closed segments are planned whole; only the last part of a
-micro-batch is walked on the driver, to end it at a message. The last message counts when it is settled
+micro-batch is walked on the driver, to end it at a message. The last message counts when it is whole for certain
 (`rocketmq/follow/tail.py`); half a message waits.
 
 The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get ranges of single segments.
@@ -22,7 +22,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, proven_end, settled
+from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, stable_end, stable_part
 from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.commitlog import MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
@@ -40,7 +40,7 @@ from tiered_index.spark.datasource.options import Options
 
 __all__ = ["MessageSource", "MessageStreamReader"]
 
-_WITNESS_BYTES = 4_096
+_FINGERPRINT_BYTES = 4_096
 _UNKNOWN = -1
 _NO_BOUND = 2**63 - 1
 
@@ -67,7 +67,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         require_columns(schema, settings.columns, f"the commit log in {settings.path}")
         self._settings, self._schema, self._folder = settings, schema, settings.folder
         self._target = _NO_BOUND
-        self._seen: LastRead | None = None
+        self._last_read: LastRead | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
         """Return what maxBytesPerTrigger says."""
@@ -170,16 +170,16 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return position
 
     def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
-        """Return the end of the last settled message of a segment within `bound`."""
+        """Return the end of the last whole message of a segment within `bound`."""
         reader = reader_of(self._folder, bound - begin)
         position = begin
-        proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
+        stable = EVERYTHING if closed else stable_end(self._segments(), position, reader.chunk_bytes)
         try:
-            for batch, data in reader.stretches(position, skip_corrupt=self._settings.skip_corrupt):
+            for batch in reader.batches(position, skip_corrupt=self._settings.skip_corrupt):
                 if batch.begin >= segment.end:  # only a blank, or damage that is skipped, was left of this one
                     return segment.end if position == begin else position
-                seen, self._seen = self._seen, None
-                whole, _, self._seen = settled(self._folder, batch, data, proof, seen)
+                last_read, self._last_read = self._last_read, None
+                whole, self._last_read = stable_part(self._folder, batch, stable, last_read)
                 ends = _ends(whole)
                 within = ends[ends <= bound]
                 if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
@@ -195,7 +195,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 )
                 if position >= segment.end:
                     return position
-                proof = EVERYTHING if closed else proven_end(self._folder, position, reader.chunk_bytes)
+                stable = EVERYTHING if closed else stable_end(self._segments(), position, reader.chunk_bytes)
         except CorruptFile:
             if position == begin:
                 raise
@@ -218,7 +218,7 @@ def _before(segments: tuple[Segment, ...], position: int) -> int:
     """
     for segment in segments:
         if segment.start < position <= segment.end:
-            size = min(_WITNESS_BYTES, position - segment.start)
+            size = min(_FINGERPRINT_BYTES, position - segment.start)
             return zlib.crc32(segment.read(size, position - size - segment.start))
     return _UNKNOWN
 

@@ -25,7 +25,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.archive.message_source import RocketmqMessages
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.service.answers.batch import Matches, best_answers
 from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive

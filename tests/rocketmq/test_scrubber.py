@@ -8,14 +8,14 @@ import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tiered_index.rocketmq.follow import dispatcher as dispatching
-from tiered_index.rocketmq.follow import patrol, witnesses
+from tiered_index.rocketmq.follow import scrubber
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
-from tiered_index.rocketmq.follow.patrol import Scrubber
+from tiered_index.rocketmq.follow.scrubber import Scrubber
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 STEP = 500
 ROUNDS = 2 * SEGMENT // STEP + 40
-"""All of two segments, and a round more for each witness."""
+"""All of two segments, and a round more for each fingerprint."""
 
 
 @pytest.fixture
@@ -23,9 +23,10 @@ def dispatcher(followed, monkeypatch) -> Dispatcher:
     """A dispatcher that compares the newest 600 bytes in every round, 500 others little by little, and everything only
     at a start.
     """
-    monkeypatch.setattr(dispatching, "_NEAR_BYTES", 600)
-    monkeypatch.setattr(dispatching, "_FAR_BYTES", 600)
-    monkeypatch.setattr(patrol, "PATROL_BYTES", STEP)
+    monkeypatch.setattr(scrubber, "NEAR_BYTES", 600)
+    monkeypatch.setattr(scrubber, "FAR_BYTES", 600)
+    monkeypatch.setattr(dispatching, "FAR_BYTES", 600)
+    monkeypatch.setattr(scrubber, "SCRUB_BYTES", STEP)
     made = followed.dispatcher(skip_missing=True)
     while followed.writer.next_offset < 2 * SEGMENT - 800:
         followed.write(4, body=b"")
@@ -42,8 +43,8 @@ def flip(followed: Followed, offset: int) -> None:
 
 def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followed, dispatcher, monkeypatch):
     read = []
-    real = witnesses.stored_bytes
-    monkeypatch.setattr(patrol, "stored_bytes", lambda *given: read.append(given[1:3]) or real(*given))
+    real = scrubber.stored_bytes
+    monkeypatch.setattr(scrubber, "stored_bytes", lambda *given: read.append(given[1:3]) or real(*given))
     for _ in range(3 * ROUNDS):
         assert dispatcher.run_once().losses == ()
     assert max(size for _, size in read) <= STEP
@@ -51,7 +52,7 @@ def test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps(followe
     assert begins > 2
     covered = {at for offset, size in read for at in range(offset, offset + size)}
     # of a blank there is only its head
-    assert {w.begin for w in dispatcher._trail.witnesses if w.begin >= 0} <= covered
+    assert {one.begin for one in dispatcher.fingerprints.ranges if one.begin >= 0} <= covered
     assert len(covered) >= dispatcher.position - 200  # but for the blank between the segments
 
 
@@ -65,7 +66,7 @@ def test_a_byte_that_is_changed_far_back_is_noticed_without_a_start(followed, di
 
 def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, dispatcher):
     """The broker is still far from the position, and what stands before the position is what was read."""
-    offset = min(w.end for w in dispatcher._trail.witnesses if w.end > SEGMENT + 1_000)
+    offset = min(one.end for one in dispatcher.fingerprints.ranges if one.end > SEGMENT + 1_000)
     followed.writer = StoreWriter(followed.path, segment_bytes=SEGMENT, queue_entries=50, cut=offset)
     followed.number = 1_000
     offsets = followed.write(3, body=b"x" * 41)
@@ -79,7 +80,8 @@ def test_a_deep_cut_is_written_over_and_its_messages_are_found(followed, dispatc
 def test_without_skip_missing_it_stops_the_follower(followed, dispatcher):
     flip(followed, 40)
     careful = followed.dispatcher()
-    careful.position, careful._trail, careful._compare_all = dispatcher.position, dispatcher._trail, False
+    careful.position, careful.fingerprints = dispatcher.position, dispatcher.fingerprints
+    careful._scrubber.compare_all = False
     with pytest.raises(RewrittenOffsets) as caught:
         for _ in range(ROUNDS):
             careful.run_once()
@@ -91,6 +93,6 @@ def test_segments_that_are_deleted_meanwhile_are_nothing_changed(followed, dispa
     assert all(dispatcher.run_once().losses == () for _ in range(ROUNDS))
 
 
-def test_a_trail_of_nothing(followed):
+def test_no_fingerprints(followed):
     made = followed.dispatcher()
-    assert not Scrubber(followed.path / "commitlog").step(made._trail, 0)
+    assert not Scrubber().step(made.fingerprints, 0, ())

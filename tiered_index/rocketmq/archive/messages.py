@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
-from tiered_index.rocketmq.follow.patrol import TruncatedTail
+from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message

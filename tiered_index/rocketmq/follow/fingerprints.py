@@ -1,0 +1,339 @@
+"""Fingerprints of the messages that a follower has put, by which it notices that the log was rewritten.
+
+After a crash of its host a broker may truncate messages that others have read already, and write others in their place.
+Nothing in the log says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with
+others written before them. So a follower keeps checksums of what it put: of the last message before each position that
+can become durable, and of everything since the one before. The older they are, the fewer are kept. They show up to
+which offset the log is unchanged.
+
+They are kept in `followers/<hash of the source name>.json` in the index's root, written before the messages that they
+describe are put: whichever position is durable after a crash has its fingerprint. One thread uses a `LogFingerprints`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+import secrets
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tiered_index.documents import (
+    COUNT,
+    CRC32,
+    MILLISECONDS,
+    SIZE,
+    Malformed,
+    Optional,
+    checked,
+    integer,
+    list_of,
+    load,
+    nullable,
+    record,
+    text,
+    tuple_of,
+)
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq.log.columns import IndexBatch
+from tiered_index.rocketmq.log.segments import Segment, stored_bytes
+from tiered_index.service.root.root import FOLLOWERS, disk_error
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+
+__all__ = ["LogFingerprints", "RangeFingerprint", "Verdict", "fingerprints_of", "joined_crc"]
+
+_POLYNOMIAL = 0xEDB88320
+# Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
+_ONE = 1 << 31
+_X8 = 1 << 23
+
+
+def joined_crc(first: int, second: int, second_bytes: int) -> int:
+    """Return the CRC-32 of two adjacent byte ranges from the CRC-32 of each; the second has `second_bytes` bytes.
+
+    A CRC is a polynomial over GF(2) modulo a fixed one, and n bytes behind multiply it by x^(8n): zlib's
+    `crc32_combine`.
+    """
+    return _times(_power(second_bytes), first) ^ second
+
+
+def _times(one: int, other: int) -> int:
+    """Return the product of two polynomials."""
+    product = 0
+    for bit in range(31, -1, -1):
+        if one >> bit & 1:
+            product ^= other
+        other = other >> 1 ^ (_POLYNOMIAL if other & 1 else 0)
+    return product
+
+
+@lru_cache(maxsize=256)
+def _power(count: int) -> int:
+    """Return x^(8 * count)."""
+    power, square = _ONE, _X8
+    while count:
+        if count & 1:
+            power = _times(power, square)
+        square = _times(square, square)
+        count >>= 1
+    return power
+
+
+_VERSION = 1
+# As many are always kept.
+_MANY = 64
+_READ_BYTES = 1 << 22
+# A fingerprint is dropped where the gap that it leaves is at most this part of its distance from the newest.
+_SPARSE = 4
+# A batch has several fingerprints, so that a log that was rewritten within it isn't read again from the batch's begin.
+_PIECES, _PIECE_BYTES = 8, 1 << 16
+_POSITION = integer(0, 2**62)
+
+
+class Verdict(Enum):
+    """What became of a message that was read."""
+
+    SAME = "same"
+    # Its segment is deleted, as brokers do with old ones: nothing is known.
+    GONE = "gone"
+    # Something else is in its place, or the log ends before it.
+    CHANGED = "changed"
+
+
+class RangeFingerprint(NamedTuple):
+    """Checksums of the commit log before offset `end`: of its last message, and of everything since the one before.
+
+    `messages` counts those of the bytes [begin, end). What was skipped has fingerprints without messages: `offset` and
+    `size` are of its first bytes.
+    """
+
+    end: int
+    # The last message, its size in bytes and the CRC-32 of its stored bytes.
+    offset: int
+    size: int
+    crc: int
+    messages: int
+    # Negative: only the last message is known.
+    begin: int = -1
+    # CRC-32 of the bytes [begin, end).
+    range_crc: int = 0
+
+    def compare(self, segments: Sequence[Segment]) -> Verdict:
+        """Compare every byte that is covered with the segments of the log."""
+        verdict = self.compare_last(segments)
+        if verdict is not Verdict.SAME or self.begin < 0:
+            return verdict
+        at, crc = self.begin, 0
+        while at < self.end:
+            data = stored_bytes(segments, at, min(_READ_BYTES, self.end - at))
+            if not data:  # deleted meanwhile, or cut short
+                return Verdict.GONE if data is None else Verdict.CHANGED
+            at, crc = at + len(data), zlib.crc32(data, crc)
+        return Verdict.SAME if crc == self.range_crc else Verdict.CHANGED
+
+    def compare_last(self, segments: Sequence[Segment]) -> Verdict:
+        """Compare the last message with the segments of the log."""
+        if segments and self.offset < segments[0].start:
+            return Verdict.GONE
+        data = stored_bytes(segments, self.offset, self.size)
+        if data is None:
+            return Verdict.GONE if segments and self.offset < segments[-1].start else Verdict.CHANGED
+        return Verdict.SAME if (len(data), zlib.crc32(data)) == (self.size, self.crc) else Verdict.CHANGED
+
+
+def fingerprints_of(batch: IndexBatch) -> list[RangeFingerprint]:
+    """Return the fingerprints of what was skipped before a batch, and of the batch, ascending."""
+    made = [
+        # a broker that truncates its log there writes messages over it
+        RangeFingerprint(
+            one.end, one.begin, one.size, one.crc, 0, *((-1, 0) if one.whole is None else (one.begin, one.whole))
+        )
+        for one in batch.non_messages
+        if one.size
+    ]
+    if not batch.messages:
+        return made
+    size = batch.end - batch.begin
+    positions = [*batch.positions.tolist(), size]
+    pieces = max(1, min(_PIECES, size // _PIECE_BYTES))
+    rows = {int(np.searchsorted(batch.positions, size * piece // pieces)) for piece in range(1, pieces)}
+    view = memoryview(batch.data)
+    begin, done = 0, 0
+    for row in sorted({row for row in rows if row > 0} | {batch.messages}):
+        last, end = positions[row - 1], positions[row]
+        made.append(
+            RangeFingerprint(
+                batch.begin + end,
+                batch.begin + last,
+                end - last,
+                zlib.crc32(view[last:end]),
+                row - done,
+                batch.begin + begin,
+                zlib.crc32(view[begin:end]),
+            )
+        )
+        begin, done = end, row
+    return made
+
+
+def _checked_range(value: Any) -> RangeFingerprint:
+    """Check a stored fingerprint: a list of its numbers, of which the last two were not always there."""
+    if not isinstance(value, list) or not len(_NUMBERS) - 2 <= len(value) <= len(_NUMBERS):
+        raise Malformed(f"a list of {len(_NUMBERS) - 2} to {len(_NUMBERS)} numbers", value)
+    one = RangeFingerprint(*(check(number) for check, number in zip(_NUMBERS, value, strict=False)))
+    if not one.begin <= one.end >= one.offset:
+        raise Malformed("a stretch of a log", value)
+    return one
+
+
+_NUMBERS = (_POSITION, _POSITION, SIZE, CRC32, COUNT, integer(-1, 2**62), CRC32)
+_FOLLOWER = record(
+    lambda follower, **fields: tuple(fields.values()),
+    follower=integer(_VERSION, _VERSION),
+    source=text(),
+    witnesses=list_of(_checked_range),
+    continue_at=nullable(_POSITION),
+    rewritten=Optional(list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS)), ()),
+)
+
+
+def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
+    """Return two fingerprints that follow each other as one.
+
+    What lies between segments isn't covered, so then only the later's bytes.
+    """
+    messages = one.messages + later.messages
+    if one.begin < 0 or one.end != later.begin:
+        return later._replace(messages=messages)
+    crc = joined_crc(one.range_crc, later.range_crc, later.end - later.begin)
+    return later._replace(messages=messages, begin=one.begin, range_crc=crc)
+
+
+@dataclass
+class LogFingerprints:
+    """The fingerprints of one source, ascending, and where its log was found to be rewritten."""
+
+    path: Path
+    source: str
+    disk: Disk
+    ranges: list[RangeFingerprint] = field(default_factory=list)
+    # Set while a part of the log is put again: a restart begins there.
+    continue_at: int | None = None
+    # Offsets [begin, end) that were found to be others than were read, each with the time of that (epoch ms).
+    rewritten: tuple[tuple[int, int, int], ...] = ()
+
+    @classmethod
+    def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
+        """Return what is kept in a root, no fingerprints where there is nothing. Raises `CorruptFile`."""
+        made = cls(root / FOLLOWERS / f"{hashlib.sha256(source.encode()).hexdigest()[:32]}.json", source, disk)
+        file = str(made.path)
+        try:
+            document = load(made.path.read_bytes(), file, "memory")
+            stored, ranges, made.continue_at, made.rewritten = checked(_FOLLOWER, document, file, "memory")
+            if stored != source:
+                raise CorruptFile(file, "memory of another source", expected=source, found=stored)
+            made.ranges = list(ranges)
+        except FileNotFoundError:
+            pass
+        except OSError as error:
+            raise disk_error(error, f"reading {file}") from error
+        except CorruptFile as error:
+            problem = (
+                f"not the memory of {source} ({error.problem}); without this file the log is followed "
+                f"unchecked from the durable position"
+            )
+            raise CorruptFile(file, problem) from error
+        return made
+
+    def save(self) -> None:
+        """Write the fingerprints durably. Raises as `disk_error` says."""
+        document = {
+            "follower": _VERSION,
+            "source": self.source,
+            "witnesses": self.ranges,
+            "continue_at": self.continue_at,
+            "rewritten": self.rewritten,
+        }
+        temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
+        try:
+            if not self.path.parent.is_dir():
+                self.disk.make_folder(self.path.parent)
+                self.disk.sync_folder(self.path.parent.parent)
+            self.disk.write_file(temporary, [json.dumps(document).encode()])
+            self.disk.publish(temporary, self.path)
+        except OSError as error:
+            raise disk_error(error, f"writing {self.path}") from error
+
+    def cut(self, position: int) -> None:
+        """Forget what lies behind a position."""
+        self.ranges = [one for one in self.ranges if one.end <= position]
+
+    def add_rewritten(self, begin: int, end: int, now_ms: int) -> None:
+        """Remember that the offsets [begin, end) are others now; the oldest such ranges are forgotten."""
+        apart = [known for known in self.rewritten if known[0] < begin or known[1] > end]
+        self.rewritten = (*apart, (begin, end, now_ms))[-_MANY:]
+
+    def rewritten_ms(self, begin: int, end: int) -> int | None:
+        """Return when some of the offsets [begin, end) were last found to be others (epoch ms); None: never.
+
+        Any thread may call.
+        """
+        return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
+
+    def add(self, newest: RangeFingerprint, durable: int) -> None:
+        """Add the newest fingerprint.
+
+        Those at or before the durable position become fewer with their distance from the newest.
+        """
+        self.ranges.append(newest)
+        settled = [one for one in self.ranges if one.end <= durable]
+        if len(settled) < _MANY:
+            return
+        kept = settled[:1]
+        for place in range(1, len(settled) - 1):
+            one, later = settled[place], settled[place + 1]
+            if later.end - kept[-1].end <= (newest.end - later.end) // _SPARSE:
+                settled[place + 1] = _joined(one, later)
+            else:
+                kept.append(one)
+        self.ranges[: len(settled)] = [*kept, settled[-1]]
+
+    def is_changed(self, segments: Sequence[Segment], span_bytes: int, most: int | None = None) -> bool:
+        """Return whether anything covered of the last `span_bytes` bytes differs from the segments of the log.
+
+        With `most`, only so many of the newest fingerprints are compared.
+        """
+        newest = reversed(self.ranges[-most:] if most else self.ranges)
+        return any(
+            one.compare(segments) is Verdict.CHANGED
+            for one in itertools.takewhile(lambda one: self._is_within(one, span_bytes), newest)
+        )
+
+    def _is_within(self, one: RangeFingerprint, span_bytes: int) -> bool:
+        return one is self.ranges[-1] or self.ranges[-1].end - one.end < span_bytes
+
+    def last_same(self, segments: Sequence[Segment], span_bytes: int) -> RangeFingerprint | None:
+        """Return the newest fingerprint before which nothing is changed, as far as the last `span_bytes` bytes go.
+
+        Older ones are compared by their last message.
+        """
+        found: RangeFingerprint | None = None
+        for one in reversed(self.ranges):
+            if not self._is_within(one, span_bytes):
+                older = (known for known in reversed(self.ranges) if known.end <= one.end)
+                return found or next((o for o in older if o.compare_last(segments) is Verdict.SAME), None)
+            verdict = one.compare(segments)
+            found = None if verdict is Verdict.CHANGED else found or (one if verdict is Verdict.SAME else None)
+        return found
+
+    def messages_behind(self, position: int) -> int:
+        """Return how many messages were put behind a position, by the fingerprints."""
+        return sum(one.messages for one in self.ranges if one.end > position)
