@@ -9,7 +9,6 @@ from pathlib import Path
 from tests.rocketmq.archived_store import index_log, put
 from tests.rocketmq.messages import full, log, write_log
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 
@@ -34,7 +33,7 @@ def stored_bytes(answer):
 
 
 def same(fetched, wanted: Message):
-    return isinstance(fetched.message, FoundRocketmqMessage) and fetched.message.encode() == wanted.encode()
+    return isinstance(fetched.message, Message) and fetched.message.encode() == wanted.encode()
 
 
 def one_message(tmp_path, index, **fields):

@@ -8,10 +8,9 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, one_message, same, settled, s
 from tests.rocketmq.messages import V6, full, keyed, message, write_log
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage, show_body
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import STORE_V6
-from tiered_index.rocketmq.log.message import compress
+from tiered_index.rocketmq.log.message import compress, show_body
 
 
 def test_every_message_by_its_id_local_and_archived(index, store):
@@ -98,7 +97,7 @@ def test_bodies_are_shown_as_asked_where_they_can_be(body, wanted, shown):
 @pytest.mark.parametrize("codec", ["zlib", "lz4", "zstd"])
 def test_compressed_bodies_are_shown_plain(codec):
     packed, flag = compress(b"text " * 100, codec)
-    one = FoundRocketmqMessage.of(message(body=packed, sys_flag=flag))
+    one = message(body=packed, sys_flag=flag)
     assert (one.to_dict()["body"], one.to_dict()["compression"]) == ("text " * 100, codec)
     broken = show_body(message(body=packed[:-5], sys_flag=flag), "text")
     assert (broken["body"], broken["body_format"]) == (packed[:-5].hex(), "hex")

@@ -21,8 +21,8 @@ from tiered_index.cli.output import Output, counted, error_document, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
-from tiered_index.rocketmq.archive.found_message import BodyFormat, FoundRocketmqMessage, show_body
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
+from tiered_index.rocketmq.log.message import BodyFormat, Message, show_body
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
@@ -63,13 +63,13 @@ def write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) 
 def _describe(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
     """Return it JSON-ready, its body as `body` says."""
     message = fetched.message
-    return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, FoundRocketmqMessage) else {})
+    return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, Message) else {})
 
 
 def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
     """Print one message, or why it can't be had."""
     message, item = fetched.message, fetched.item
-    if not isinstance(message, FoundRocketmqMessage):
+    if not isinstance(message, Message):
         place = (
             f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
             if item is not None
@@ -103,7 +103,7 @@ def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
         out.lines(f"  {'body':<14}  {shown}")
 
 
-def _body(message: FoundRocketmqMessage, wanted: BodyFormat) -> str | None:
+def _body(message: Message, wanted: BodyFormat) -> str | None:
     shown = show_body(message, wanted)
     if not shown:
         return None

@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ from tiered_index.rocketmq.log.layout import (
     parse_properties,
     tags_code,
 )
-from tiered_index.rocketmq.log.message import Message, body_crc, encode_fields, message_size, problem_of_values
+from tiered_index.rocketmq.log.message import Message, body_crc, message_size, problem_of_values
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
 from tiered_index.storage.disk import Disk
@@ -101,7 +100,6 @@ class QueueWriter:
 _HIDDEN = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
 _FLUSH_BYTES = 1 << 23
 _LOCALHOST = Host("127.0.0.1", 10911)
-_pack_host = lru_cache(maxsize=1_024)(pack_host)
 
 
 class Put(NamedTuple):
@@ -217,45 +215,42 @@ class StoreWriter:
             raise InvalidArgument(problem)
         if "/" in topic or "\0" in topic or topic in (".", ".."):
             raise InvalidArgument(f"topic {topic!r} can't name a folder of consume queues")
-        born, store = _pack_host(born_host), _pack_host(store_host or self.store_host)
-        sys_flag = (
-            sys_flag & ~(BORN_V6 | STORE_V6) | (BORN_V6 if len(born) > 8 else 0) | (STORE_V6 if len(store) > 8 else 0)
-        )
-        name, stored = topic.encode(), text.encode()
-        magic = MAGIC_V1 if len(name) <= MAX_TOPIC_V1_BYTES else MAGIC_V2
-        size = message_size(sys_flag, magic, len(name), len(body), len(stored))
+        store_host = store_host or self.store_host
+        sys_flag &= ~(BORN_V6 | STORE_V6)
+        sys_flag |= BORN_V6 if len(pack_host(born_host)) > 8 else 0
+        sys_flag |= STORE_V6 if len(pack_host(store_host)) > 8 else 0
+        topic_bytes, stored = len(topic.encode()), text.encode()
+        magic = MAGIC_V1 if topic_bytes <= MAX_TOPIC_V1_BYTES else MAGIC_V2
+        size = message_size(sys_flag, magic, topic_bytes, len(body), len(stored))
         self._make_room(size)
         hidden = sys_flag & TRANSACTION_MASK in _HIDDEN
-        queue = self._queue(topic, queue_id)
-        put = Put(self._offset, size, 0 if hidden else queue.next)
-        self._pending.append(
-            encode_fields(
-                size,
-                magic,
-                body_crc(body),
-                queue_id,
-                flag,
-                put.queue_offset,
-                put.offset,
-                sys_flag,
-                store_ms if born_ms is None else born_ms,
-                born,
-                store_ms,
-                store,
-                reconsume_times,
-                prepared_offset,
-                body,
-                name,
-                stored,
-            )
+        message = Message(
+            topic=topic,
+            queue_id=queue_id,
+            queue_offset=0 if hidden else self._queue(topic, queue_id).next,
+            physical_offset=self._offset,
+            size=size,
+            magic=magic,
+            body_crc=body_crc(body),
+            flag=flag,
+            sys_flag=sys_flag,
+            born_ms=store_ms if born_ms is None else born_ms,
+            born_host=born_host,
+            store_ms=store_ms,
+            store_host=store_host,
+            reconsume_times=reconsume_times,
+            prepared_offset=prepared_offset,
+            raw_body=body,
+            raw_properties=stored,
         )
+        self._pending.append(message.encode())
         self._pending_bytes += size
         self._offset += size
-        self._dispatch(queue, put, topic, named, store_ms, sys_flag)
-        self._index_keys(put.offset, topic, named, store_ms, sys_flag)
+        self._dispatch(message, named)
+        self._index_keys(message, named)
         if self._pending_bytes >= _FLUSH_BYTES:
             self._write_segment()
-        return put
+        return Put(message.physical_offset, size, message.queue_offset)
 
     def flush(self) -> None:
         """Write what was put: commit log, then consume queues, then index files that changed."""
@@ -332,19 +327,25 @@ class StoreWriter:
             queue = self._queues[topic, queue_id] = QueueWriter(folder, self.queue_entries, self._disk)
         return queue
 
-    def _dispatch(
-        self, queue: QueueWriter, put: Put, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int
-    ) -> None:
-        """Note a message in its queue."""
-        self._last_ms = max(self._last_ms, store_ms)
-        if sys_flag & TRANSACTION_MASK not in _HIDDEN:
-            queue.append(put.offset, put.size, tags_code(topic, named, store_ms))
+    def _dispatch(self, message: Message, named: Mapping[str, str]) -> None:
+        """Note a message, whose properties are `named`, in its queue."""
+        queue = self._queue(message.topic, message.queue_id)
+        self._last_ms = max(self._last_ms, message.store_ms)
+        if message.is_visible:
+            queue.append(message.physical_offset, message.size, tags_code(message.topic, named, message.store_ms))
 
-    def _index_keys(self, offset: int, topic: str, named: Mapping[str, str], store_ms: int, sys_flag: int) -> None:
+    def _index_keys(self, message: Message, named: Mapping[str, str]) -> None:
         if self._index is None:
             return
         known = len(self._index.files)
-        self._index.put(topic, named.get(UNIQ_KEY), named.get(KEYS), offset, store_ms, sys_flag)
+        self._index.put(
+            message.topic,
+            named.get(UNIQ_KEY),
+            named.get(KEYS),
+            message.physical_offset,
+            message.store_ms,
+            message.sys_flag,
+        )
         for file in self._index.files[max(known - 1, 0) :]:
             self._dirty[file.file] = file
 
@@ -384,13 +385,11 @@ class StoreWriter:
 
     def _again(self, message: Message) -> None:
         queue = self._queue(message.topic, message.queue_id)
-        put = Put(message.physical_offset, message.size, message.queue_offset)
         if message.is_visible and not queue.pending:
             queue.next = message.queue_offset
-        self._dispatch(queue, put, message.topic, message.properties, message.store_ms, message.sys_flag)
+        named = message.properties
+        self._dispatch(message, named)
         files = self._index.files if self._index else []
         # an index file is written with all keys of a message, or none
         if not files or message.physical_offset > files[-1].header.end_offset:
-            self._index_keys(
-                message.physical_offset, message.topic, message.properties, message.store_ms, message.sys_flag
-            )
+            self._index_keys(message, named)

@@ -20,7 +20,6 @@ from functools import cached_property
 from pathlib import Path
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
-from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
@@ -90,7 +89,7 @@ class _Search:
         fetched = Fetched(
             item=self.item,
             state=state,
-            message=FoundRocketmqMessage.of(message),
+            message=message,
             carries_key=carries,
             read_from=read_from,
             problem="; ".join(self.problems) or None,

@@ -210,6 +210,7 @@ class Host(NamedTuple):
         return f"[{self.ip}]:{self.port}" if ":" in self.ip else f"{self.ip}:{self.port}"
 
 
+@lru_cache(maxsize=1_024)
 def pack_host(host: Host) -> bytes:
     """Return address and port as stored: 8 bytes for IPv4, 20 for IPv6."""
     try:
@@ -218,6 +219,7 @@ def pack_host(host: Host) -> bytes:
         raise InvalidArgument(f"{host!r} is no address and port ({error})") from error
 
 
+@lru_cache(maxsize=1_024)
 def unpack_host(packed: bytes) -> Host:
     """Return what `pack_host` packed."""
     return Host(str(ipaddress.ip_address(packed[:-4])), int.from_bytes(packed[-4:], "big", signed=True))

@@ -1,11 +1,8 @@
-"""One message of the commit log, whole: decoded, checked, decompressed, and encoded again. Pure.
+"""One message of the commit log, whole: decoded, checked, decompressed, shown, and encoded again. Pure.
 
-`Message` is an immutable value and safe to share between threads. Source: RocketMQ's `MessageDecoder`, `CommitLog` and
-`MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are damage,
-not a message.
-
-Bodies are decompressed as zlib by the standard library, as LZ4 frames and zstd by Arrow's codecs. A body does not say
-its size before it is decompressed, and a few KiB can claim gigabytes, so every decompression has a bound.
+`Message` is an immutable value and safe to share between threads. It follows RocketMQ's `MessageDecoder`, `CommitLog`
+and `MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are
+damage, not a message.
 
 What a message's head claims is checked before that much is read (`check_head`, `check_tail`): four wrong bytes could
 otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at the broker
@@ -14,14 +11,15 @@ otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a 
 
 from __future__ import annotations
 
+import json
 import struct
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import Any, NamedTuple
+from functools import partial
+from operator import attrgetter
+from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, InvalidArgument
@@ -60,8 +58,8 @@ __all__ = [
     "HEAD_BYTES",
     "MAX_BODY_BYTES",
     "MAX_MESSAGE_BYTES",
+    "BodyFormat",
     "Buffer",
-    "Claim",
     "Head",
     "Host",
     "Message",
@@ -69,13 +67,11 @@ __all__ = [
     "check_head",
     "check_tail",
     "compress",
-    "compression_of",
-    "decode_head",
     "decode_message",
     "decompress",
-    "encode_fields",
     "message_size",
     "problem_of_values",
+    "show_body",
 ]
 
 # Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
@@ -86,7 +82,7 @@ MAX_BODY_BYTES = 1 << 27
 _NAMES = {0: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd", COMPRESSION_ZLIB: "zlib"}
 
 
-def compression_of(sys_flag: int) -> str | None:
+def _compression_of(sys_flag: int) -> str | None:
     """Return "zlib", "lz4" or "zstd", None for a plain body, or "unknown" for a type that RocketMQ has not got."""
     return _NAMES.get(sys_flag & COMPRESSION_MASK, "unknown") if sys_flag & COMPRESSED else None
 
@@ -94,17 +90,24 @@ def compression_of(sys_flag: int) -> str | None:
 def decompress(
     body: bytes, sys_flag: int, *, file: str = "message", offset: int | None = None, max_bytes: int = MAX_BODY_BYTES
 ) -> bytes:
-    """Return the plain body of at most `max_bytes` bytes.
+    """Return the plain body of at most `max_bytes` bytes: zlib, LZ4 frames and zstd are known.
 
-    Raises `CorruptFile` naming `file` and `offset` for anything else.
+    A body doesn't say its size before it is decompressed, and a few KiB can claim gigabytes, hence the bound. Raises
+    `CorruptFile` naming `file` and `offset` for anything else.
     """
-    name = compression_of(sys_flag)
+    name = _compression_of(sys_flag)
     if name is None or not body:
         return body
     if name == "unknown":
         raise CorruptFile(file, f"unknown compression type {(sys_flag & COMPRESSION_MASK) >> 8}", offset=offset)
     try:
-        plain, ended = _inflate(body, max_bytes) if name == "zlib" else _stream(body, name, max_bytes)
+        if name == "zlib":
+            inflater = zlib.decompressobj()
+            plain = inflater.decompress(body, max_bytes + 1)
+            ended = inflater.eof or len(plain) > max_bytes
+        else:  # Arrow reports a stream that is cut short as an error of its own
+            with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
+                plain, ended = stream.read(max_bytes + 1), True
     except (zlib.error, OSError, pa.ArrowException) as error:
         raise CorruptFile(file, f"the {name} body can't be decompressed ({error})", offset=offset) from error
     if len(plain) > max_bytes:
@@ -112,18 +115,6 @@ def decompress(
     if not ended:
         raise CorruptFile(file, f"the {name} body is cut short", offset=offset)
     return plain
-
-
-def _inflate(body: bytes, max_bytes: int) -> tuple[bytes, bool]:
-    stream = zlib.decompressobj()
-    plain = stream.decompress(body, max_bytes + 1)
-    return plain, stream.eof or len(plain) > max_bytes
-
-
-def _stream(body: bytes, name: str, max_bytes: int) -> tuple[bytes, bool]:
-    # Arrow reports a stream that is cut short as an error of its own
-    with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
-        return stream.read(max_bytes + 1), True
 
 
 def compress(body: bytes, name: str) -> tuple[bytes, int]:
@@ -138,34 +129,44 @@ def compress(body: bytes, name: str) -> tuple[bytes, int]:
     return sink.getvalue().to_pybytes(), COMPRESSED | (COMPRESSION_LZ4 if name == "lz4" else COMPRESSION_ZSTD)
 
 
-# Bytes to decode; nothing of them is kept beyond the call but copies.
 Buffer = bytes | bytearray | memoryview
+# The fixed part of a message, which has one of four lengths, as `header_dtype` names its fields.
+_HEADS = {
+    born | store: struct.Struct(f">iIiiiqqiq{20 if born else 8}sq{20 if store else 8}siqi")
+    for born in (0, BORN_V6)
+    for store in (0, STORE_V6)
+}
+_FIELDS = header_dtype(0).names or ()
+_values_of = attrgetter(*_FIELDS[:-1])
 # As much as any message's fixed part has.
-HEAD_BYTES = header_dtype(BORN_V6 | STORE_V6).itemsize
+HEAD_BYTES = _HEADS[BORN_V6 | STORE_V6].size
 _MAX_TOPIC_BYTES = 32_767
 # The longest message that is read: a body of 128 MiB, and everything else as long as it can be.
 MAX_MESSAGE_BYTES = MAX_BODY_BYTES + HEAD_BYTES + 2 + _MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES
 _size_and_magic = struct.Struct(">iI").unpack_from
-_dtype_of = cache(header_dtype)
 
 
 class Head(NamedTuple):
-    """A message's fixed part.
+    """What a message's fixed part says: its size, its fields, where the body begins and where the topic's length.
 
-    `fields` as `header_dtype` names them, where the body begins, how many bytes the topic's length takes.
+    Positions are relative to the message's first byte; the topic's length takes `length_bytes`.
     """
 
     size: int
-    fields: Any
+    fields: dict[str, Any]
     body_at: int
+    tail_at: int
     length_bytes: int
 
 
-def decode_head(data: Buffer, most: int, damage: Callable[..., CorruptFile], physical_offset: int | None) -> Head:
-    """Return the fixed part of the message that begins at `data[0]`; of its lengths only the size is checked.
+def _decode_head(
+    data: Buffer, most: int, damage: Callable[..., CorruptFile], physical_offset: int | None, *, bounded: bool
+) -> Head:
+    """Return the head of the message that begins at `data[0]`, its size and the body's length checked.
 
     Raises what `damage` (as `CorruptFile`, from the problem on) makes of a message that has more than `most` bytes,
-    another physical offset (None: any), or a head that is none.
+    another physical offset (None: any), or a head that is none. `bounded`: a body that leaves topic and properties more
+    room than they can have is refused, too.
     """
     if len(data) < MIN_MESSAGE_BYTES:
         raise damage("no whole message", expected=f"{MIN_MESSAGE_BYTES} bytes or more", found=f"{len(data)} bytes")
@@ -174,67 +175,55 @@ def decode_head(data: Buffer, most: int, damage: Callable[..., CorruptFile], phy
         raise damage("wrong magic of a message", expected=f"{MAGIC_V1:#x} or {MAGIC_V2:#x}", found=f"{magic:#x}")
     if not MIN_MESSAGE_BYTES <= size <= most:
         raise damage("the message's size lies", expected=f"{MIN_MESSAGE_BYTES} to {most} bytes", found=size)
-    dtype = _dtype_of(int.from_bytes(data[36:40], "big", signed=True))
-    if size < dtype.itemsize + 3 or len(data) < dtype.itemsize:
-        expected = f"{dtype.itemsize + 3} bytes or more for its hosts"
+    head = _HEADS[int.from_bytes(data[36:40], "big") & (BORN_V6 | STORE_V6)]
+    if size < head.size + 3 or len(data) < head.size:
+        expected = f"{head.size + 3} bytes or more for its hosts"
         raise damage("the message's size lies", expected=expected, found=min(size, len(data)))
-    fields = np.frombuffer(data[: dtype.itemsize], dtype)[0]
-    if physical_offset is not None and int(fields["physical_offset"]) != physical_offset:
-        raise damage(
-            "the message belongs elsewhere",
-            expected=f"physical offset {physical_offset}",
-            found=int(fields["physical_offset"]),
-        )
-    return Head(size, fields, dtype.itemsize, 1 if magic == MAGIC_V1 else 2)
+    fields = dict(zip(_FIELDS, head.unpack_from(data), strict=True))
+    if physical_offset is not None and (found := fields["physical_offset"]) != physical_offset:
+        raise damage("the message belongs elsewhere", expected=f"physical offset {physical_offset}", found=found)
+    length_bytes = 1 if magic == MAGIC_V1 else 2
+    body_length, longest = fields["body_length"], size - head.size - length_bytes - 2
+    most_of_topic = MAX_TOPIC_V1_BYTES if length_bytes == 1 else _MAX_TOPIC_BYTES
+    shortest = max(longest - most_of_topic - MAX_PROPERTIES_BYTES, 0) if bounded else 0
+    if not shortest <= body_length <= longest:
+        raise damage("the body's length lies", expected=f"{shortest} to {longest}", found=body_length)
+    return Head(size, fields, head.size, head.size + body_length, length_bytes)
 
 
-class Claim(NamedTuple):
-    """What a head claims: the message's size, where the length of the topic stands, and the bytes of that length."""
+def _topic_bytes(head: Head, tail: Buffer, damage: Callable[..., CorruptFile]) -> int:
+    """Return the length of the topic; `tail` is the message from byte `head.tail_at` on.
 
-    size: int
-    tail_at: int
-    length_bytes: int
+    Raises what `damage` makes of lengths of topic and properties that don't add up to what the head left room for.
+    """
+    length_bytes, room = head.length_bytes, head.size - head.tail_at
+    length = int.from_bytes(tail[:length_bytes], "big", signed=True)
+    properties_at = length_bytes + length + 2
+    if len(tail) < room or length < 0 or properties_at > room:
+        raise damage("the topic's length lies", expected=f"0 to {room - length_bytes - 2}", found=length)
+    properties = int.from_bytes(tail[properties_at - 2 : properties_at], "big", signed=True)
+    if properties_at + properties != room:
+        problem = "the lengths don't add up: length of the properties"
+        raise damage(problem, expected=room - properties_at, found=properties)
+    return length
 
 
-def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical_offset: int) -> Claim:
-    """Return what a head claims.
+def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical_offset: int) -> Head:
+    """Return what a head claims, before the rest of the message is read.
 
     `head` is a message's first `HEAD_BYTES` bytes, or all of the `left` ones that there are. Raises `CorruptFile` for
     `file` at `file_offset` where no message of at most `left` and `MAX_MESSAGE_BYTES` bytes can begin so.
     """
     damage = partial(CorruptFile, file, offset=file_offset)
-    size, fields, body_at, length_bytes = decode_head(head, min(left, MAX_MESSAGE_BYTES), damage, physical_offset)
-    longest = size - body_at - length_bytes - 2
-    shortest = max(longest - (MAX_TOPIC_V1_BYTES if length_bytes == 1 else _MAX_TOPIC_BYTES) - MAX_PROPERTIES_BYTES, 0)
-    if not shortest <= int(fields["body_length"]) <= longest:
-        raise damage("the body's length lies", expected=f"{shortest} to {longest}", found=int(fields["body_length"]))
-    return Claim(size, body_at + int(fields["body_length"]), length_bytes)
+    return _decode_head(head, min(left, MAX_MESSAGE_BYTES), damage, physical_offset, bounded=True)
 
 
-def check_tail(claim: Claim, tail: Buffer, *, file: str, file_offset: int) -> None:
+def check_tail(head: Head, tail: Buffer, *, file: str, file_offset: int) -> None:
     """Raise `CorruptFile` where topic and properties aren't as long as the head left room for.
 
-    `tail` begins at `claim.tail_at`.
+    `tail` is the message from byte `head.tail_at` on.
     """
-    room = claim.size - claim.tail_at
-    properties_at = claim.length_bytes + int.from_bytes(tail[: claim.length_bytes], "big", signed=True) + 2
-    if len(tail) < room or not claim.length_bytes + 2 <= properties_at <= room:
-        raise CorruptFile(
-            file,
-            "the topic's length lies",
-            offset=file_offset,
-            expected=f"0 to {room - claim.length_bytes - 2}",
-            found=properties_at - claim.length_bytes - 2,
-        )
-    length = int.from_bytes(tail[properties_at - 2 : properties_at], "big", signed=True)
-    if properties_at + length != room:
-        raise CorruptFile(
-            file,
-            "the lengths don't add up: length of the properties",
-            offset=file_offset,
-            expected=room - properties_at,
-            found=length,
-        )
+    _topic_bytes(head, tail, partial(CorruptFile, file, offset=file_offset))
 
 
 # Which bits of a body's CRC-32 are stored: all but the highest.
@@ -304,115 +293,58 @@ class Message:
         return offset_msg_id(self.store_host, self.physical_offset)
 
     @property
-    def transaction(self) -> int:
-        """The transaction bits of the sys flag: 0, prepared, commit or rollback."""
-        return self.sys_flag & TRANSACTION_MASK
-
-    @property
     def is_visible(self) -> bool:
         """Whether consumers see it, so that its keys are indexed: neither prepared nor rolled back."""
-        return self.transaction not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+        return self.sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
 
     @property
     def compression(self) -> str | None:
         """How the body is compressed: "zlib", "lz4", "zstd", "unknown" or None."""
-        return compression_of(self.sys_flag)
+        return _compression_of(self.sys_flag)
 
     def body(self, max_bytes: int = MAX_BODY_BYTES) -> bytes:
         """Return the plain body; raises `CorruptFile` where it can't be decompressed or is larger than `max_bytes`."""
         return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
 
     def encode(self) -> bytes:
-        """Return the stored bytes.
+        """Return the stored bytes; nothing is checked.
 
         `size` and `body_crc` are taken as they are, so a decoded message gives its own bytes.
         """
-        return encode_fields(
-            self.size,
-            self.magic,
-            self.body_crc,
-            self.queue_id,
-            self.flag,
-            self.queue_offset,
-            self.physical_offset,
-            self.sys_flag,
-            self.born_ms,
-            pack_host(self.born_host),
-            self.store_ms,
-            pack_host(self.store_host),
-            self.reconsume_times,
-            self.prepared_offset,
-            self.raw_body,
-            self.topic.encode(),
-            self.raw_properties,
-        )
+        values = [pack_host(value) if isinstance(value, Host) else value for value in _values_of(self)]
+        head = _HEADS[self.sys_flag & (BORN_V6 | STORE_V6)].pack(*values, len(self.raw_body))
+        topic, properties = self.topic.encode(), self.raw_properties
+        topic_length = len(topic).to_bytes(1 if self.magic == MAGIC_V1 else 2, "big", signed=True)
+        properties_length = len(properties).to_bytes(2, "big", signed=True)
+        return b"".join((head, self.raw_body, topic_length, topic, properties_length, properties))
 
-
-_HEADS = {
-    born | store: struct.Struct(f">iIiiiqqiq{20 if born else 8}sq{20 if store else 8}siqi").pack
-    for born in (0, BORN_V6)
-    for store in (0, STORE_V6)
-}
-_short = struct.Struct(">h").pack
-_byte = struct.Struct(">b").pack
-_NUMBERS = (
-    "size",
-    "magic",
-    "body_crc",
-    "queue_id",
-    "flag",
-    "queue_offset",
-    "physical_offset",
-    "sys_flag",
-    "born_ms",
-    "store_ms",
-    "reconsume_times",
-    "prepared_offset",
-)
-
-
-def encode_fields(
-    size: int,
-    magic: int,
-    crc: int,
-    queue_id: int,
-    flag: int,
-    queue_offset: int,
-    physical_offset: int,
-    sys_flag: int,
-    born_ms: int,
-    born_host: bytes,
-    store_ms: int,
-    store_host: bytes,
-    reconsume_times: int,
-    prepared_offset: int,
-    body: bytes,
-    topic: bytes,
-    properties: bytes,
-) -> bytes:
-    """Return a message's stored bytes; nothing is checked.
-
-    Hosts are as `pack_host` gives them, in the kinds that `sys_flag` says.
-    """
-    head = _HEADS[sys_flag & (BORN_V6 | STORE_V6)](
-        size,
-        magic,
-        crc,
-        queue_id,
-        flag,
-        queue_offset,
-        physical_offset,
-        sys_flag,
-        born_ms,
-        born_host,
-        store_ms,
-        store_host,
-        reconsume_times,
-        prepared_offset,
-        len(body),
-    )
-    topic_length = _byte(len(topic)) if magic == MAGIC_V1 else _short(len(topic))
-    return b"".join((head, body, topic_length, topic, _short(len(properties)), properties))
+    def to_dict(self, body: BodyFormat = "text") -> dict[str, Any]:
+        """Return every field JSON-ready, the body as `show_body` does."""
+        return {
+            "topic": self.topic,
+            "queue_id": self.queue_id,
+            "queue_offset": self.queue_offset,
+            "msg_id": self.offset_msg_id,
+            "uniq_key": self.uniq_key,
+            "keys": list(self.index_keys),
+            "tags": self.tags,
+            "properties": self.properties,
+            "born_ms": self.born_ms,
+            "born_host": str(self.born_host),
+            "store_ms": self.store_ms,
+            "store_host": str(self.store_host),
+            "physical_offset": self.physical_offset,
+            "size": self.size,
+            "flag": self.flag,
+            "sys_flag": self.sys_flag,
+            "reconsume_times": self.reconsume_times,
+            "prepared_offset": self.prepared_offset,
+            "visible": self.is_visible,
+            "compression": self.compression,
+            "body_crc": self.body_crc,
+            "body_bytes": len(self.raw_body),
+            **show_body(self, body),
+        }
 
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
@@ -457,34 +389,51 @@ def decode_message(
     """
     view = memoryview(data)[position:]
     damage = partial(CorruptFile, file, offset=file_offset + position)
-    size, head, body_at, length_bytes = decode_head(view, len(view), damage, physical_offset)
-    body_length = int(head["body_length"])
-    topic_at = body_at + body_length + length_bytes
-    if body_length < 0 or topic_at + 2 > size:
-        raise damage("the body's length lies", expected=f"0 to {size - body_at - length_bytes - 2}", found=body_length)
-    topic_length = int.from_bytes(view[topic_at - length_bytes : topic_at], "big", signed=True)
-    properties_at = topic_at + topic_length + 2
-    if topic_length < 0 or properties_at > size:
-        raise damage("the topic's length lies", expected=f"0 to {size - topic_at - 2}", found=topic_length)
-    properties_length = int.from_bytes(view[properties_at - 2 : properties_at], "big", signed=True)
-    if properties_at + properties_length != size:
-        raise damage(
-            "the lengths don't add up: length of the properties", expected=size - properties_at, found=properties_length
-        )
-    body = bytes(view[body_at : body_at + body_length])
-    if check_crc and body_crc(body) != int(head["body_crc"]):
-        raise damage("the body contradicts its CRC", expected=int(head["body_crc"]), found=body_crc(body))
+    head = _decode_head(view, len(view), damage, physical_offset, bounded=False)
+    topic_at = head.tail_at + head.length_bytes
+    topic_end = topic_at + _topic_bytes(head, view[head.tail_at : head.size], damage)
+    body = bytes(view[head.body_at : head.tail_at])
+    fields = head.fields
+    if check_crc and (crc := body_crc(body)) != fields["body_crc"]:
+        raise damage("the body contradicts its CRC", expected=fields["body_crc"], found=crc)
     try:
-        topic = bytes(view[topic_at : topic_at + topic_length]).decode()
+        topic = bytes(view[topic_at:topic_end]).decode()
     except UnicodeDecodeError as error:
         raise damage(f"the topic is no UTF-8 ({error})") from error
-    if problem := problem_of_values(topic, int(head["queue_id"]), int(head["store_ms"])):
+    if problem := problem_of_values(topic, fields["queue_id"], fields["store_ms"]):
         raise damage(problem)
-    return Message(
-        topic=topic,
-        **{name: int(head[name]) for name in _NUMBERS},
-        born_host=unpack_host(head["born_host"].tobytes()),
-        store_host=unpack_host(head["store_host"].tobytes()),
-        raw_body=body,
-        raw_properties=bytes(view[properties_at:size]),
-    )
+    del fields["body_length"]
+    fields["born_host"], fields["store_host"] = unpack_host(fields["born_host"]), unpack_host(fields["store_host"])
+    return Message(topic=topic, **fields, raw_body=body, raw_properties=bytes(view[topic_end + 2 : head.size]))
+
+
+BodyFormat = Literal["text", "json", "hex", "none"]
+
+
+def show_body(message: Message, wanted: BodyFormat) -> dict[str, Any]:
+    """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no text as hexadecimal digits.
+
+    A body that can't be decompressed is shown as stored, in hexadecimal digits, with ``body_problem``; "none" gives
+    neither.
+    """
+    if wanted == "none":
+        return {}
+    try:
+        plain = message.body()
+    except CorruptFile as error:
+        return {"body": message.raw_body.hex(), "body_format": "hex", "body_problem": str(error)}
+    if wanted == "json":
+        try:
+            return {"body": json.loads(plain, parse_constant=_no_constant), "body_format": "json"}
+        except (ValueError, RecursionError):
+            pass  # shown as text
+    if wanted != "hex" and b"\0" not in plain:
+        try:
+            return {"body": plain.decode(), "body_format": "text"}
+        except UnicodeDecodeError:
+            pass  # shown as digits
+    return {"body": plain.hex(), "body_format": "hex"}
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON")

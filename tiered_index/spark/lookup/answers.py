@@ -24,8 +24,8 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, StorageUnavailable
 from tiered_index.format.schema import Schema
-from tiered_index.rocketmq.archive.found_message import FoundRocketmqMessage
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.answers.batch import Matches, best_answers
 from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -318,7 +318,7 @@ def _row(one: Fetched | None, *, allow_partial: bool) -> dict[str, Any] | None:
     message = one.message
     if not one.carries_key:
         row["message_state"] = "other_key"
-    elif isinstance(message, FoundRocketmqMessage):
+    elif isinstance(message, Message):
         row |= {
             "message_body": message.body(),
             "message_tags": message.tags,
