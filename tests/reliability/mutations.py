@@ -5,9 +5,9 @@ errors come out.
     python -m tests.reliability.mutations --codec journal --first 4711 --count 1 --deep       one again
 
 The engine makes a tree of real files (`hostile_tree`). A mutant is one of them, changed inside its checksums
-(`resealed`), and now and then by plain flips. Every mutant is decoded; each `--every`-th one is put into its place, and
-then a reader, a writer, a merge, `verify`, `inspect`, `dump`, `recover`, `orphans`, a staging job, a follower or
-whatever else reads that format runs over it.
+(`mutated_formats`, `resealed`), and now and then by plain flips. Every mutant is decoded; each `--every`-th one is put
+into its place, and then a reader, a writer, a merge, `verify`, `inspect`, `dump`, `recover`, `orphans`, a staging job,
+a follower or whatever else reads that format runs over it.
 
 What is promised, and checked: every error is a `TieredIndexError`; no warning; no call takes longer than `_MOST_S` or
 more memory than `_MOST_BYTES`; an answer that is `complete` holds nothing that was not put under its topic and key;
@@ -36,7 +36,6 @@ import traceback
 import warnings
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from types import FrameType
@@ -54,48 +53,31 @@ from tests.reliability.hostile_tree import (
     small_parts,
     storage_uri,
 )
-from tests.reliability.resealed import Reseal
+from tests.reliability.mutated_formats import Codec, codecs, object_of
 from tests.reliability.tally import Tally, main
-from tests.rocketmq import golden_store
 from tests.support.staging import Job
 from tiered_index import Lookup
 from tiered_index.cli.main import run as run_command
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
-from tiered_index.format.archived import SegmentTable
-from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.journal import parse_journal
-from tiered_index.format.layout import ROCKETMQ, Layout
-from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
-from tiered_index.format.verify import verify_compacted, verify_shard
+from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
-from tiered_index.rocketmq.classic.service import ClassicImport, ClassicIndex, load_classic_index
+from tiered_index.rocketmq.classic.service import ClassicImport, load_classic_index
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.consumequeue import decode_entries
-from tiered_index.rocketmq.log.store import StoreDirectory, decode_checkpoint
-from tiered_index.service.answers.rows import decode_cursor, encode_cursor, query_digest
-from tiered_index.service.cold.path import ColdPath
-from tiered_index.service.files.window_table import WindowTable
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.answers.rows import encode_cursor, query_digest
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.staged import Ticket, read_sealed
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord
-from tiered_index.service.log.session import check_lease
-from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.merge.plan import plan_merge
-from tiered_index.service.root.root import Marker
-from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
 
 _MOST_S = 20
 _MOST_BYTES = 1 << 30
 _TOTAL = 1_000_000
+# the share of mutants that are plain flips, which checksums find
 _FLIPS = 0.1
-# of the mutants: plain flips, which checksums find
 
 
 class Hangs(BaseException):
@@ -104,257 +86,6 @@ class Hangs(BaseException):
 
 class OutsideError(Exception):
     """Something was written or deleted where nothing may be."""
-
-
-@dataclass
-class Codec:
-    """One format: which files of the tree have it, how they are changed, how they are decoded, and what else reads
-    them.
-
-    `decode` gets the changed bytes and the file's path below the tree. `drives` are names of `Campaign`'s methods.
-    `weight` is its share.
-    """
-
-    name: str
-    pattern: str
-    reseal: Reseal
-    decode: Callable[[bytes, str], object]
-    drives: tuple[str, ...]
-    weight: float = 1.0
-    items: bool = False
-    """Whether it holds items, whose fields may be changed."""
-    files: list[str] = field(default_factory=list)
-
-
-# decoders: what reads the bytes of one file, and everything that is made of it without other files
-
-
-def _trailer(data: bytes, path: str) -> None:
-    def read(position: int, length: int) -> bytes:
-        return data[position : position + length]
-
-    try:
-        trailer = parse_trailer(data, path, len(data))
-    finally:
-        for verify in (verify_compacted, verify_shard):
-            verify(read, len(data), path)
-    slots = trailer.metadata.slot_map
-    assert sum(run.length for run in trailer.directory.all_runs()) <= len(data)
-    for key_hash in (0, 77, 2**31 - 1):
-        trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**40)
-    trailer.directory.runs_between(*slots.slots_of_base(0, slots.base), -(2**40), 2**40)
-
-
-def _journal(data: bytes, path: str) -> None:
-    journal = parse_journal(data, path, Path(path).stem)
-    if journal is not None:
-        assert journal.count <= journal.layout.capacity and journal.valid_length <= len(data)
-        assert journal.seconds is None or journal.seconds[0] <= journal.seconds[1]
-        assert journal.end_ms is not None
-
-
-def _log_record(data: bytes, path: str) -> None:
-    record = LogRecord.decode(data, path)
-    if record.number == 1:
-        _state(LogState().apply(record, path))
-
-
-def _checkpoint(data: bytes, path: str) -> None:
-    _state(LogState.decode(data, path))
-
-
-def _state(state: LogState) -> None:
-    cold = ColdPath(MemoryStorage())
-    for shards in state.tables.values():
-        WindowTable(cold, shards)
-    for name in state.stores:
-        for segment in state.segments_of(name):
-            state.segment_holding(name, segment.start)
-    if state.genesis is not None:
-        plan = plan_merge(state, window_s=3600, now_s=NOW_MS // 1000)
-        assert sum(len(job.tasks) for job in plan.jobs) < 100_000
-
-
-def _lease(data: bytes, path: str) -> None:
-    storage = MemoryStorage()
-    storage.put("lease/00000000000000000001/00000000000000000001", data)
-    check_lease(storage, "somebody", ManualClock(NOW_MS))
-
-
-def _staged(data: bytes, path: str) -> None:
-    storage = MemoryStorage()
-    name = _object_of(path)
-    storage.put(name, data)
-    entries = data.rfind(b'{"version"')
-    ticket = Ticket(
-        file_id=name.split("/")[1],
-        epoch=1,
-        object=name,
-        size_bytes=len(data),
-        entries_bytes=max(0, entries),
-        count=30,
-        created_ms=0,
-        staged_ms=0,
-    )
-    read_sealed(storage, ticket)
-
-
-def _ticket(data: bytes, path: str) -> None:
-    Ticket.decode(data, _object_of(path))
-
-
-def _segment(data: bytes, path: str) -> None:
-    table = SegmentTable.decode(data, len(data), path)
-    assert len(table.pieces) * 4 <= len(data)
-
-
-def _cursor(data: bytes, path: str) -> None:
-    decode_cursor(data.decode("utf-8", "surrogateescape"), query_digest("t", "hot", 0, 10), 3)
-
-
-def _bare(data: bytes, path: str) -> None:
-    def read(position: int, length: int) -> bytes:
-        return data[position : position + length]
-
-    kind = recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), path)
-    if kind.state == "compacted":
-        file = ForeignCompacted.open(read, len(data), path)
-        for key_hash in (0, 5, 2**31 - 1):
-            file.lookup(read, key_hash, 0, 2**62)
-        for _ in file.items(read):
-            pass
-    slots = 101 if "m101" in path else 5 if "slots5" in path else 16
-    unsealed = ForeignUnsealed(
-        data, Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32)), path
-    )
-    unsealed.lookup(5, 0, 2**62)
-    for _ in unsealed.items():
-        pass
-    assert unsealed.interval_ms is None or unsealed.interval_ms[0] <= unsealed.interval_ms[1]
-
-
-def _classic(data: bytes, path: str) -> None:
-    with contextlib.suppress(TieredIndexError):
-        infer_geometry(data, path)
-    file = ClassicIndexFile(data, golden_store.GEOMETRY, file=path)
-    index = ClassicIndex(golden_store.GEOMETRY, [file])
-    for topic, key in (("TopicOrder", "order-0"), ("TopicPay", "same"), ("TopicTx", "tx")):
-        index.query(topic, key)
-        index.find(topic, key)
-    file.entries()
-
-
-def _queue(data: bytes, path: str) -> None:
-    assert len(decode_entries(data)) <= len(data) // 20
-
-
-def _log(data: bytes, path: str) -> None:
-    batch = decode_index_columns(data, int(Path(path).name), segment_bytes=golden_store.SEGMENT_BYTES, check_crc=True)
-    assert batch.columns.num_rows <= len(data)
-
-
-def _nothing(data: bytes, path: str) -> None:
-    """What only a drive reads."""
-
-
-_MESSAGES = tuple(
-    wanted["offset"] % golden_store.SEGMENT_BYTES + at
-    for wanted in golden_store.expected()
-    for at in (0, 4, 28, 36, 56, 84)
-)
-_WRITES = ("write", "recover", "read_root", "verify")
-
-
-def codecs() -> list[Codec]:
-    """Return every format that is read."""
-    stored = ("read", "verify", "merge", "inspect_object", "write", "orphans")
-    local = ("read_root", "inspect", "dump", "verify", "write", "recover")
-    log = ("read", "verify", "merge", "orphans", "write", "job", "files")
-    store = "follow/store"
-    return [
-        Codec("objects", "*/storage/data%/*/*.index", resealed.compacted, _trailer, stored, 4, items=True),
-        Codec("local files", "*/root/[cu][op]*/*.index", resealed.compacted, _trailer, local, 2, items=True),
-        Codec("journal", "*/root/unsealed/*.journal", resealed.journal, _journal, (*_WRITES, "inspect"), 3),
-        Codec("entries", "*/root/unsealed/*.index", resealed.words(), _nothing, (*_WRITES, "dump"), 0.5, items=True),
-        Codec("marker", "*/root/tiered_index.json", resealed.plain_json, Marker.decode, _WRITES),
-        Codec("lock", "*/root/lock", resealed.plain_json, _nothing, ("write", "lock"), 0.2),
-        Codec("log records", "*/storage/log%/*", resealed.sealed_json, _log_record, log, 3),
-        Codec("checkpoints", "*/storage/checkpoint%/*", resealed.sealed_json, _checkpoint, log, 3),
-        Codec("epochs", "*/storage/epoch%/*", resealed.words(), _nothing, ("write", "verify"), 0.2),
-        Codec("lease", "*/storage/lease%/*/*", resealed.plain_json, _lease, ("write", "other_writer")),
-        Codec(
-            "tickets", "*/storage/staging%/*/*.ticket", resealed.sealed_json, _ticket, ("job", "write", "orphans"), 1.5
-        ),
-        Codec(
-            "staged entries",
-            "*/storage/staging%/*/*.entries",
-            resealed.staged,
-            _staged,
-            ("job", "write"),
-            1.5,
-            items=True,
-        ),
-        Codec(
-            "upload leftovers",
-            "*/storage/.%uploads/*/upload.json",
-            resealed.plain_json,
-            _nothing,
-            ("write", "orphans"),
-            0.3,
-        ),
-        Codec(
-            "archived segments",
-            "follow/storage/segments%/*/*/*.log",
-            resealed.archived,
-            _segment,
-            ("archive", "verify"),
-            items=True,
-        ),
-        Codec("cache entries", "*/root/cache/*/*", resealed.words(), _nothing, ("read_root",), 0.3),
-        Codec("cursors", "cursors/*", resealed.cursor, _cursor, ("page",)),
-        Codec("followers", "follow/root/followers/*.json", resealed.plain_json, _nothing, ("follow", "messages"), 0.5),
-        Codec(
-            "commit log",
-            f"{store}/commitlog/*",
-            resealed.words(*_MESSAGES),
-            _log,
-            ("follow", "messages", "import"),
-            items=True,
-        ),
-        Codec(
-            "consume queues",
-            f"{store}/consumequeue/*/*/*",
-            resealed.words(0, 8, 12, 20, 28),
-            _queue,
-            ("follow", "messages"),
-        ),
-        Codec(
-            "store checkpoint",
-            f"{store}/checkpoint",
-            resealed.words(0, 8, 16, 24, 32),
-            decode_checkpoint,
-            ("follow",),
-            0.5,
-        ),
-        Codec(
-            "classic index",
-            f"{store}/index/*",
-            resealed.words(*range(0, 300, 4)),
-            _classic,
-            ("import", "classic"),
-            items=True,
-        ),
-        Codec(
-            "bare files",
-            "bare/*",
-            resealed.words(*range(0, 64, 4)),
-            _bare,
-            ("inspect", "dump", "verify_file"),
-            0.5,
-            items=True,
-        ),
-        Codec("database rows", "sqlite/db", resealed.words(), _nothing, ("database",), 0.2, items=True),
-    ]
 
 
 class Campaign:
@@ -388,7 +119,7 @@ class Campaign:
             newest = max(
                 known for known in self.whole if known.startswith(path.split("/")[0] + "/storage/checkpoint%/")
             )
-            return path == newest or ("data%" in path and _object_of(path).encode() in self.whole[newest])
+            return path == newest or ("data%" in path and object_of(path).encode() in self.whole[newest])
         return not Path(path).name.startswith(".tmp")
 
     def restore(self) -> None:
@@ -416,7 +147,7 @@ class Campaign:
             shutil.rmtree(self.tree / self.name / "storage" / "checkpoint%")  # else nobody reads old records
 
     def _tell_log(self, path: str, data: bytes) -> None:
-        name = _object_of(path)
+        name = object_of(path)
         fields = struct.unpack(">8sIIQQQQIIII", data[-TAIL_SIZE:])[3:7]
         said = dict(
             zip(("trailer_position", "filter_length", "directory_length", "metadata_length"), fields, strict=True)
@@ -648,11 +379,6 @@ class Campaign:
         for drive in rng.sample((self.read, self.write, self.orphans, self.verify, self.merge), 2):
             with contextlib.suppress(TieredIndexError):
                 drive()
-
-
-def _object_of(path: str) -> str:
-    """Return the name of the object that lies at a path below a storage's folder."""
-    return path.partition("/storage/")[2].replace("%/", "/")
 
 
 def _items_end(data: bytes) -> int:

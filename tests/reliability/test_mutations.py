@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.reliability import mutations, resealed
+from tests.reliability.mutated_formats import codecs
 from tests.reliability.mutations import Campaign, run, sweep
 
 SEED = 20_000_000
@@ -20,7 +21,7 @@ def test_a_sample_of_every_format() -> None:
     tally = run(500, first=SEED, every=20)
     assert not tally.failures, "\n".join(tally.failures)
     assert {name.removeprefix("mutations of ") for name in tally.tried} - {"end to end"} == {
-        codec.name for codec in mutations.codecs()
+        codec.name for codec in codecs()
     }
 
 
