@@ -50,7 +50,7 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["NEWEST", "SPREAD", "AskedKeys", "check_answers", "counts_of", "look_up_many"]
+__all__ = ["NEWEST", "SPREAD", "KeyBatch", "check_answers", "counts_of", "look_up_many"]
 
 SPREAD, NEWEST = "of all days", "of the newest day"
 _ABSENT_ONE_IN = 20
@@ -60,7 +60,7 @@ _ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 
 @dataclass(frozen=True)
-class AskedKeys:
+class KeyBatch:
     """`count` keys, by the numbers of their messages, of `entries` that lie in `days`; `kind` is `SPREAD` or
     `NEWEST`.
     """
@@ -72,7 +72,7 @@ class AskedKeys:
 
     @property
     def range_ms(self) -> tuple[int, int] | None:
-        """The range of time that is asked (inclusive); None: no bound."""
+        """The range of time of the lookups (inclusive); None: no bound."""
         begin_ms = (BEGIN_S + (self.days - 1) * DAY_S) * 1000
         return (begin_ms, begin_ms + DAY_S * 1000 - 1) if self.kind == NEWEST else None
 
@@ -116,7 +116,7 @@ class AskedKeys:
 
 
 def counts_of(counts: Sequence[int], entries: int, days: int) -> list[tuple[str, int]]:
-    """Return what is asked: each number of keys of either kind, at most half as many as there are messages."""
+    """Return what is looked up: each number of keys of either kind, at most half as many as there are messages."""
     most = {SPREAD: max(1, entries // 2), NEWEST: max(1, entries // days // 2)}
     return [(kind, count) for kind in most for count in dict.fromkeys(min(count, most[kind]) for count in counts)]
 
@@ -131,7 +131,7 @@ def look_up_many(
     watch: ProcessWatch,
     tell: Callable[..., None],
 ) -> None:
-    """Build the index in `folder`, ask each number of keys, and tell what that cost and other plans would.
+    """Build the index in `folder`, look up each number of keys, and tell what that cost and other plans would.
 
     Raises `RuntimeError` where an answer is wrong.
     """
@@ -141,10 +141,10 @@ def look_up_many(
     require(built.entries, entries, "entries built")
     tell("index", entries=entries, shards=built.shards, bytes=built.written_bytes)
     for kind, count in counts_of(counts, entries, days):
-        asked = AskedKeys(kind, count, entries, days)
+        batch = KeyBatch(kind, count, entries, days)
         with tempfile.TemporaryDirectory(dir=folder) as place:
             keys, answers = f"{place}/keys", f"{place}/answers"
-            asked.frame(spark).write.parquet(keys)
+            batch.frame(spark).write.parquet(keys)
             watch.restart()
             begun = time.perf_counter()
             result = look_up(spark, spark.read.parquet(keys), storage=storage, max_count=_MAX_COUNT, config=config)
@@ -153,12 +153,12 @@ def look_up_many(
             elapsed_s = time.perf_counter() - begun
             peaks = watch.peaks_mib()
             result.release()
-            checked = check_answers(spark, answers, asked, storage)
+            checked = check_answers(spark, answers, batch, storage)
             tell(
                 "lookup",
                 kind=kind,
                 keys=count,
-                found=int(asked.held.sum()),
+                found=int(batch.held.sum()),
                 objects=result.objects,
                 requests=result.requests,
                 read_bytes=result.bytes_read,
@@ -175,21 +175,21 @@ def _tell_plans(
     storage: str, entries: int, days: int, counts: Sequence[int], config: IndexConfig, tell: Callable[..., None]
 ) -> None:
     """Tell what each plan reads for each number of keys of all days, the most first."""
-    asked = [
-        AskedKeys(kind, count, entries, days) for kind, count in counts_of(counts, entries, days) if kind == SPREAD
+    batches = [
+        KeyBatch(kind, count, entries, days) for kind, count in counts_of(counts, entries, days) if kind == SPREAD
     ]
-    asked.sort(key=lambda keys: -keys.count)
+    batches.sort(key=lambda batch: -batch.count)
     with open_storage(storage) as opened:
         state = StorageLog(opened, SystemClock()).open()
         keyed = config.layout().schema.keyed
-        questions = [questions_for(keys.numbers, keyed=keyed) for keys in asked]
+        questions = [questions_for(batch.numbers, keyed=keyed) for batch in batches]
         costs = plan_costs(opened, state, questions, ColdSettings.of(config))
-    for keys, plans in zip(asked, costs, strict=True):
+    for batch, plans in zip(batches, costs, strict=True):
         for plan in plans:
             usd_requests, usd_bytes = plan.usd(config.prices)
             tell(
                 "plan",
-                keys=keys.count,
+                keys=batch.count,
                 **asdict(plan),
                 usd_requests=usd_requests,
                 usd_bytes=usd_bytes,
@@ -197,7 +197,7 @@ def _tell_plans(
             )
 
 
-def check_answers(spark: SparkSession, answers: str, asked: AskedKeys, storage: str, sample: int = _SAMPLE) -> int:
+def check_answers(spark: SparkSession, answers: str, batch: KeyBatch, storage: str, sample: int = _SAMPLE) -> int:
     """Compare written answers with the messages, all of them, and a random sample with a reader's; return how many that
     sample has.
 
@@ -206,24 +206,24 @@ def check_answers(spark: SparkSession, answers: str, asked: AskedKeys, storage: 
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     rows = spark.read.parquet(answers)
-    require(rows.count(), asked.count, "rows of answers")
+    require(rows.count(), batch.count, "rows of answers")
     require(rows.where("status <> 'complete'").count(), 0, "keys whose answer is not complete")
     found = rows.where("position IS NOT NULL")
-    require(found.count(), int(asked.held.sum()), "keys found")
-    made = message_columns(asked.entries, asked.days, F.col("number"))
+    require(found.count(), int(batch.held.sum()), "keys found")
+    made = message_columns(batch.entries, batch.days, F.col("number"))
     # the index keeps whole seconds
     alike = F.floor(F.col("timestamp_ms") / 1000) == F.floor(made.pop("timestamp_ms") / 1000)
     for name, column in made.items():
         alike &= F.col(name) == column
     require(found.where(~alike).count(), 0, "answers other than the message")
-    numbers = np.random.default_rng(asked.count).choice(asked.numbers, min(sample, asked.count), replace=False)
+    numbers = np.random.default_rng(batch.count).choice(batch.numbers, min(sample, batch.count), replace=False)
     table = pq.read_table(answers, columns=["number", "position", *_ENTRY])
     table = table.filter(pc.is_in(table["number"], pa.array(numbers)))
     given: dict[int, list[tuple[int, ...]]] = {int(number): [] for number in numbers}
     for row in table.to_pylist():
         if row["position"] is not None:
             given[row["number"]].append(tuple(row[name] for name in _ENTRY))
-    begin_ms, end_ms = asked.range_ms or (None, None)
+    begin_ms, end_ms = batch.range_ms or (None, None)
     with IndexReader.open(storage) as reader:
         for number, entries in given.items():
             answer = reader.query(TOPIC, key_in_one(number), begin_ms, end_ms, max_count=_MAX_COUNT)

@@ -171,8 +171,8 @@ def _count_matches(keys: int) -> _Matches:
     hashes, marks = hashes[order], marks[order]
     del order
     sample = max(1, keys // _SHARE)
-    asked, asked_marks = _hashed(ABSENT, sample)
-    first, last = np.searchsorted(hashes, asked, "left"), np.searchsorted(hashes, asked, "right")
+    wanted, wanted_marks = _hashed(ABSENT, sample)
+    first, last = np.searchsorted(hashes, wanted, "left"), np.searchsorted(hashes, wanted, "right")
     met = last - first
     places = np.repeat(first, met) + np.arange(int(met.sum())) - np.repeat(np.cumsum(met) - met, met)
     equal = np.flatnonzero(hashes[1:] == hashes[:-1])
@@ -181,7 +181,7 @@ def _count_matches(keys: int) -> _Matches:
         keys=keys,
         sample=sample,
         equal_hash=len(places),
-        equal_both=int(np.count_nonzero(marks[places] == np.repeat(asked_marks, met))),
+        equal_both=int(np.count_nonzero(marks[places] == np.repeat(wanted_marks, met))),
         pairs=len(equal),
         pairs_low_bits=int(np.count_nonzero((marks[equal] ^ marks[equal + 1]) & low == 0)),
     )

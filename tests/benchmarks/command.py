@@ -107,8 +107,8 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
     missing = missing_packages()
     extras = f"pip install 'tiered_index[{','.join(sorted(set(missing.values())))}]'"
     if suites:
-        if asked := [suite for suite in suites if missing and suite in _ON_SPARK]:
-            raise ConfigError(f"suite {asked[0]} needs {', '.join(missing)}: {extras}")
+        if lacking := [suite for suite in suites if missing and suite in _ON_SPARK]:
+            raise ConfigError(f"suite {lacking[0]} needs {', '.join(missing)}: {extras}")
         return [name.value for name in dict.fromkeys(suites)]
     if missing:
         session.out.note(f"suite spark is left out: {', '.join(missing)} not installed ({extras})")

@@ -3,7 +3,7 @@ counting proxy.
 
 DuckDB reads by its own extension `httpfs`: what a data engineer looks keys up with. The extension comes as a package
 (`duckdb-extension-httpfs`), so that nothing is downloaded at run time. Counts only: the embedded server's times are not
-those of S3. One lookup at a time; every lookup asks for another key. One thread.
+those of S3. One lookup at a time; every lookup has another key. One thread.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ __all__ = [
     "OURS",
     "Cell",
     "DuckLookups",
-    "LookupArguments",
+    "LookupKeys",
     "Place",
-    "asked_keys",
+    "keys_by_kind",
     "lookups_table",
     "measure_lookups",
     "missing_packages",
@@ -172,12 +172,12 @@ def place_of_uri(uri: str) -> Place:
 
 
 @dataclass(frozen=True)
-class LookupArguments:
+class LookupKeys:
     """Keys by kind, each with the day that holds it (the newest where all do); `hashes` are the tuned layout's, by
     key.
     """
 
-    keys: dict[str, list[tuple[str, int]]]
+    by_kind: dict[str, list[tuple[str, int]]]
     hashes: dict[str, int]
 
 
@@ -191,7 +191,7 @@ class Cell:
     bytes: int = 0
 
     def add(self, proxy: CountingProxy) -> None:
-        """Add what the proxy has counted since it was last asked."""
+        """Add what the proxy has counted since its last reset."""
         self.lookups += 1
         for exchange in proxy.reset():
             listing = exchange.method == "GET" and "/" not in exchange.key
@@ -200,7 +200,7 @@ class Cell:
             self.bytes += exchange.bytes
 
 
-def asked_keys(amounts: SparkAmounts) -> dict[str, list[tuple[str, int]]]:
+def keys_by_kind(amounts: SparkAmounts) -> dict[str, list[tuple[str, int]]]:
     """Return as many keys of each kind as there are lookups."""
     step = amounts.a_day // 64
     # never a shared key's number
@@ -213,7 +213,7 @@ def asked_keys(amounts: SparkAmounts) -> dict[str, list[tuple[str, int]]]:
 
 
 def measure_lookups(
-    folder: Path, place: Place, amounts: SparkAmounts, asked: LookupArguments, layouts: Sequence[str] = (PLAIN, TUNED)
+    folder: Path, place: Place, amounts: SparkAmounts, keys: LookupKeys, layouts: Sequence[str] = (PLAIN, TUNED)
 ) -> dict[tuple[str, str, str], Cell]:
     """Put `folder`'s index and Parquet files on the server, look keys up, take everything away again.
 
@@ -225,11 +225,11 @@ def measure_lookups(
         with _uploaded(_objects(folder / "index"), place, f"{mark}/index"):
             uri = f"s3://{place.bucket}/{mark}/index?endpoint_url={proxy.endpoint_url}&region={place.region}&addressing_style=path"
             for name, opened in _our_readers(uri):
-                _measure(name, opened, proxy, amounts, asked, cells)
+                _measure(name, opened, proxy, amounts, keys, cells)
         for layout in layouts:
             with _uploaded(_files(folder / layout), place, f"{mark}/parquet") as names:
-                for name, opened in _ducks(layout, names, proxy, place, f"{place.bucket}/{mark}/parquet", asked):
-                    _measure(name, opened, proxy, amounts, asked, cells)
+                for name, opened in _ducks(layout, names, proxy, place, f"{place.bucket}/{mark}/parquet", keys):
+                    _measure(name, opened, proxy, amounts, keys, cells)
     return cells
 
 
@@ -252,7 +252,7 @@ def _measure(
     opened: Opened,
     proxy: CountingProxy,
     amounts: SparkAmounts,
-    asked: LookupArguments,
+    keys: LookupKeys,
     cells: dict[tuple[str, str, str], Cell],
 ) -> None:
     """Look up every key: with a new connection each where `name` says that nothing is known, else with one that has
@@ -262,7 +262,7 @@ def _measure(
     if name.endswith(FRESH):
         for kind in KINDS:
             cell = cells.setdefault((name, kind, "all days"), Cell())
-            for key, _ in asked.keys[kind][:2]:
+            for key, _ in keys.by_kind[kind][:2]:
                 proxy.reset()
                 with opened() as find:
                     require(find(key, 0, last), _expected(kind, amounts.days), f"{name}: answers for a key in {kind}")
@@ -272,7 +272,7 @@ def _measure(
         for kind in KINDS:
             for span in ("all days", "one day"):
                 cell = cells.setdefault((name, kind, span), Cell())
-                for key, day in asked.keys[kind]:
+                for key, day in keys.by_kind[kind]:
                     proxy.reset()
                     first, end, days = (0, last, amounts.days) if span == "all days" else (day, day, 1)
                     require(find(key, first, end), _expected(kind, days), f"{name}: answers for a key in {kind}")
@@ -305,7 +305,7 @@ def _our_readers(uri: str) -> Iterator[tuple[str, Opened]]:
 
 
 def _ducks(
-    layout: str, names: Sequence[str], proxy: CountingProxy, place: Place, prefix: str, asked: LookupArguments
+    layout: str, names: Sequence[str], proxy: CountingProxy, place: Place, prefix: str, keys: LookupKeys
 ) -> Iterator[tuple[str, Opened]]:
     @contextlib.contextmanager
     def opened(known: bool) -> Iterator[Find]:
@@ -314,12 +314,12 @@ def _ducks(
         def find(key: str, first: int, last: int) -> int:
             days = _day(first), _day(last)
             if layout == TUNED:
-                return duck.find("key_hash", asked.hashes[key], days)
+                return duck.find("key_hash", keys.hashes[key], days)
             return duck.find("key", key, days)
 
         try:
             if known:
-                find(asked.keys["all days"][0][0], 0, 10_000)
+                find(keys.by_kind["all days"][0][0], 0, 10_000)
             yield find
         finally:
             duck.close()

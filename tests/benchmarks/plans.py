@@ -4,7 +4,7 @@ the gap.
 A lookup reads slot groups of 16 KiB, the unit that has a checksum. A hypothetical unit is cut by the same rule at other
 sizes: it has whole slots, and a new one begins with the slot whose array begins in another stretch of so many bytes,
 and with each slot of that size or more. `SLOT` is a unit of one slot each. Where slots lie is taken from the stored
-items, so figures are counted, not estimated. All plans are asked the same: what is left of the questions after the
+items, so figures are counted, not estimated. All plans get the same: what is left of the questions after the
 filters that the lookup fetches.
 
 Not in a plan's requests and bytes are those for directories and filters, which are told apart: one request each an
@@ -132,9 +132,9 @@ def questions_for(numbers: Int64, *, keyed: bool) -> Array:
 
 
 def plan_costs(
-    storage: Storage, state: LogState, asked: Sequence[Array], settings: ColdSettings
+    storage: Storage, state: LogState, batches: Sequence[Array], settings: ColdSettings
 ) -> list[list[PlanCost]]:
-    """Return for each of `asked`, different questions about a topic that all objects have, what each plan reads; the
+    """Return for each of `batches`, different questions about a topic that all objects have, what each plan reads; the
     used one first.
 
     Raises `RuntimeError` where an object has a slot that is cut into blocks.
@@ -145,11 +145,11 @@ def plan_costs(
     plans = [
         PlanCost(unit, gap, (unit, gap) == (GROUP_BYTES, settings.coalesce_gap_bytes)) for unit in UNITS for gap in gaps
     ]
-    costs = [sorted(plans, key=lambda plan: not plan.used) for _ in asked]
+    costs = [sorted(plans, key=lambda plan: not plan.used) for _ in batches]
     for stored in state.objects.values():
         target = Target.of(stored, base)
         here = [
-            questions[target.holds(questions["key_hash"].astype(np.int64) % base, questions)] for questions in asked
+            questions[target.holds(questions["key_hash"].astype(np.int64) % base, questions)] for questions in batches
         ]
         if not any(map(len, here)):
             continue

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
-from tests.benchmarks.lookups import LookupArguments, asked_keys, lookups_table, measure_lookups, place_of_uri
+from tests.benchmarks.lookups import LookupKeys, keys_by_kind, lookups_table, measure_lookups, place_of_uri
 from tests.benchmarks.messages import PLAIN, TOPIC, TUNED
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, cores_of
 from tests.benchmarks.year import year_table
@@ -81,8 +81,8 @@ class Spark:
         if amounts.scale:
             _run_scale(amounts, folder, meter)
             return
-        keys = asked_keys(amounts)
-        flat = [key for pairs in keys.values() for key, _ in pairs]
+        by_kind = keys_by_kind(amounts)
+        flat = [key for pairs in by_kind.values() for key, _ in pairs]
         hashes: list[int] = []
         seconds: dict[tuple[str, str], list[float]] = {}
         for number, master in enumerate(amounts.masters):
@@ -113,8 +113,8 @@ class Spark:
         meter.table(_seconds_table(seconds, amounts))
         with place_of(_s3_or_none(setting), folder) as place:
             os.environ.update(place.environment)
-            asked = LookupArguments(keys, dict(zip(flat, hashes, strict=True)))
-            cells = measure_lookups(folder, place_of_uri(place.uri), amounts, asked)
+            keys = LookupKeys(by_kind, dict(zip(flat, hashes, strict=True)))
+            cells = measure_lookups(folder, place_of_uri(place.uri), amounts, keys)
             meter.table(lookups_table(cells, amounts, place.label))
         table, exact = year_table(amounts.weeks)
         meter.table(table)

@@ -66,7 +66,7 @@ class _Spent:
 
 
 class SparkLookup:
-    """Index and Parquet table are built once; each round asks each number of keys both ways."""
+    """Index and Parquet table are built once; each round looks up each number of keys both ways."""
 
     name = "spark-lookup"
     passes = 1
@@ -75,9 +75,9 @@ class SparkLookup:
         """As `Suite.specs`."""
         if setting.scale:
             return [
-                Spec(_part_read(entries, *asked), "ratio")
+                Spec(_part_read(entries, *batch), "ratio")
                 for entries in setting.scale
-                for asked in _at_scale(setting, entries)
+                for batch in _at_scale(setting, entries)
             ]
         specs = [Spec(_rate(way, count), "keys/s") for count in _counts(setting) for way in (_OURS, _JOIN)]
         specs += [Spec(f"lookup of {count:,} keys: MiB read", "MiB") for count in _counts(setting)]
@@ -160,7 +160,7 @@ def _entries(setting: SparkSetting) -> int:
 
 
 def _counts(setting: SparkSetting) -> tuple[int, ...]:
-    """Return how many keys are asked; no more than half of the messages have."""
+    """Return how many keys are looked up; no more than half of the messages have."""
     most = max(1, _entries(setting) // 2)
     return tuple(dict.fromkeys(min(count, most) for count in _wanted(setting)))
 

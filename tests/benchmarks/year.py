@@ -99,13 +99,13 @@ class YearOfFiles:
         found = {}
         with IndexReader.open(config=config, storage_backend=self.storage, clock=self.clock) as reader:
             reader.query(_TOPIC, _IN_ALL, max_count=self.hours)
-            for asked in hours:
-                begin_ms, end_ms = self.range_ms(asked)
+            for span_h in hours:
+                begin_ms, end_ms = self.range_ms(span_h)
                 held = reader.query(_TOPIC, _IN_ALL, begin_ms, end_ms, max_count=self.hours)
-                require(len(held), asked, f"answers of the newest {asked} hours")
+                require(len(held), span_h, f"answers of the newest {span_h} hours")
                 absent = reader.query(_TOPIC, _ABSENT, begin_ms, end_ms)
                 require(len(absent), 0, "answers of an absent key")
-                found[asked] = held.explain.requests, absent.explain.requests
+                found[span_h] = held.explain.requests, absent.explain.requests
         return found
 
     def _file(self, hour: int) -> StoredObject:

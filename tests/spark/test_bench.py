@@ -14,14 +14,14 @@ from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from docs.generators import spark_page
 from docs.generators.sizing_page import inputs_of
-from tests.benchmarks.bulk import NEWEST, SPREAD, AskedKeys, check_answers, counts_of
+from tests.benchmarks.bulk import NEWEST, SPREAD, KeyBatch, check_answers, counts_of
 from tests.benchmarks.lookups import (
     FILTERS,
     FRESH,
     OURS,
-    LookupArguments,
+    LookupKeys,
     Place,
-    asked_keys,
+    keys_by_kind,
     measure_lookups,
     place_of_uri,
 )
@@ -72,9 +72,9 @@ def made(spark, tmp_path_factory):
     )
     assert (built.entries, len(built.windows)) == (AMOUNTS.entries, AMOUNTS.days)
     write_parquet(source, folder / TUNED, TUNED, AMOUNTS.days, AMOUNTS.a_day)
-    keys = asked_keys(AMOUNTS)
+    keys = keys_by_kind(AMOUNTS)
     flat = [key for pairs in keys.values() for key, _ in pairs]
-    return folder, LookupArguments(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
+    return folder, LookupKeys(keys, dict(zip(flat, hashes_of(spark, TOPIC, flat), strict=True)))
 
 
 def test_messages_are_where_their_numbers_say(made):
@@ -88,7 +88,7 @@ def test_messages_are_where_their_numbers_say(made):
 
 def test_keys_of_bulk_lookups_are_of_whom_they_say():
     assert counts_of((10, 5_000), 3_840, 4) == [(SPREAD, 10), (SPREAD, 1_920), (NEWEST, 10), (NEWEST, 480)]
-    spread, newest = AskedKeys(SPREAD, 384, 3_840, 4), AskedKeys(NEWEST, 480, 3_840, 4)
+    spread, newest = KeyBatch(SPREAD, 384, 3_840, 4), KeyBatch(NEWEST, 480, 3_840, 4)
     assert spread.range_ms is None and newest.range_ms == (
         (BEGIN_S + 3 * DAY_S) * 1000,
         (BEGIN_S + 4 * DAY_S) * 1000 - 1,
@@ -105,12 +105,12 @@ def test_keys_of_bulk_lookups_are_of_whom_they_say():
 @pytest.mark.parametrize("kind", [SPREAD, NEWEST])
 def test_answers_of_bulk_lookups_are_compared_with_the_messages(spark, made, tmp_path, kind):
     storage, answers = f"file://{made[0]}/index", str(tmp_path / "answers")
-    asked = AskedKeys(kind, 400, AMOUNTS.entries, AMOUNTS.days)
-    result = look_up(spark, asked.frame(spark), storage=storage)
+    batch = KeyBatch(kind, 400, AMOUNTS.entries, AMOUNTS.days)
+    result = look_up(spark, batch.frame(spark), storage=storage)
     result.frame.write.parquet(answers)
     result.release()
-    assert check_answers(spark, answers, asked, storage, sample=50) == 50
-    number = int(asked.numbers[asked.held][7])
+    assert check_answers(spark, answers, batch, storage, sample=50) == 50
+    number = int(batch.numbers[batch.held][7])
     rows = spark.read.parquet(answers)
     for name, wrong, told in (
         ("offset", F.col("offset") + 1, "answers other than the message: 1, not 0"),
@@ -120,7 +120,7 @@ def test_answers_of_bulk_lookups_are_compared_with_the_messages(spark, made, tmp
         changed = str(tmp_path / name)
         rows.withColumn(name, F.when(F.col("number") == number, wrong).otherwise(F.col(name))).write.parquet(changed)
         with pytest.raises(RuntimeError, match=told):
-            check_answers(spark, changed, asked, storage)
+            check_answers(spark, changed, batch, storage)
 
 
 @pytest.mark.slow
