@@ -9,8 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 import tiered_index
 
 PACKAGE = Path(tiered_index.__file__).parent
@@ -84,8 +82,7 @@ def test_what_is_allowed_late_is_still_there():
         assert name in found, f"{relative} no longer imports {name}"
 
 
-@pytest.mark.parametrize("folder", ["format"])
-def test_the_format_has_no_files_clocks_and_threads(folder):
-    for path in (PACKAGE / folder).rglob("*.py"):
+def test_the_format_has_no_files_clocks_and_threads():
+    for path in (PACKAGE / "format").rglob("*.py"):
         names = {name.split(".")[0] for _, name in imports(ast.parse(path.read_text()))}
         assert not names & {"os", "pathlib", "mmap", "threading", "time", "socket", "logging", "boto3", "io"}, path
