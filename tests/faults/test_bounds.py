@@ -40,7 +40,7 @@ def test_a_call_that_would_pass_the_buffers_bound_is_refused_whole(make_world, b
         lambda: service.put("new topic", 0, ["a", "b", "c"], 100, 1, 1_700_000_000_000, topic_id=7),
         lambda: service.put_batch(columns(100, 100), source="log", source_position=200),
     ):
-        with pytest.raises(BackPressure, match="write buffer holds 8 entries"):
+        with pytest.raises(BackPressure, match="write buffer"):
             call()
     assert (service.health()["buffered_entries"], service.health()["buffered_bytes"]) == state
     service.put("orders", 0, "a", 8, 1, 1_700_000_000_000)  # what still fits is taken

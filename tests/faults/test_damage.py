@@ -197,7 +197,7 @@ def test_a_lost_object_is_a_failure_never_a_short_list(published):
     with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
         world.storage.delete(name)
         for ask in (reader.query, world.service.query):
-            with pytest.raises(CorruptFile, match="does not have it"):
+            with pytest.raises(CorruptFile, match="storage does not"):
                 for question in (
                     ("orders", "a"),
                     ("payments", "ключ"),

@@ -172,7 +172,7 @@ def test_as_long_as_no_sync_succeeds_nothing_is_called_durable(make_world):
     disk.fail_at(POINTS["entries"], times=10**6)
     for _ in range(5):
         world.put(2)
-        with pytest.raises(StorageUnavailable, match="the sync failed"):
+        with pytest.raises(StorageUnavailable, match="sync"):
             world.flush()
         assert any(problem.startswith("flush: ") for problem in world.service.health()["problems"])
         assert world.service.durable_position("log") == before

@@ -282,7 +282,7 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_
         folder.mkdir()
     for _ in range(3):
         world.clock.advance(60)
-        with pytest.raises(StorageUnavailable, match="is it mounted"):
+        with pytest.raises(StorageUnavailable, match="mounted"):
             world.service.run_lifecycle()
         assert any("is it mounted" in problem for problem in world.service.health()["problems"])
     written = [info.name for info in LocalStorage(folder).list()]

@@ -27,7 +27,7 @@ def two(make_world):
 def test_a_root_has_one_writer(make_world):
     world = make_world()
     service = world.open()
-    with pytest.raises(LockHeld, match=f"process {os.getpid()} on {socket.gethostname()}") as held:
+    with pytest.raises(LockHeld) as held:
         world.open()
     assert (held.value.pid, held.value.host) == (os.getpid(), socket.gethostname())
     world.put(3)

@@ -127,7 +127,7 @@ class FencingScenarios:
         with writer(tmp_path / "first", uri, "with nothing to publish", 60) as first:
             hear(first, "flushed")
             for root in ("first", "second"):  # the root's lock, the index's lease
-                with pytest.raises(LockHeld, match=f"process {first.pid} on {socket.gethostname()}") as held:
+                with pytest.raises(LockHeld) as held:
                     open_index(tmp_path / root, uri)
                 assert (held.value.pid, held.value.host) == (first.pid, socket.gethostname())
             first.kill()

@@ -66,7 +66,7 @@ def test_an_index_is_not_made_where_put_if_absent_is_ignored(
     server: object, forgetful: tuple[ForgetfulBucket, S3Storage], tmp_path: Path
 ) -> None:
     bucket, storage = forgetful
-    with pytest.raises(StorageMisconfigured, match="ignores put-if-absent"):
+    with pytest.raises(StorageMisconfigured, match="put-if-absent"):
         IndexService.open(root=tmp_path / "root", storage_backend=storage, background=False)
     assert bucket.put_names
     assert all(name.startswith("probe/") for name in bucket.put_names)
@@ -83,6 +83,6 @@ def test_an_index_is_not_written_where_put_if_absent_is_ignored(
         bucket.objects[info.name] = storage.get(info.name)
     before = dict(bucket.objects)
     for root in ("first", "second"):
-        with pytest.raises(StorageMisconfigured, match="ignores put-if-absent"):
+        with pytest.raises(StorageMisconfigured, match="put-if-absent"):
             IndexService.open(root=tmp_path / root, storage_backend=elsewhere, background=False)
         assert bucket.objects == before

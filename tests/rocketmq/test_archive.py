@@ -91,8 +91,9 @@ def test_a_segment_that_was_cut_short_is_named_and_the_others_go_up(tmp_path, in
     folder = three_segments(tmp_path)
     os.truncate(folder / segment_name(0), SEGMENT - 1)
     archiver = SegmentArchiver(index, "s", folder)
-    with pytest.raises(CorruptFile, match=rf"{segment_name(0)}: was cut short"):
+    with pytest.raises(CorruptFile, match="cut short") as caught:
         archiver.run_once()
+    assert caught.value.file.endswith(segment_name(0))
     assert starts(index) == [SEGMENT]
 
 
@@ -140,7 +141,7 @@ def test_a_segment_that_was_rewritten_is_named_and_the_others_go_up(tmp_path, in
     if fresh:
         archiver = SegmentArchiver(index, "s", folder)
     for _ in range(2):
-        with pytest.raises(CorruptFile, match=rf"segment {segment_name(0)} of s: .* it was rewritten"):
+        with pytest.raises(CorruptFile, match=f"{segment_name(0)} of s: .*rewritten"):
             archiver.run_once()
     assert starts(index) == [0, SEGMENT]
 
@@ -191,7 +192,7 @@ def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, stora
         return archive(store, start, size_bytes, once, modified_ms)
 
     index.archive = changing
-    with pytest.raises(StorageUnavailable, match="changed while it was read"):
+    with pytest.raises(StorageUnavailable, match="changed"):
         archiver.run_once()
     assert stored(storage) == []
     index.archive = archive

@@ -90,7 +90,7 @@ def test_a_piece_that_changed_is_named_or_passed_over_with_every_message_that_re
     archive, segment = archived
     expected = rows(CommitLogReader(store / "commitlog", check_crc=True), segment.start, segment.end)
     damage(archive, segment, 2 * PIECE_BYTES + 5)
-    with pytest.raises(CorruptFile, match="a piece of an archived segment does not match") as caught:
+    with pytest.raises(CorruptFile, match="piece of an archived segment") as caught:
         rows(ArchivedLog(archive, segment), segment.start, segment.end)
     assert (caught.value.file, caught.value.offset) == (segment.name, 2 * PIECE_BYTES)
     log = ArchivedLog(archive, segment, skip_corrupt=True)
@@ -105,7 +105,7 @@ def test_a_piece_that_changed_is_named_or_passed_over_with_every_message_that_re
 def test_the_table_and_the_log_must_agree(archived):
     archive, segment = archived
     damage(archive, segment, segment.object_bytes - 3)
-    with pytest.raises(CorruptFile, match="tail of an archived segment"):
+    with pytest.raises(CorruptFile, match="tail"):
         ArchivedLog(archive, segment)
 
 

@@ -60,7 +60,7 @@ def test_a_hole_before_something_readable_is_damage_from_the_second_look_on(foll
     done = dispatcher.run_once()
     assert (done.messages, done.state, done.caught_up, done.losses) == (10, End.OPEN, False, ())
     for _ in range(2):
-        with pytest.raises(CorruptFile, match=f"zeros where the log goes on at commit log offset {end}") as caught:
+        with pytest.raises(CorruptFile, match=f"zeros .*{end}") as caught:
             dispatcher.run_once()
         assert (caught.value.file, caught.value.offset) == (str(followed.segment(0)), begin)
     assert dispatcher.position == begin

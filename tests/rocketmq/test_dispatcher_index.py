@@ -26,7 +26,7 @@ def test_an_index_of_other_offsets_is_refused(tmp_path):
     made = Followed(tmp_path, offset_space="custom")
     made.index.close()
     made.settings["offset_space"] = "commitlog"
-    with pytest.raises(ConfigError, match=r"'custom', not in 'commitlog'.*of their own"):
+    with pytest.raises(ConfigError, match="'custom', not in 'commitlog'"):
         made.open_index()
 
 

@@ -53,7 +53,7 @@ def test_compressed_bodies(name):
     with pytest.raises(CorruptFile, match="larger than 1,000 bytes"):
         made.body(max_bytes=1000)
     for broken in (stored[:-1], stored[: len(stored) // 2], stored[:1], b"\xff" + stored[1:]):
-        with pytest.raises(CorruptFile, match=f"message 0A010203.*: the {name} body"):
+        with pytest.raises(CorruptFile, match=f"0A010203.*{name}"):
             messages.message(body=broken, sys_flag=flag).body()
 
 

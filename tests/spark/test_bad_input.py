@@ -111,7 +111,7 @@ def test_a_topic_id_is_optional_row_by_row():
     items = np.concatenate([np.frombuffer(cell, dtype) for cell in blocks["items"].to_pylist()])
     by_name = {name: assigned_topic_id(name) for name in "ab"}
     assert sorted(items["topic_id"].tolist()) == sorted([7, 8, *by_name.values()])
-    with pytest.raises(InvalidArgument, match="topic id 7 of 'b' already means topic 'a'"):
+    with pytest.raises(InvalidArgument, match=r"topic id 7 of 'b'.*'a'"):
         look([rows[0], {**ROW, "topic": "b", "topic_id": 7}])
 
 
@@ -141,7 +141,7 @@ def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monke
     table = messages(200)
     path = write_parquet(table, tmp_path / "m.parquet")
     deny("build", "put", "begin_upload")
-    with pytest.raises(StorageMisconfigured, match=r"building from .*AccessDenied.*grant s3:GetObject"):
+    with pytest.raises(StorageMisconfigured, match=r"building .*AccessDenied.*s3:GetObject"):
         build(spark, path, storage=storage, config=config)
     with pytest.raises(NotAnIndex):
         states(storage)
@@ -149,7 +149,7 @@ def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monke
     build(spark, path, storage=storage, config=config)
     before = states(storage).number
     deny("merge", "get_range", "get_ranges", "get_suffix", "get")
-    with pytest.raises(StorageMisconfigured, match=r"a task of the merge.*AccessDenied"):
+    with pytest.raises(StorageMisconfigured, match=r"merge.*AccessDenied"):
         merge(spark, storage=storage, window="30d")
     assert states(storage).number == before
     check(storage, table, keys=5)
@@ -164,13 +164,13 @@ def test_null_keys_make_no_entry_and_are_counted(spark, storage, config):
 
 
 def test_an_empty_source_and_one_without_keys(spark, storage, config, tmp_path):
-    with pytest.raises(InvalidArgument, match="the DataFrame has no entries"):
+    with pytest.raises(InvalidArgument, match="no entries"):
         build(spark, spark.createDataFrame([], PLAIN), storage=storage, config=config)
     keyless = spark.createDataFrame([("t", 1, None, 1, 1, BEGIN_MS)], PLAIN)
-    with pytest.raises(InvalidArgument, match="1 messages, none with a key"):
+    with pytest.raises(InvalidArgument, match="none with a key"):
         build(spark, keyless, storage=storage, config=config)
     (tmp_path / "nothing").mkdir()
-    with pytest.raises(InvalidArgument, match="no Parquet or NDJSON file"):
+    with pytest.raises(InvalidArgument, match="Parquet or NDJSON"):
         build(spark, tmp_path / "nothing", storage=storage, config=config)
     with pytest.raises(InvalidArgument, match="no such file"):
         build(spark, tmp_path / "missing.parquet", storage=storage, config=config)
@@ -216,7 +216,7 @@ def test_an_index_of_another_kind(spark, storage, config, tmp_path):
 def test_a_window_longer_than_what_would_replace_it(spark, storage, config, tmp_path):
     path = write_parquet(messages(50), tmp_path / "m.parquet")
     build(spark, path, storage=storage, window="30d", config=config)
-    with pytest.raises(InvalidArgument, match="build windows that are as long"):
+    with pytest.raises(InvalidArgument, match="windows that are as long"):
         build(spark, path, storage=storage, window="1d", mode="replace", config=config)
 
 
@@ -304,7 +304,7 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
     rows = messages(80_000, days=1, hot=0).to_pandas()
     frame = spark.createDataFrame(rows).coalesce(1)
     frame = frame.mapInArrow(some, frame.schema)
-    with pytest.raises(InvalidArgument, match="changes while it is read"):
+    with pytest.raises(InvalidArgument, match="changes"):
         build(spark, frame, storage=storage, config=config)
     with pytest.raises(NotAnIndex):
         states(storage)  # nor does a later build meet the slots of one that failed
@@ -352,7 +352,7 @@ def test_errors_of_tasks_keep_their_class_and_their_text():
         "org.apache.spark.SparkException: Job aborted\nTraceback\ntiered_index.errors.CorruptFile: data/x: bad at "
         "byte 4\n\tat org"
     )
-    with pytest.raises(CorruptFile, match=r"data/x: bad at byte 4 \(reading\)") as caught, typed_errors("reading"):
+    with pytest.raises(CorruptFile, match=r"at byte 4 \(reading\)") as caught, typed_errors("reading"):
         raise RuntimeError(text)
     assert caught.value.file == "data/x"
     with pytest.raises(InvalidArgument, match="reading: no such thing"), typed_errors("reading"):

@@ -148,9 +148,7 @@ def test_other_rows_under_the_last_number_are_refused_and_taken_back(case: str) 
     if isinstance(change, dict):
         changed = pa.Table.from_pylist([{**ROW, **change}], TABLE.schema)
         change = pa.concat_tables([TABLE.slice(0, 7), changed, TABLE.slice(8)])
-    with pytest.raises(
-        InvalidArgument, match=r"micro-batch 4 of this query already, of 400 entries, and .* its checkpoint is older"
-    ):
+    with pytest.raises(InvalidArgument, match=r"micro-batch 4 .*400 entries.*checkpoint"):
         run(storage, 4, [change])
     assert log.refresh() == before and {info.name for info in storage.list("data/")} == set(before.objects)
     run(storage, 5, [change])

@@ -149,7 +149,7 @@ def test_a_filter_that_needs_an_unknown_key_is_refused(session, written):
     uri, _ = written
     keys = session.createDataFrame([("key-0",)], "key string")
     for frame in (load(session, uri).filter("key = 'key-0'"), load(session, uri).join(keys, "key")):
-        with pytest.raises(InvalidArgument, match=r"not their texts.*give option\('key'"), typed_errors("reading"):
+        with pytest.raises(InvalidArgument, match=r"option\('key'"), typed_errors("reading"):
             frame.collect()
 
 
@@ -164,15 +164,9 @@ def test_pushdown_that_the_configuration_forbids_is_an_error(session, written):
 
 def test_errors_and_schemas_of_the_user_reach_spark(session, written):
     uri, _ = written
-    with (
-        pytest.raises(InvalidArgument, match="unknown option 'begin'; the options are path, topic, key, beginMs"),
-        typed_errors("reading"),
-    ):
+    with pytest.raises(InvalidArgument, match=r"'begin'.*beginMs"), typed_errors("reading"):
         load(session, uri, begin="1")
-    with (
-        pytest.raises(SchemaMismatch, match="'offset' was wanted as string, and it is bigint"),
-        typed_errors("reading"),
-    ):
+    with pytest.raises(SchemaMismatch, match=r"'offset'.*string.*bigint"), typed_errors("reading"):
         session.read.format("tiered_index").schema("topic string, offset string").load(uri).collect()
     rows = (
         session.read.format("tiered_index")
@@ -208,10 +202,7 @@ def test_an_index_that_is_merged_between_planning_and_reading(session, tmp_path)
     with open_storage(uri) as storage:
         for name in files:
             storage.delete(name)
-    with (
-        pytest.raises(StorageUnavailable, match=r"was removed .* at log position \d+; load the index again"),
-        typed_errors("reading"),
-    ):
+    with pytest.raises(StorageUnavailable, match=r"log position \d+; load the index again"), typed_errors("reading"):
         frame.collect()
     assert len(load(session, uri).collect()) == 300
     key = load(session, uri, topic="orders", key="key-0")

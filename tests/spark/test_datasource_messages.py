@@ -140,13 +140,14 @@ def test_damage_is_named_or_passed_over(store):
     at = message.physical_offset - int(path.name)
     data[at + 4 : at + 8] = b"\xff\xff\xff\xff"
     path.write_bytes(data)
-    with pytest.raises(CorruptFile, match=rf"{path.name}: .* at byte {at}"):
+    with pytest.raises(CorruptFile, match=path.name) as caught:
         batch(store)
+    assert (caught.value.file, caught.value.offset) == (str(path), at)
     assert [row["physical_offset"] for row in rows_of(batch(store, skipCorrupt="true"))] == [
         m.physical_offset for m in CommitLogReader(store / "commitlog").messages(skip_corrupt=True)
     ]
     segments(store)[1].path.unlink()
-    with pytest.raises(MissingOffsets, match="no segment has them"):
+    with pytest.raises(MissingOffsets, match="no segment"):
         batch(store)
     assert len(rows_of(batch(store, skipCorrupt="true"))) < 299
 
@@ -167,14 +168,14 @@ def test_segments_of_an_archive(store, tmp_path):
         if o.is_file() and (f := o.read_bytes())[:400].find(b"body 0") > 0
     )
     name.write_bytes(data[:300] + bytes([data[300] ^ 1]) + data[301:])
-    with pytest.raises(CorruptFile, match="a piece of an archived segment does not match its CRC32"):
+    with pytest.raises(CorruptFile, match="piece of an archived segment"):
         batch(archive)
     assert rows_of(batch(archive, skipCorrupt="true")) == [
         row for row in expected if row["physical_offset"] >= closed[0].end
     ]
-    with pytest.raises(InvalidArgument, match="no archived segments of store 'other'; stores with some: 'broker'"):
+    with pytest.raises(InvalidArgument, match=r"'other'.*'broker'"):
         batch(archive, store="other")
-    with pytest.raises(InvalidArgument, match="a stream follows a local commit log"):
+    with pytest.raises(InvalidArgument, match="stream"):
         source(archive).streamReader(source(archive).schema())
 
 
@@ -255,7 +256,7 @@ def test_what_is_asked_of_an_archive_is_told(store, tmp_path):
     # the table of each segment, and its pieces as one range
     assert all(line["requests_by_kind"] == {"get_suffix": 1, "get_range": 1} for line in lines["task"])
     assert requests == plan["requests"] + 2 * len(closed) and plan["requests"] > 0
-    with pytest.raises(InvalidArgument, match="a place within the index"):
+    with pytest.raises(InvalidArgument, match="within the index"):
         source(f"archive:{uri}", explain=f"{uri}/explained").schema()
 
 
@@ -265,12 +266,12 @@ def test_places_that_take_no_lines(store, tmp_path):
         batch(store, explain=f"file://{tmp_path}/file/explained")
     for path in (store, store / "commitlog", f"file://{store}"):
         for within in (store, store / "commitlog", store / "a" / "b", store.parent / "b" / ".." / "store"):
-            with pytest.raises(InvalidArgument, match="a place within the store"):
+            with pytest.raises(InvalidArgument, match="within the store"):
                 source(path, explain=f"file://{within}").schema()
-    with pytest.raises(ConfigError, match="memory:// is one process's memory"):
+    with pytest.raises(ConfigError, match="memory://"):
         source(store, explain="memory://told").schema()
     assert source(store, explain=f"file://{store}d").schema() == source(store, explain=" ").schema()
-    with pytest.raises(InvalidArgument, match="option explain tells what a batch read asks"):
+    with pytest.raises(InvalidArgument, match="option explain"):
         Stream(store, explain=f"file://{tmp_path}/explained")
     assert not (tmp_path / "explained").exists()
 
@@ -289,9 +290,9 @@ def test_bad_options_and_places(filled, tmp_path):
             source(filled, **options).schema()
     with pytest.raises(InvalidArgument, match="no such folder"):
         batch(tmp_path / "nothing")
-    with pytest.raises(InvalidArgument, match="it has no commitlog/"):
+    with pytest.raises(InvalidArgument, match="commitlog/"):
         batch(tmp_path)
-    with pytest.raises(SchemaMismatch, match="'size' was wanted as int, and there is no such column"):
+    with pytest.raises(SchemaMismatch, match=r"'size'.*no such column"):
         source(filled).reader(source(filled).schema().add("size", "integer")).partitions()
 
 
@@ -400,12 +401,12 @@ def test_a_log_that_its_broker_cut(store):
     other = before[-1].encode().replace(b"body 299", b"body xxx")
     at = cut_at.physical_offset - int(path.name)
     path.write_bytes(whole[:at] + other + bytes(len(whole) - at - len(other)))
-    with pytest.raises(CorruptFile, match=f"written anew below commit log offset {end['position']}.*new checkpoint"):
+    with pytest.raises(CorruptFile, match=f"{end['position']}.*new checkpoint"):
         stream.step()
     with pytest.raises(CorruptFile, match="written anew"):
         Stream(store, start=end).step()
     path.unlink()
-    with pytest.raises(MissingOffsets, match="the log was cut: it ends before"):
+    with pytest.raises(MissingOffsets, match="was cut"):
         Stream(store, start=end).step()
     with pytest.raises(MissingOffsets, match="cut"):
         Stream(store).rows(Stream(store).start, end)
@@ -415,7 +416,7 @@ def test_a_log_whose_oldest_segments_are_gone(store):
     stream = Stream(store, maxBytesPerTrigger="5000")
     stream.step()
     segments(store)[0].path.unlink()
-    with pytest.raises(MissingOffsets, match="deleted before they were read"):
+    with pytest.raises(MissingOffsets, match="deleted"):
         stream.step()
     assert offsets(Stream(store).step())[0] == segments(store)[0].start
 

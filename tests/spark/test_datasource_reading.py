@@ -264,10 +264,10 @@ def test_keys_whose_hashes_collide(tmp_path):
 )
 def test_filters_that_need_an_unknown_key_are_refused(written, pushed):
     uri, _ = written
-    with pytest.raises(InvalidArgument, match=r"not their texts.*option\('key'"):
+    with pytest.raises(InvalidArgument, match=r"option\('key'"):
         scan(uri, pushed, source=EntrySource)
     if not isinstance(pushed, EqualTo):
-        with pytest.raises(InvalidArgument, match="filter key by = or IN"):
+        with pytest.raises(InvalidArgument, match="= or IN"):
             scan(uri, pushed, source=EntrySource, pushdown="on")
     assert scan(uri, pushed, source=EntrySource, key="nobody's") == []
 
@@ -318,7 +318,7 @@ def test_bad_options_and_places(written, tmp_path):
     refused(InvalidArgument, "one path is read at a time", paths='["a"]')
     refused(NotAnIndex, "holds no tiered index", place=f"file://{tmp_path}")
     refused(ConfigError, "one process's memory", place="memory://x")
-    with pytest.raises(SchemaMismatch, match="'offset' was wanted as int, and it is bigint"):
+    with pytest.raises(SchemaMismatch, match=r"'offset'.*int.*bigint"):
         EntrySource({"path": uri}).reader(StructType().add("offset", "integer")).partitions()
     assert list(EntrySource({"path": uri}).reader(StructType()).read(InputPartition(None))) == []
 
@@ -412,7 +412,7 @@ def test_a_place_that_takes_no_lines_fails_the_read(stored, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(StorageMisconfigured, match="Not a directory"):
         scan(uri, explain=f"file://{tmp_path}/file/explained")
-    with pytest.raises(InvalidArgument, match="a place within the index"):
+    with pytest.raises(InvalidArgument, match="within the index"):
         scan(uri, explain=uri.replace("/index?", "/index/explained?"))
 
 

@@ -103,16 +103,16 @@ def test_what_is_no_entry_is_refused_and_named(session, storage, case):
 
 def test_options_are_those_of_the_index(session, storage):
     frame = session.createDataFrame(messages(50, days=3)).coalesce(1)
-    with pytest.raises(InvalidArgument, match="unknown option 'slot'; the options are path, window, maxWindows, slots"):
+    with pytest.raises(InvalidArgument, match=r"'slot'.*slots"):
         write(frame, storage, slot=3)
     with pytest.raises(InvalidArgument, match="a window is like 1h"):
         write(frame, storage, window="often")
-    with pytest.raises(InvalidArgument, match="in more than 2 windows of 86,400 s: choose longer windows"):
+    with pytest.raises(InvalidArgument, match="2 windows of 86,400 s"):
         write(frame, storage, maxWindows=2)
     write(frame, storage)
     with pytest.raises(SchemaMismatch, match="64 slots, not native and 65"):
         write(frame, storage, slots=65)
-    with pytest.raises(InvalidArgument, match="build windows that are as long"):
+    with pytest.raises(InvalidArgument, match="windows that are as long"):
         write(frame, storage, "overwrite", window="1h")
     assert total(storage) == 50
     # a table is refused by the driver, which took the uploads back, and what has too many windows before anything is

@@ -174,9 +174,7 @@ def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path):
         writer.seal()
         writer.run_lifecycle()
     keys = spark.createDataFrame([("orders", "key-1")], "topic string, key string")
-    with pytest.raises(
-        InvalidArgument, match=r"entries have a column 'status', .* name of a column of answers: look up with nested"
-    ):
+    with pytest.raises(InvalidArgument, match=r"entries have a column 'status'.*nested"):
         lookup(spark, keys, storage=storage)
     [row] = lookup(spark, keys, storage=storage, nested=True).collect()
     assert (row.status, row.entries[0].status, row.entries[0].Region) == ("complete", 3, 4)
@@ -185,7 +183,7 @@ def test_columns_of_entries_that_have_names_of_answers(spark, tmp_path):
 
 
 def test_names_of_answers_are_taken_however_they_are_written(spark):
-    with pytest.raises(InvalidArgument, match="column 'region' of the keys has the name of a column of answers"):
+    with pytest.raises(InvalidArgument, match="column 'region' of the keys"):
         keys_of(spark.createDataFrame([], "topic string, key string, region int"), {}, ["Region"])
 
 
@@ -207,9 +205,9 @@ BAD = {
 
 
 def test_keys_that_no_lookup_takes(spark, index):
-    with pytest.raises(InvalidArgument, match="columns: topic is the name of a column or a Column, not 5"):
+    with pytest.raises(InvalidArgument, match=r"topic .*not 5"):
         lookup(spark, spark.createDataFrame([], KEYS), storage=index, columns={"topic": 5})
-    with pytest.raises(InvalidArgument, match="the keys are a stream"):
+    with pytest.raises(InvalidArgument, match="stream"):
         lookup(spark, spark.readStream.format("rate").load().selectExpr("'t' AS topic", "'k' AS key"), storage=index)
 
 
@@ -228,29 +226,24 @@ def test_bad_calls_and_bad_rows(spark, index, tmp_path):
         ask(max_count=0)
     with pytest.raises(InvalidArgument, match="max_bytes"):
         ask(max_bytes=-1)
-    with pytest.raises(InvalidArgument, match="a dry run has no answers"):
+    with pytest.raises(InvalidArgument, match="dry run"):
         ask(dry_run=True)
-    with pytest.raises(ConfigError, match="places in a commit log"):
+    with pytest.raises(ConfigError, match="commit log"):
         ask(messages="archive")
     with pytest.raises(NotAnIndex):
         ask(storage=f"file://{tmp_path}/nothing")
-    with pytest.raises(InvalidArgument, match="begin_ms 5000 is after end_ms 4000"):
+    with pytest.raises(InvalidArgument, match=r"begin_ms 5000.*end_ms 4000"):
         ask([("orders", "key-1", 5000, 4000, 1)])
-    with pytest.raises(
-        InvalidArgument, match=r"column 'key': the key '' of topic 'orders' is 0 UTF-16 code units long"
-    ):
+    with pytest.raises(InvalidArgument, match="column 'key': the key '' of topic 'orders' is 0 "):
         ask([("orders", "key-1", None, None, 1), ("orders", "", None, None, 1)])
-    with pytest.raises(
-        InvalidArgument,
-        match=r"column 'k' \(key\): the key 'x{40}\.\.\.' of topic 'orders' is 40,000 UTF-16 code units",
-    ):
+    with pytest.raises(InvalidArgument, match=r"column 'k' \(key\).*'x{40}\.\.\.' of topic 'orders' is 40,000 "):
         lookup(
             spark,
             spark.createDataFrame([("orders", "x" * 40_000)], "topic string, k string"),
             storage=index,
             columns={"key": "k"},
         )
-    with pytest.raises(BudgetExceeded, match="this task's share of max_requests=3 for all"):
+    with pytest.raises(BudgetExceeded, match="share of max_requests=3"):
         ask(max_requests=3)
 
 
@@ -276,7 +269,7 @@ def test_a_source_that_changes_fails_and_is_no_short_answer(spark, index):
 
     frame = spark.createDataFrame(ROWS[:4], KEYS)
     random = frame.mapInArrow(changing, KEYS)
-    with pytest.raises(Exception, match="the keys change while they are read"):
+    with pytest.raises(Exception, match="the keys change"):
         lookup(spark, random, storage=index).collect()
 
 
@@ -318,7 +311,7 @@ def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, cop
     monkeypatch.undo()
     name = max(states(copied).objects.values(), key=lambda stored: stored.count).name
     LocalStorage(Path(urlsplit(copied).path)).delete(name)
-    with pytest.raises(CorruptFile, match="the storage does not have it"):
+    with pytest.raises(CorruptFile, match="storage does not"):
         lookup(spark, frame, storage=copied)
     partial = look_up(spark, frame, storage=copied, allow_partial=True)
     assert [file for file, _ in partial.failed] == [name] and partial.statuses["partial"] > 0
@@ -348,7 +341,7 @@ def test_answers_whose_blocks_spark_lost(spark, copied):
     check(copied, [row.asDict() for row in found.frame.select("*").collect()], 5)
     assert merge(spark, storage=copied, window="30d", options=MergeOptions(shard_bytes=1 << 20)).jobs > 0
     assert sweep(copied) > 0
-    with pytest.raises(Exception, match=r"StorageUnavailable: \S+ was removed since these keys were looked up"):
+    with pytest.raises(Exception, match=r"StorageUnavailable: \S+ was removed"):
         found.frame.select("*").collect()
     with pytest.raises(StorageUnavailable, match="look up again"):
         found.statuses  # noqa: B018 - a property that runs a job

@@ -261,7 +261,7 @@ def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
     life.merge(30 * 86_400)
     life.later(3)
     delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
-    with pytest.raises(StorageUnavailable, match=r"was removed since these keys were looked up.*: look up again"):
+    with pytest.raises(StorageUnavailable, match=r"was removed.*look up again"):
         looked_up(life.storage, plan, lookups, accepted=True)
 
 
@@ -356,11 +356,9 @@ def test_questions_hold_what_a_batch_does():
     batch = PackedBatch(found, ["ü", "t"], 3)
     assert [batch.topics[i] for i in batch.topic_index] == columns[0]
     assert batch.part(found["topic"] == 0).topics == ["ü"]
-    with pytest.raises(InvalidArgument, match=r"column 'key': the key '' of topic 't' is 0 UTF-16 code units long"):
+    with pytest.raises(InvalidArgument, match="column 'key': the key '' of topic 't' is 0 "):
         plan_columns(["ü", "t"], ["k", ""])
-    with pytest.raises(
-        InvalidArgument, match=r"the key 'x{40}\.\.\.' of topic 'ü' is 32,768 UTF-16 code units long; 1\.\.32,767 are"
-    ):
+    with pytest.raises(InvalidArgument, match=r"'x{40}\.\.\.' of topic 'ü' is 32,768 .*1\.\.32,767"):
         plan_columns(["t", "ü"], ["k", "x" * 32_768])
     with pytest.raises(InvalidArgument, match="is new"):
         plan_columns(["unseen"], ["k"])

@@ -95,16 +95,14 @@ def test_csv_files_without_rows(spark, tmp_path):
     assert rows(spark, tmp_path) == []
     (tmp_path / "d.csv").write_text("topic,key\nt,k")
     assert rows(spark, tmp_path) == [("t", "k")]
-    with pytest.raises(InvalidArgument, match=r"a\.csv: CSV begins with a header, and there is none"):
+    with pytest.raises(InvalidArgument, match=r"a\.csv: .*header"):
         rows(spark, tmp_path / "a.csv")
 
 
 def test_csv_files_of_a_folder_have_one_header(spark, tmp_path):
     (tmp_path / "a.csv").write_text("topic,key\nt,k\n")
     (tmp_path / "b.csv").write_text("key,topic\nk,t\n")
-    with pytest.raises(
-        InvalidArgument, match=r"/b\.csv has other columns than \S+/a\.csv: \['key', 'topic'\] instead of \['topic', "
-    ):
+    with pytest.raises(InvalidArgument, match=r"/b\.csv .*/a\.csv: \['key', 'topic'\] instead of \['topic', "):
         rows(spark, tmp_path)
 
 
@@ -114,10 +112,8 @@ def test_headers_that_differ(tmp_path, header):
     (tmp_path / "b.csv").write_text(f"{header}\n" + ",".join("k" * len(header.split(","))) + "\n")
     with pytest.raises(InvalidArgument) as caught:
         read_csv(tmp_path / "a.csv", tmp_path / "b.csv")
-    assert (
-        f"{tmp_path}/b.csv has other columns than {tmp_path}/a.csv: {header.split(',')} instead of ['topic', 'key']"
-        in str(caught.value)
-    )
+    for named in (f"{tmp_path}/b.csv", f"{tmp_path}/a.csv", str(header.split(",")), "['topic', 'key']"):
+        assert named in str(caught.value)
 
 
 BAD_CSV = {

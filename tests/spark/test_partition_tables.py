@@ -170,9 +170,7 @@ def test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back(clock: Man
     # a driver that was held up while another one went on, or a checkpoint that was copied back: not known to hold the
     # same messages
     writer = a_writer(EntryStreamWriter, storage)
-    with pytest.raises(
-        InvalidArgument, match="has micro-batch 1 of this query already, and 0 comes now: its checkpoint is older"
-    ):
+    with pytest.raises(InvalidArgument, match=r"micro-batch 1 .*0 comes now.*checkpoint"):
         writer.commit([Written(tuple(written(TABLE, storage)), "q", FIRST.content)], 0)
     assert (
         sum(stored.count for stored in log.refresh().objects.values()) == 2_010
@@ -250,7 +248,7 @@ def test_abort_takes_back_what_is_certainly_not_published(clock: ManualClock, ki
     writer, number = a_writer(kind, storage), (0,) * (kind is EntryStreamWriter)
     writer.abort([Written(tuple(written(TABLE, storage)), "q", FIRST.content), None], *number)
     assert left_over(storage, clock) == 0
-    with pytest.raises(StorageUnavailable, match="1 of 2 tasks gave no result"):
+    with pytest.raises(StorageUnavailable, match="1 of 2 tasks"):
         writer.commit([Written((), "q", BatchContent()), None], *number)
     # the record is there, its answer is lost: Spark calls abort after such a commit
     messages = [Written(tuple(written(TABLE, storage)), "q", FIRST.content)]

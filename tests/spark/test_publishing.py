@@ -136,7 +136,7 @@ def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_
         publish_tables(plan, shards, "error", storage, StorageLog(storage, late))
         assert count(storage, clock) == 900
     else:
-        with pytest.raises(JobOverdue, match=r"a build began 23\.0 hours ago"):
+        with pytest.raises(JobOverdue, match=r"build .*23\.0 hours ago"):
             publish_tables(plan, shards, "error", storage, StorageLog(storage, late))
         assert count(storage, clock) == 0
     assert left_over(storage, clock) == 0
@@ -201,9 +201,9 @@ def test_results_that_are_not_what_was_counted_are_not_published():
     plan = planned(TABLE)
     results = written(TABLE, plan, storage)
     _check(plan, results)
-    with pytest.raises(InvalidArgument, match="changes while it is read"):
+    with pytest.raises(InvalidArgument, match="changes"):
         _check(plan, results[1:])
-    with pytest.raises(CorruptFile, match="other entries than it read"):
+    with pytest.raises(CorruptFile, match="other entries"):
         _check(plan, [replace(results[0], read_checksum=results[0].read_checksum ^ 1), *results[1:]])
 
 

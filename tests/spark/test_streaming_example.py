@@ -110,9 +110,7 @@ def test_a_checkpoint_that_is_one_batch_older_than_the_index(spark: Any, tmp_pat
     assert (checkpoint / "commits" / "0").exists() and states(uri) == before
     restore()
     broker.fill(50)
-    with pytest.raises(
-        InvalidArgument, match=r"has micro-batch 0 of this query already, of 200 entries.*checkpoint is older"
-    ):
+    with pytest.raises(InvalidArgument, match=r"micro-batch 0 .*200 entries.*checkpoint"):
         run()
     assert states(uri) == before and sweep(uri) == 0
     shutil.rmtree(checkpoint)

@@ -122,11 +122,11 @@ def test_a_wrong_range_is_asked_for_again_and_never_believed(s3: S3Storage, prox
 
 def test_a_whole_object_instead_of_a_range_is_refused_at_once(s3: S3Storage, proxy: CountingProxy) -> None:
     proxy.fault = lambda request: Action(ask_range="")
-    with pytest.raises(StorageUnavailable, match=r"does not honour ranges \(status 200 instead of 206\)"):
+    with pytest.raises(StorageUnavailable, match="status 200 instead of 206"):
         s3.get_range("object", 100, 1000)
     assert [exchange.status for exchange in proxy.reset()] == [200]
     proxy.fault = lambda request: Action(headers={"Content-Range": "octets 100-1099/4096"})
-    with pytest.raises(StorageUnavailable, match=r"does not honour ranges \(Content-Range 'octets"):
+    with pytest.raises(StorageUnavailable, match="Content-Range 'octets"):
         s3.get_range("object", 100, 1000)
     assert len(proxy.reset()) == 1
     assert s3.get_range("object", 100, 1000) == DATA[100:1100]
@@ -156,7 +156,7 @@ def test_credentials_that_expire_between_two_requests_say_so(s3: S3Storage, prox
             answer=error(status, code, "The provided token has expired.")
         )
         for read, _ in READS.values():
-            with pytest.raises(StorageMisconfigured, match=r"'object'.*have expired: renew them"):
+            with pytest.raises(StorageMisconfigured, match=r"'object'.*expired"):
                 read(s3)
     asked = len(proxy.reset())
     assert asked == 3 * len(READS)  # repeating it would not help

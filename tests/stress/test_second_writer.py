@@ -66,7 +66,7 @@ def open_here(tmp_path):
 def test_a_second_process_is_refused_and_reading_is_not(open_here, tmp_path):
     with writer(tmp_path / "root", tmp_path / "store") as first:
         for _ in range(3):
-            with pytest.raises(LockHeld, match=f"process {first.pid} on {socket.gethostname()}") as held:
+            with pytest.raises(LockHeld) as held:
                 open_here()
             assert (held.value.pid, held.value.host) == (first.pid, socket.gethostname())
         code, error = ingest(tmp_path)

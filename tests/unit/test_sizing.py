@@ -75,5 +75,5 @@ def test_storage_costs_less_behind_its_tiers():
 
 
 def test_an_input_stands_once():
-    with pytest.raises(ValueError, match="build stands in the page twice"):
+    with pytest.raises(ValueError, match="twice"):
         inputs_of("| build | 1 | x | y |\n| build | 2 | x | y |\n")

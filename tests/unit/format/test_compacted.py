@@ -276,7 +276,7 @@ def test_bare_slot_items():
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 2, 10)
     assert bare_slots(struct.pack(">ii", 44, 0), "f") == 2
     for wrong in (43, 28, 20, -1):
-        with pytest.raises(CorruptFile, match="slot 0 does not point"):
+        with pytest.raises(CorruptFile, match="slot 0"):
             bare_slots(struct.pack(">ii", wrong, 0), "f")
     with pytest.raises(CorruptFile, match="no slot table"):
         bare_slots(b"1234567", "f")

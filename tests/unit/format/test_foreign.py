@@ -111,9 +111,7 @@ def test_answers_are_copies(make):
 def test_size_must_be_the_geometrys(make, change):
     data, _ = image_of(make)
     wrong = data[:change] if change < 0 else data + bytes(change)
-    with pytest.raises(
-        CorruptFile, match="cut off, or the geometry is wrong" if change < 0 else "the geometry is wrong"
-    ):
+    with pytest.raises(CorruptFile, match="cut off" if change < 0 else "geometry"):
         ForeignUnsealed(wrong, LAYOUT, "f")
 
 
@@ -130,7 +128,7 @@ def test_geometry_of_the_same_size_is_refused(make, shift):
 def test_entry_zero_must_be_empty(make):
     data, _ = image_of(make)
     data[LAYOUT.entry_position(0) + 31] = 1
-    with pytest.raises(CorruptFile, match="entry 0 is not empty"):
+    with pytest.raises(CorruptFile, match="entry 0"):
         ForeignUnsealed(data, LAYOUT, "f")
 
 
@@ -140,10 +138,10 @@ def test_slots_that_contradict_the_entries(make):
     heads = np.frombuffer(memoryview(data)[28:], ">i4", 40)[::2]
     assert np.count_nonzero(heads[:4]) >= 2
     heads[4:] = np.roll(heads[4:], 1)  # the first four still agree
-    with pytest.raises(CorruptFile, match="slots and entries contradict each other"):
+    with pytest.raises(CorruptFile, match="contradict"):
         ForeignUnsealed(data, LAYOUT, "f")
     heads[:] = 0
-    with pytest.raises(CorruptFile, match="slots and entries contradict each other"):
+    with pytest.raises(CorruptFile, match="contradict"):
         ForeignUnsealed(data, LAYOUT, "f")
 
 
@@ -157,7 +155,7 @@ def test_wrong_files(make):
         ForeignUnsealed(struct.pack(">I", NATIVE.begin_magic) + data[4:], LAYOUT, "f")
     for count in (40, 2**31 - 1, 2**32 - 1):
         struct.pack_into(">I", data, 24, count)
-        with pytest.raises(CorruptFile, match="more entries than the geometry holds"):
+        with pytest.raises(CorruptFile, match="more entries"):
             ForeignUnsealed(data, LAYOUT, "f")
 
 
@@ -167,17 +165,17 @@ def test_bare_compacted_files_that_contradict_themselves(make):
     for length in range(len(sound)):
         with pytest.raises(CorruptFile):
             opened(sound[:length])
-    with pytest.raises(CorruptFile, match="does not end the file"):
+    with pytest.raises(CorruptFile, match="end the file"):
         opened(sound + bytes(28))
     with pytest.raises(CorruptFile, match="wrong magic"):
         opened(b"xxxx" + sound[4:])
     for magic in (ROCKETMQ.begin_magic, NATIVE.end_magic):
-        with pytest.raises(CorruptFile, match="not a compacted rocketmq file"):
+        with pytest.raises(CorruptFile, match="not a compacted"):
             opened(struct.pack(">I", magic) + sound[4:])
     for at, value, message in (
-        (28, 28 + 8 * 19, "does not end the file"),
-        (28, 28 + 8 * 21, "does not end the file"),
-        (28, 29, "slot 0 does not point"),
+        (28, 28 + 8 * 19, "end the file"),
+        (28, 28 + 8 * 21, "end the file"),
+        (28, 29, "slot 0"),
         (28, 28 + 8 * 200_000, "behind the file's end"),
         (20, 21, "header and slot table"),
         (24, 29, "header and slot table"),
@@ -194,7 +192,7 @@ def test_slot_that_points_outside(make):
     struct.pack_into(">i", data, 28 + 8 * (wanted % 20) + 4, 28 * 1000)
     data = bytes(data)
     file = opened(data)
-    with pytest.raises(CorruptFile, match=f"slot {wanted % 20} points outside"):
+    with pytest.raises(CorruptFile, match=f"slot {wanted % 20} "):
         file.lookup(lambda position, length: data[position : position + length], wanted, *EVER)
 
 
@@ -230,7 +228,7 @@ def test_recognise(make, preset, slots, count):
 
 def test_recognise_refuses(make):
     data, _ = make.file(LAYOUT, 30)
-    with pytest.raises(CorruptFile, match="no bytes at all"):
+    with pytest.raises(CorruptFile, match="no bytes"):
         recognise(b"", b"", 0, "f")
     with pytest.raises(CorruptFile, match="wrong magic"):
         recognise(bytes(40), bytes(40), 40, "f")

@@ -90,15 +90,15 @@ def test_only_record_damaged():
 def test_damaged_middle_names_where():
     damaged = bytearray(WHOLE)
     damaged[BORDERS[2] + 20] ^= 1
-    with pytest.raises(CorruptFile, match="damaged record before a whole one") as caught:
+    with pytest.raises(CorruptFile, match="damaged record") as caught:
         parse_journal(bytes(damaged), "j")
     assert caught.value.offset == BORDERS[2]
 
 
 def test_a_lost_record_is_noticed():
-    with pytest.raises(CorruptFile, match="batches do not follow each other"):
+    with pytest.raises(CorruptFile, match="batches"):
         parse_journal(b"".join(RECORDS[:1] + RECORDS[3:]), "j")
-    with pytest.raises(CorruptFile, match="does not start with its open record"):
+    with pytest.raises(CorruptFile, match="open record"):
         parse_journal(OPEN[:12] + RECORDS[1], "j")
 
 
@@ -163,9 +163,9 @@ def test_topics_in_the_record_of_the_batch_that_uses_them_first():
 
 
 def test_the_future_is_refused_by_name():
-    with pytest.raises(UnsupportedVersion, match="journal version 2 is newer"):
+    with pytest.raises(UnsupportedVersion, match="version 2"):
         parse_journal(OPEN[:8] + struct.pack(">I", 2) + OPEN[12:], "j")
-    with pytest.raises(UnsupportedVersion, match="unknown journal record 'merge'"):
+    with pytest.raises(UnsupportedVersion, match="record 'merge'"):
         parse_journal(OPEN + record({"kind": "merge"}), "j")
 
 
@@ -174,8 +174,9 @@ def test_not_a_journal():
         parse_journal(b"something else entirely", "j")
     impossible = json.loads(OPEN[20:])
     impossible["layout"]["slots"] = 0
-    with pytest.raises(CorruptFile, match=r"^j: journal record is not .*: not a layout: \.slots is 0"):
+    with pytest.raises(CorruptFile, match=r"\.slots is 0") as caught:
         parse_journal(OPEN[:12] + record(impossible), "j")
+    assert caught.value.file == "j"
 
 
 def test_frames_follow_the_specification():

@@ -46,7 +46,7 @@ def test_impossible_geometry(slots, items):
 
 
 def test_rocketmq_stores_index_items_only():
-    with pytest.raises(ConfigError, match="RocketMQ could not read"):
+    with pytest.raises(ConfigError, match="RocketMQ"):
         Layout(ROCKETMQ, KEYED_SCHEMA, 10, 10)
 
 
@@ -135,7 +135,7 @@ def test_undeclared_field():
     class Plain(IndexItem):
         region: int = 0
 
-    with pytest.raises(ConfigError, match=r"Plain.region is not declared with column"):
+    with pytest.raises(ConfigError, match=r"Plain.region"):
         Schema.of(Plain)
 
 

@@ -143,19 +143,19 @@ def test_future_versions_are_refused_by_name(small):
     struct.pack_into(">I", raw, 60, zlib.crc32(raw[:60]))
     future = small[:-TAIL_SIZE] + bytes(raw)
     for refuse in (lambda: parse_trailer(future, "file", len(future)), lambda: verify(future)):
-        with pytest.raises(UnsupportedVersion, match="format version 2 is newer than this reader"):
+        with pytest.raises(UnsupportedVersion, match="version 2"):
             refuse()
 
 
 def test_unknown_order_is_refused_by_name(small):
     """A reader relies on the order within slots, so a file that declares another one isn't read on a guess."""
     meta = parse_trailer(small, "file", len(small)).metadata
-    with pytest.raises(UnsupportedVersion, match="unknown order 'newest_first'"):
+    with pytest.raises(UnsupportedVersion, match="'newest_first'"):
         Metadata.decode(meta.encode().replace(b'"order":"answer"', b'"order":"newest_first"'), "file")
 
 
 def test_lengths_must_add_up(small):
-    with pytest.raises(CorruptFile, match="do not add up"):
+    with pytest.raises(CorruptFile, match="add up"):
         parse_trailer(small, "file", len(small) + 1)
     with pytest.raises(CorruptFile, match="cut off"):
         parse_trailer(small[-TAIL_SIZE - 1 :], "file", len(small))

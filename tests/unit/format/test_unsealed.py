@@ -115,9 +115,9 @@ def test_refusals_change_nothing():
     first = table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), columns(2))
     table.commit(first)
     before = table.heads.copy()
-    with pytest.raises(InvalidArgument, match="2 entries do not fit: 1 are free"):
+    with pytest.raises(InvalidArgument, match=r"2 entries .*1 are free"):
         table.prepare(np.array([1, 2], np.int32), np.full(2, BEGIN_MS), columns(2))
-    with pytest.raises(InvalidArgument, match="starts at entry 1, the table's next is 3"):
+    with pytest.raises(InvalidArgument, match=r"entry 1, .*next is 3"):
         table.commit(first)
     assert (table.heads == before).all()
     assert (table.count, table.free) == (2, 1)

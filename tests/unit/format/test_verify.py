@@ -266,7 +266,7 @@ def test_a_filter_is_whole_blocks(small):
 
 def test_shards_need_their_slot_function(make):
     data, _ = make.file(LAYOUT, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
-    with pytest.raises(InvalidArgument, match="slot_of is needed"):
+    with pytest.raises(InvalidArgument, match="slot_of"):
         verify(data)
     assert verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 5) == []
     assert parts(verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 4)) == {"slot"}

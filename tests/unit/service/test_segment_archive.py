@@ -78,7 +78,7 @@ def test_records_and_checkpoints_of_before_have_none():
 def test_segments_of_the_wrong_shape_are_damage(wrong):
     for kind in (LogRecord(7, "archive", 3, "a", 5), LogState(7, 3, GENESIS)):
         document = json.loads(kind.encode().partition(b"\n")[0])
-        with pytest.raises(CorruptFile, match="not what this version writes"):
+        with pytest.raises(CorruptFile, match="this version"):
             type(kind).decode(encode_document(document | {"archive": wrong}), "x")
 
 
@@ -178,7 +178,7 @@ def test_a_segment_that_was_rewritten_is_named(open_index, other, modified_ms, s
     if same:
         assert archive(index, other, 500, modified_ms=modified_ms) is False
     else:
-        with pytest.raises(CorruptFile, match=r"segment 00000000000000000500 of s: .*segments/s/.*rewritten"):
+        with pytest.raises(CorruptFile, match=r"00000000000000000500 of s: .*segments/s/.*rewritten"):
             archive(index, other, 500, modified_ms=modified_ms)
     assert len(index.archived()) == 1
 
@@ -437,7 +437,7 @@ def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(open_index, sto
     archive(index, content(1000))
     (segment,) = index.archived()
     storage.delete(segment.name)
-    with pytest.raises(CorruptFile, match="does not have it"):
+    with pytest.raises(CorruptFile, match="storage does not"):
         index.segment_archive.read(segment, 0, 5)
     index._session.log.publish(index._session.epoch, (), remove=(segment.name,))
     with pytest.raises(ObjectNotFound):

@@ -51,7 +51,7 @@ def metered(sent: Sent) -> MeteredStorage:
 def test_what_would_pass_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
     with metered.measure() as outer, metered.measure(Usage(max_requests=3)) as usage, metered.measure() as inner:
         metered.get_ranges("a", [ByteRange(0, 10), ByteRange(20, 10)])
-        with pytest.raises(BudgetExceeded, match=r"max_requests=3 .*get_ranges of 'a' is request 4"):
+        with pytest.raises(BudgetExceeded, match=r"max_requests=3 .*'a' is request 4"):
             metered.get_ranges("a", [ByteRange(0, 10), ByteRange(20, 10)])
         metered.head("a")
         for refused in (lambda: metered.get("a"), lambda: list(metered.list()), lambda: metered.put("b", b"x")):
@@ -72,7 +72,7 @@ def test_what_would_pass_max_bytes_is_neither_sent_nor_counted(sent: Sent, meter
             lambda: metered.get_ranges("a", [ByteRange(0, 20), ByteRange(0, 21)]),
             lambda: metered.get_suffix("a", 41),
         ):
-            with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .* asks for 41 bytes after 60"):
+            with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .*41 bytes after 60"):
                 refused()
         metered.get_suffix("a", 40)
         metered.head("a")  # reads no object
@@ -85,7 +85,7 @@ def test_a_whole_object_is_counted_afterwards_and_the_next_is_refused(sent: Sent
     with metered.measure(Usage(max_bytes=1500)) as usage:
         metered.get("a")
         metered.get("a")
-        with pytest.raises(BudgetExceeded, match=r"max_bytes=1500 .* an unknown number of bytes after 2000"):
+        with pytest.raises(BudgetExceeded, match=r"max_bytes=1500 .*after 2000"):
             metered.get("a")
         with pytest.raises(BudgetExceeded):
             metered.head("a")

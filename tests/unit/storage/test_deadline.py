@@ -30,10 +30,7 @@ def test_a_deadline_that_is_reached_says_what_was_not_begun() -> None:
         assert left is not None
         assert 0 < left <= FAR_S
         check_deadline("reading 'object'")
-    with (
-        deadline_at(time.monotonic() - 1),
-        pytest.raises(BudgetExceeded, match="timeout_s was reached while reading 'object'"),
-    ):
+    with deadline_at(time.monotonic() - 1), pytest.raises(BudgetExceeded, match=r"timeout_s .*'object'"):
         check_deadline("reading 'object'")
     assert remaining_s() is None
 

@@ -135,7 +135,7 @@ def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(
 ) -> None:
     gone = made.stored[-1]
     lose(made, [gone])
-    with pytest.raises(CorruptFile, match="does not have it") as caught:
+    with pytest.raises(CorruptFile, match="storage does not") as caught:
         reader.query("t", "all", max_count=500)
     assert caught.value.file == gone.name
     assert made.storage.operations.count("list") == 1

@@ -89,7 +89,7 @@ def test_one_that_may_make_no_request_is_not_complete_either(made: ColdIndex) ->
         clock.advance(40)
         assert reader.query("t", "all", max_requests=0).status == "complete"
         clock.advance(1)
-        with pytest.raises(BudgetExceeded, match=r"log of memory.* 41 s ago"):
+        with pytest.raises(BudgetExceeded, match="41 s ago"):
             reader.query("t", "all", max_requests=0)
         assert reader.query("t", "all").status == "complete"
         assert reader.query("t", "all", max_requests=0).status == "complete"

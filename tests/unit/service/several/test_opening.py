@@ -50,14 +50,14 @@ def test_one_index_given_twice(cluster, tmp_path):
 def test_other_schemas_are_not_read_together(cluster, prefix, opened):
     cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
     for given in (cluster.uris, cluster.uris[::-1]):
-        with pytest.raises(SchemaMismatch, match=r"old stores IndexItem entries|broker-. stores KeyedIndexItem"):
+        with pytest.raises(SchemaMismatch, match=r"old .*IndexItem|broker-. .*KeyedIndexItem"):
             IndexReader.open(given)
     assert [storage.closed for storage in opened] == [1] * 2 * (SEVERAL + 1)
 
 
 def test_a_prefix_of_other_schemas(cluster, prefix):
     cluster.add(f"{prefix}/old", rows(3), preset="rocketmq")
-    with pytest.raises(SchemaMismatch, match="old stores IndexItem entries"):
+    with pytest.raises(SchemaMismatch, match=r"old .*IndexItem"):
         IndexReader.open(prefix)
 
 
@@ -159,5 +159,5 @@ class NoSource:
 )
 def test_what_is_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
-        with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="open the one that is meant"):
+        with IndexReader.open(given) as reader, pytest.raises(InvalidArgument, match="the one that is meant"):
             ask(reader)
