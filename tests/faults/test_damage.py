@@ -107,7 +107,9 @@ def test_an_entry_that_rots_while_the_writer_runs_is_not_compacted(make_world):
     assert "log" not in world.service.log_state.positions
 
 
-def test_a_damaged_local_copy_is_answered_from_the_storage(make_world):
+@pytest.fixture
+def kept(make_world):
+    """A writer whose files are uploaded and still kept locally."""
     world = make_world()
     world.settings["local_keep_s"] = 86400
     world.open()
@@ -115,6 +117,11 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(make_world):
     world.service.seal()
     world.confirm()
     world.service.run_lifecycle()
+    return world
+
+
+def test_a_damaged_local_copy_is_answered_from_the_storage(kept):
+    world = kept
     for path in (world.root / "uploaded").glob("*.index"):
         with path.open("r+b") as handle:
             handle.seek(28 + 8 * 7 + 3)
@@ -134,14 +141,8 @@ def test_a_damaged_local_copy_is_answered_from_the_storage(make_world):
     world.check()
 
 
-def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_is_back(make_world):
-    world = make_world()
-    world.settings["local_keep_s"] = 86400
-    world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_is_back(kept):
+    world = kept
     world.service.close()
     for path in (world.root / "uploaded").glob("*.index"):
         flip(path, -30)
@@ -153,15 +154,9 @@ def test_a_damaged_copy_found_while_the_storage_was_down_is_passed_over_once_it_
     world.check()
 
 
-def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(make_world):
+def test_a_damaged_compacted_file_that_the_log_names_is_answered_from_the_storage(kept):
     """The crash came between its record and its move to uploaded/."""
-    world = make_world()
-    world.settings["local_keep_s"] = 86400
-    world.open()
-    world.put(9)
-    world.service.seal()
-    world.confirm()
-    world.service.run_lifecycle()
+    world = kept
     world.service.close()
     for path in (world.root / "uploaded").glob("*.index"):
         flip(path, -30)

@@ -19,6 +19,15 @@ from tiered_index.service.reading.parts import source_number
 
 counts = st.sampled_from([1, 3, 64])
 plain_askers = st.sampled_from(PLAIN)
+# what a rule that looks up draws, next to who does
+LOOKUP = {
+    "topic": asked_topics,
+    "key": asked_keys,
+    "limits": ranges,
+    "count": counts,
+    "many": st.booleans(),
+    "partial": st.booleans(),
+}
 
 
 class StruckMachine(ReadingMachine):
@@ -88,12 +97,7 @@ class StruckMachine(ReadingMachine):
 
     @rule(
         who=askers,
-        topic=asked_topics,
-        key=asked_keys,
-        limits=ranges,
-        count=counts,
-        many=st.booleans(),
-        partial=st.booleans(),
+        **LOOKUP,
         max_requests=st.sampled_from([None, 0, 1, 2, 5]),
         max_bytes=st.sampled_from([None, 0, 100, 1_000, 5_000]),
         timeout_s=st.sampled_from([None, None, None, 1e-9, 300.0]),
@@ -122,12 +126,7 @@ class StruckMachine(ReadingMachine):
 
     @rule(
         who=plain_askers,
-        topic=asked_topics,
-        key=asked_keys,
-        limits=ranges,
-        count=counts,
-        many=st.booleans(),
-        partial=st.booleans(),
+        **LOOKUP,
         nth=st.integers(1, 4),
         times=st.sampled_from([1, 2, None]),
         trouble=st.sampled_from(["fail", "fail all", "wrong", "short", "long", "log"]),
@@ -153,16 +152,7 @@ class StruckMachine(ReadingMachine):
             self.storage.clear()
         self.clock.advance(2)  # a reader that could not read the log tries again
 
-    @rule(
-        who=askers,
-        topic=asked_topics,
-        key=asked_keys,
-        limits=ranges,
-        count=counts,
-        many=st.booleans(),
-        partial=st.booleans(),
-        which=st.integers(0, 9),
-    )
+    @rule(who=askers, **LOOKUP, which=st.integers(0, 9))
     def ask_while_an_object_is_lost(self, who, topic, key, limits, count, many, partial, which):
         self.settle(who)
         self.index(who)

@@ -7,16 +7,7 @@ import sys
 
 import pytest
 
-from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, s3_server
-
-_CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-    "AWS_DEFAULT_REGION": REGION,
-    "AWS_EC2_METADATA_DISABLED": "true",
-    "AWS_CONFIG_FILE": os.devnull,
-    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-}
+from tests.support.s3_server import CREDENTIALS, s3_server
 
 
 def pytest_collection_modifyitems(items):
@@ -32,7 +23,7 @@ def spark():
 
     before = dict(os.environ)
     # workers have the environment that Java was started in
-    os.environ.update(_CREDENTIALS, PYSPARK_PYTHON=sys.executable)
+    os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable)
     settings = {
         "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",

@@ -24,6 +24,15 @@ from botocore.config import Config
 ACCESS_KEY = "testing-access-key"
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
+# what a client needs to be let in: environment variables of the usual credential chain, and none that lead elsewhere
+CREDENTIALS = {
+    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
+    "AWS_DEFAULT_REGION": REGION,
+    "AWS_EC2_METADATA_DISABLED": "true",
+    "AWS_CONFIG_FILE": os.devnull,
+    "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+}
 
 # moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in
 # threads. So one acts at a time, once its body has been read.
@@ -56,15 +65,8 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """Return the environment variables of the usual credential chain, and none that lead elsewhere."""
-        return {
-            "AWS_ACCESS_KEY_ID": ACCESS_KEY,
-            "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
-            "AWS_DEFAULT_REGION": REGION,
-            "AWS_EC2_METADATA_DISABLED": "true",
-            "AWS_CONFIG_FILE": os.devnull,
-            "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
-        }
+        """Return `CREDENTIALS`."""
+        return dict(CREDENTIALS)
 
     def new_bucket(self) -> str:
         """Create a bucket of a unique name and return the name."""

@@ -85,6 +85,13 @@ def in_process():
     return lambda *arguments: run_here(*arguments).code
 
 
+@pytest.fixture
+def small_index(tmp_path):
+    """Options of `ingest` for an index of small files, and a document as its output."""
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path}/objects")
+    return *where, "--slots", 50, "--items", 2_000, "--json"
+
+
 @pytest.fixture(scope="session")
 def original(tmp_path_factory):
     """An index whose first part is uploaded and whose last 100 messages are unsealed."""

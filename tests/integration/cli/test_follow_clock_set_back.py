@@ -27,21 +27,10 @@ def damage(folder, offset):
 
 
 @pytest.mark.parametrize("skip", [False, True])
-def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, store, skip):
+def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, small_index, store, skip):
     folder, offsets = store
     damage(folder, offsets[15])
-    where = (
-        "--root",
-        tmp_path / "root",
-        "--storage",
-        f"file://{tmp_path}/objects",
-        "--slots",
-        50,
-        "--items",
-        2_000,
-        "--json",
-    )
-    done = run_here("ingest", folder, *where, *(["--skip-corrupt"] if skip else []))
+    done = run_here("ingest", folder, *small_index, *(["--skip-corrupt"] if skip else []))
     if not skip:
         assert (done.code, done.error["type"], done.error["offset"]) == (4, "CorruptFile", offsets[15])
         return
@@ -54,7 +43,7 @@ def test_damage_before_older_messages_is_an_error_or_a_loss(run_here, tmp_path, 
         assert [n for n in range(60) if not reader.query("t", f"k{n}").items] == [15]
 
 
-def test_half_a_message_before_other_bytes_is_the_end_as_ever(run_here, tmp_path, store):
+def test_half_a_message_before_other_bytes_is_the_end_as_ever(run_here, small_index, store):
     """As a crash leaves it where the broker had cut its log: what is behind doesn't begin where the half message would
     end.
     """
@@ -63,17 +52,6 @@ def test_half_a_message_before_other_bytes_is_the_end_as_ever(run_here, tmp_path
         last = writer.put("t", 0, b"n" * 77, keys=["new"], store_ms=NOW_MS + 90_000).offset
     (folder / "abort").touch()
     damage(folder, last)
-    where = (
-        "--root",
-        tmp_path / "root",
-        "--storage",
-        f"file://{tmp_path}/objects",
-        "--slots",
-        50,
-        "--items",
-        2_000,
-        "--json",
-    )
-    done = run_here("ingest", folder, *where, "--skip-corrupt")
+    done = run_here("ingest", folder, *small_index, "--skip-corrupt")
     assert (done.code, done.document["position"], done.document["losses"]) == (0, last, [])
     assert (done.document["torn"]["begin"], done.document["torn"]["what"]) == (last, "half a message")

@@ -12,24 +12,13 @@ SEGMENT = 1_000
 
 
 @pytest.mark.parametrize("skip", [True, False])
-def test_a_closed_segment_that_was_cut_short(run_here, tmp_path, skip):
+def test_a_closed_segment_that_was_cut_short(run_here, tmp_path, small_index, skip):
     contents = {start: full(log(3, start, first=start), SEGMENT) for start in (0, SEGMENT, 2 * SEGMENT)}
     store = tmp_path / "store"
     folder = write_log(store / "commitlog", SEGMENT, contents | {3 * SEGMENT: joined(log(2, 3 * SEGMENT))})
-    where = (
-        "--root",
-        tmp_path / "root",
-        "--storage",
-        f"file://{tmp_path}/objects",
-        "--slots",
-        50,
-        "--items",
-        2_000,
-        "--json",
-    )
     # cut within the blank: nothing is lost to lookups
     os.truncate(folder / f"{SEGMENT:020d}", SEGMENT - 4)
-    done = run_here("ingest", store, *where, "--archive-segments", *(["--skip-corrupt"] if skip else []))
+    done = run_here("ingest", store, *small_index, "--archive-segments", *(["--skip-corrupt"] if skip else []))
     if not skip:
         assert (done.code, done.error["type"]) == (4, "CorruptFile")
         return

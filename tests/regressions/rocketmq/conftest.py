@@ -97,6 +97,18 @@ class Life:
         self.model.put(topic, queue_id, keys, offset, size, timestamp_ms)
         return made
 
+    def put_call(self, call: dict[str, Any]) -> int:
+        """Put the message of a call of RocketMQ's, as its golden files have them."""
+        return self.put(
+            call["topic"],
+            call["queueId"],
+            call["keys"],
+            call["offset"],
+            call["size"],
+            call["timestamp"],
+            topic_id=call["topicId"],
+        )
+
     def put_batch(self, rows: list[tuple[str, int, str, int, int, int]]) -> None:
         """Put (topic, queue_id, key, offset, size, timestamp_ms) rows, one entry each."""
         names = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")

@@ -59,15 +59,7 @@ def test_javas_late_entries(make_life, golden):
     begin_ms = calls[0]["timestamp"]
     assert sum(call["timestamp"] < begin_ms for call in calls) > 3
     for call in calls:
-        life.put(
-            call["topic"],
-            call["queueId"],
-            call["keys"],
-            call["offset"],
-            call["size"],
-            call["timestamp"],
-            topic_id=call["topicId"],
-        )
+        life.put_call(call)
     for _ in life.through():
         for call in calls:
             answers = life.check(call["topic"], call["keys"][0], call["timestamp"], call["timestamp"])

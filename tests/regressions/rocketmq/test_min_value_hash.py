@@ -70,15 +70,7 @@ def test_what_java_lost_or_refused(make_life, golden, case):
     life = make_life(slots=meta["slots"], items=meta["items"])
     calls = golden(f"tiered/{case}/input.jsonl")
     for call in calls:
-        made = life.put(
-            call["topic"],
-            call["queueId"],
-            call["keys"],
-            call["offset"],
-            call["size"],
-            call["timestamp"],
-            topic_id=call["topicId"],
-        )
+        made = life.put_call(call)
         assert made == len(call["keys"])
     keys = sorted({(call["topic"], key) for call in calls for key in call["keys"]})
     assert any(call["result"] != "SUCCESS" for call in calls) == (case in ("minvalue_slots101", "minvalue_slots5000"))

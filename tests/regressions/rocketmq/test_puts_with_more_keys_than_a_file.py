@@ -43,15 +43,7 @@ def test_a_put_at_the_end_of_a_file_as_java_refused_it(make_life, golden):
     assert any(len(call["keys"]) > 1 for call in refused)
     life = make_life(slots=meta["slots"], items=meta["items"])
     for call in calls:
-        made = life.put(
-            call["topic"],
-            call["queueId"],
-            call["keys"],
-            call["offset"],
-            call["size"],
-            call["timestamp"],
-            topic_id=call["topicId"],
-        )
+        made = life.put_call(call)
         assert made == len(set(call["keys"]))
     for _ in life.through():
         for call in refused:

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.compacted_files import SMALL
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.unsealed import UnsealedTable
 
@@ -61,3 +62,10 @@ def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topi
 @pytest.fixture(scope="session")
 def make():
     return SimpleNamespace(begin_ms=BEGIN_MS, about=ABOUT, columns=columns_of, entries=entries_of, file=random_file)
+
+
+@pytest.fixture(scope="module")
+def small(make):
+    """Twelve entries of four hashes in a file of the layout `SMALL`."""
+    data, _ = make.file(SMALL, 12, distinct_hashes=4)
+    return data

@@ -11,31 +11,10 @@ import zlib
 
 import pytest
 
+from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import CorruptFile, TieredIndexError, UnsupportedVersion
-from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.trailer import TAIL_SIZE, Directory, Tail, build_trailer, parse_trailer
-from tiered_index.format.verify import verify_compacted
-
-LAYOUT = Layout(NATIVE, NATIVE.schema, 5, 20)
-
-
-def reader(data):
-    return lambda position, length: data[position : position + length]
-
-
-def verify(data, **more):
-    return verify_compacted(reader(data), len(data), "file", **more)
-
-
-def parts(findings):
-    return {finding.part for finding in findings}
-
-
-@pytest.fixture(scope="module")
-def small(make):
-    data, _ = make.file(LAYOUT, 12, distinct_hashes=4)
-    return data
 
 
 def read_through_trailer(data):
@@ -53,7 +32,7 @@ def read_through_trailer(data):
 def test_round_trip(small, make):
     trailer = parse_trailer(small, "file", len(small))
     meta = trailer.metadata
-    assert meta.layout == LAYOUT
+    assert meta.layout == SMALL
     assert (meta.count, meta.file_id, meta.lane, meta.writer) == (12, make.about["file_id"], "main", "test")
     assert (meta.topics, meta.source_positions) == (((1, "orders"), (2, "payments")), {"store-a": 42})
     assert (meta.slot_base, meta.slot_range) == (5, (0, 5))
@@ -102,7 +81,7 @@ def test_every_flipped_bit_is_noticed(small):
     """Reading through the trailer gives a typed error or provably unaffected parts; verify finds every one of them."""
     sound = read_through_trailer(small)
     trailer = parse_trailer(small, "file", len(small))
-    unread = {*range(LAYOUT.items_position), *range(trailer.tail.position, trailer.tail.directory_position)}
+    unread = {*range(SMALL.items_position), *range(trailer.tail.position, trailer.tail.directory_position)}
     unaffected = 0
     for at in range(len(small)):
         for bit in range(8):
@@ -122,7 +101,7 @@ def test_every_flipped_bit_is_noticed(small):
                 {"header"}
                 if at < 28
                 else {"slots"}
-                if at < LAYOUT.items_position
+                if at < SMALL.items_position
                 else {"run"}
                 if at < trailer.tail.position
                 else {"filter"}

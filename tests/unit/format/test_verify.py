@@ -9,31 +9,12 @@ import zlib
 import numpy as np
 import pytest
 
+from tests.support.compacted_files import SMALL, parts, verify
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Header, Layout
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
 from tiered_index.format.verify import verify_compacted
-
-LAYOUT = Layout(NATIVE, NATIVE.schema, 5, 20)
-
-
-def reader(data):
-    return lambda position, length: data[position : position + length]
-
-
-def verify(data, **more):
-    return verify_compacted(reader(data), len(data), "file", **more)
-
-
-def parts(findings):
-    return {finding.part for finding in findings}
-
-
-@pytest.fixture(scope="module")
-def small(make):
-    data, _ = make.file(LAYOUT, 12, distinct_hashes=4)
-    return data
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +77,7 @@ def test_item_in_another_slot(small):
     findings = verify(rebuilt(small, body=change_item(small, 3, key_hash=wrong)))
     assert "slot" in parts(findings)
     (finding,) = [f for f in findings if f.part == "slot"]
-    assert finding.offset == LAYOUT.items_position + 3 * 32
+    assert finding.offset == SMALL.items_position + 3 * 32
     assert "1 items lie in a slot that is not their hash's" in finding.problem
 
 
@@ -109,7 +90,7 @@ def test_items_out_of_order(small):
     )
     findings = verify(rebuilt(small, body=swapped))
     assert parts(findings) == {"order"}
-    assert findings[0].offset == LAYOUT.items_position + 32 * (row + 1)
+    assert findings[0].offset == SMALL.items_position + 32 * (row + 1)
 
 
 def test_order_across_blocks(giant):
@@ -231,10 +212,10 @@ def test_items_that_the_filter_denies(small, column):
     wrong = int(items_in(small)[column][3]) ^ 1 << 20
     findings = [f for f in verify(rebuilt(small, body=change_item(small, 3, **{column: wrong}))) if f.part == "filter"]
     assert [(f.problem, f.offset) for f in findings] == [
-        ("1 items are absent, says the filter", LAYOUT.items_position + 3 * 32)
+        ("1 items are absent, says the filter", SMALL.items_position + 3 * 32)
     ]
     (finding,) = verify(rebuilt(small, filter_bytes=bytes(32)))
-    assert (finding.part, finding.offset) == ("filter", LAYOUT.items_position)
+    assert (finding.part, finding.offset) == ("filter", SMALL.items_position)
     assert finding.problem.startswith("12 items")
 
 
@@ -265,7 +246,7 @@ def test_a_filter_is_whole_blocks(small):
 
 
 def test_shards_need_their_slot_function(make):
-    data, _ = make.file(LAYOUT, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
+    data, _ = make.file(SMALL, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
     with pytest.raises(InvalidArgument, match="slot_of"):
         verify(data)
     assert verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 5) == []
