@@ -26,8 +26,6 @@ from tiered_index.storage.base import MAX_PARTS, Storage
 
 __all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]
 
-_READ_BYTES = 8 * PIECE_BYTES
-
 ReadSegment = Callable[[int, int], bytes]
 """Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't.
 """
@@ -217,16 +215,17 @@ class SegmentUploads:
                 sent[1].complete()
                 return sent
         sums = SegmentSums()
+        # whole pieces, and so large that they can be numbered
+        part_bytes = max(self._part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
+        part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
 
         def fill(upload: Upload) -> None:
-            for position in range(0, size_bytes, _READ_BYTES):
-                data = _exactly(read, position, min(_READ_BYTES, size_bytes - position))
+            for position in range(0, size_bytes, part_bytes):
+                data = _exactly(read, position, min(part_bytes, size_bytes - position))
                 sums.update(data)
                 upload.write(data)
             upload.write(sums.table(place[1]).encode())
 
-        # so large that they can be numbered
-        part_bytes = max(self._part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
         object_bytes = segment_object_bytes(size_bytes)
         last_bytes = part_bytes + object_bytes - size_bytes
         publication = Publication.send(session, segment_name(*place, session.epoch), fill, part_bytes, last_bytes)
