@@ -220,6 +220,7 @@ class Cold:
         """Measure other ways to look a key up in `files`, the newest ones; here there are none."""
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         amounts = Amounts.of(setting)
         pairs = [(files, kind) for files in amounts.lookups for kind in KINDS]
         specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (section_of(*pair),)) for pair in pairs]
@@ -229,6 +230,7 @@ class Cold:
         return specs
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         amounts = Amounts.of(setting)
         with scratch(folder) as place:
             files = make_files(setting, amounts.layout, amounts.files, place)

@@ -73,6 +73,7 @@ class Pause:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         calls = [Spec(_figure(call, state, which), "us") for call in _CALLS for state in _STATES for which in _WHICH]
         return (
             *calls,
@@ -82,6 +83,7 @@ class Pause:
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         keys = key_array(np.arange(min(setting.entries, _POOL)))
         measured, other = cores()
         for _ in meter.rounds():

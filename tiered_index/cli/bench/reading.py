@@ -54,6 +54,7 @@ class LookupSuite:
     passes = len(_STATES)
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         specs = []
         for state in _STATES:
             specs += [
@@ -64,6 +65,7 @@ class LookupSuite:
         return [Spec(name, unit, _GOALS.get(name), (section,)) for name, unit, section in specs]
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         with scratch(folder) as place, setting.open(place, storage=without_uploads(place)) as index:
             fill(index, 0, setting.entries)
             for state in _STATES:
@@ -127,6 +129,7 @@ class Recovery:
     passes = 2
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         return (
             Spec("opening a full unsealed file", "s", at_most(6) if setting.is_full else None, ("opening",)),
             Spec("recovery rate", "entries/s"),
@@ -139,6 +142,7 @@ class Recovery:
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         with scratch(folder) as place:
             _full_file(setting, place, meter)
         with scratch(folder) as place:
@@ -202,11 +206,13 @@ class CommitLog:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         names = [name for name, _, _ in _READINGS]
         rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in names)
         return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec("store writer", "messages/s")
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         core, _ = cores()
         for _ in meter.rounds():
             with scratch(folder) as place, pinned(core):

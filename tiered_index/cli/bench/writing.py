@@ -50,6 +50,7 @@ class Put:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         return (
             Spec("put_batch", "entries/s", sections=("put_batch call",)),
             Spec("put_batch and durable flush", "entries/s", at_least(6e6), ("put_batch call", "flush")),
@@ -61,6 +62,7 @@ class Put:
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         core, _ = cores()
         for _ in meter.rounds():
             with scratch(folder) as place, setting.open(place) as index, pinned(core):
@@ -138,6 +140,7 @@ class Compact:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         java = (
             [Spec(_java(seconds), "ratio", at_least(2), ("compaction",)) for seconds in _JAVA_S]
             if setting.is_full
@@ -155,6 +158,7 @@ class Compact:
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         for _ in meter.rounds():
             with scratch(folder) as place:
                 _alone(setting, place, meter)
@@ -260,6 +264,7 @@ class Upload:
     passes = 1
 
     def specs(self, setting: Setting) -> Sequence[Spec]:
+        """Return the figures of the suite."""
         return (
             Spec("upload of a full file", "s"),
             Spec("upload rate", "MiB/s"),
@@ -270,6 +275,7 @@ class Upload:
         )
 
     def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
+        """Measure, and record the figures."""
         for _ in meter.rounds():
             with scratch(folder) as place:
                 _full_file(setting, place, meter)
