@@ -80,8 +80,8 @@ class RootFiles:
                         self.catalog.remove(handle.file_id, self.dispose(handle.file_id))
                     elif stored is not None:
                         self.catalog.put(replace(handle, stored=StorageBytes(self.cold, stored)))
-            known = self.session.log.state
-            apply_log_state(self.catalog, self.catalog.all(), known, self.cold, self.dispose, self._has_news)
+            handles, known = self.catalog.all(), self.session.log.state  # in this order, as above
+            apply_log_state(self.catalog, handles, known, self.cold, self.dispose, self._has_news)
             return state
 
     def dispose(self, file_id: str) -> Callable[[], None]:
