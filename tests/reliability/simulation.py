@@ -332,8 +332,6 @@ class World(Writers):
             return
         if isinstance(error, CorruptFile) and client.mangled:
             return
-        if isinstance(error, BudgetExceeded) and "clocks" in self.faults and "was last read" in str(error):
-            return  # the clock jumped between reading the log and looking at it
         if (
             isinstance(error, StorageError | PartialAnswer | BudgetExceeded)
             and not isinstance(error, CorruptFile)

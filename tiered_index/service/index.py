@@ -42,6 +42,7 @@ from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentA
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.lookup.query import Handles
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads.pool import close_until_s
 from tiered_index.service.threads.workers import Stopped, Worker
@@ -418,6 +419,9 @@ class IndexService(Lookups):
 
     def _log_states(self) -> Sequence[LogState]:
         return [self.log_state]
+
+    def _begin(self) -> Handles:
+        return self._handles
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.

@@ -30,7 +30,7 @@ from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.lookup.query import QueryEngine
+from tiered_index.service.lookup.query import Handles, QueryEngine
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root.root import CACHE
@@ -70,7 +70,7 @@ class IndexReader(Lookups):
         self._shared: Storage | None = None
         if storages is not None and (config.root is not None or storage is not None):
             raise InvalidArgument("several storages are read without a root")
-        clock = clock or SystemClock()
+        self._clock = clock = clock or SystemClock()
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
             _cache_room(config),
@@ -274,12 +274,13 @@ class IndexReader(Lookups):
         self._check_open()
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
-    def _prepare(self) -> None:
+    def _begin(self) -> Handles:
         """Run the refreshes that are due, in parallel.
 
         A lookup with a deadline waits for at most half of its remaining time; the refreshes then continue in the
         background.
         """
+        begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
         tries = [view.tries for view in self._views]
         begun: dict[IndexView, Future[None]] = {}
@@ -290,8 +291,8 @@ class IndexReader(Lookups):
                 future.result()
         for view, before in zip(self._views, tries, strict=True):
             if left_s is None and view not in begun:
-                view.catch_up(before)
-            view.note_age()
+                view.catch_up(before, begun_s)
+        return partial(self._handles, begun_s)
 
     def _begin_refreshes(self) -> dict[IndexView, Future[None]]:
         """Start the refreshes that are due and that no other thread runs, as far as threads are available."""
@@ -311,14 +312,14 @@ class IndexReader(Lookups):
                 view.release_claim()
         return begun
 
-    def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
+    def _handles(self, begun_s: float, second_min: int, second_max: int) -> Sequence[Handle]:
         if not self._several:
-            found = self._views[0].handles(second_min, second_max)
+            found = self._views[0].handles(second_min, second_max, begun_s)
         else:
             found = [
                 SourcedFile(handle, view.storage.uri, number, self._schema, self._sourced)
                 for number, view in zip(self._names, self._views, strict=True)
-                for handle in view.handles(second_min, second_max)
+                for handle in view.handles(second_min, second_max, begun_s)
             ]
         # closing empties the catalogs, so what was found may be incomplete
         self._check_open()

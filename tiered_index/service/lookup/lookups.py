@@ -5,6 +5,7 @@ Threads: every method from any thread.
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
@@ -14,13 +15,13 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import QueryResults
 from tiered_index.service.answers.validation import check_lookups
-from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.memory_cache import CacheUse
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import LookupArguments, MessageSource, MessagesResult, find_messages
-from tiered_index.service.lookup.query import MissingObjects, QueryEngine, past_lost_objects
+from tiered_index.service.lookup.query import Handles, MissingObjects, QueryEngine, past_lost_objects
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup, QueryResult
 
@@ -73,17 +74,8 @@ class Lookups(ABC):
         return self._answer(
             allow_partial,
             limits,
-            lambda lost, account: self._engine.query(
-                self._handles,
-                topic,
-                key,
-                begin_ms,
-                end_ms,
-                max_count,
-                cursor,
-                allow_partial,
-                lost=lost,
-                account=account,
+            lambda handles, lost, account: self._engine.query(
+                handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost, account=account
             ),
         )
 
@@ -106,8 +98,8 @@ class Lookups(ABC):
         return self._answer(
             allow_partial,
             LookupLimits(max_requests, max_bytes, timeout_s),
-            lambda lost, account: self._engine.query_many(
-                self._handles, asked, allow_partial, lost=lost, account=account
+            lambda handles, lost, account: self._engine.query_many(
+                handles, asked, allow_partial, lost=lost, account=account
             ),
         )
 
@@ -169,15 +161,17 @@ class Lookups(ABC):
         return all(cached)
 
     def _answer(
-        self, allow_partial: bool, limits: LookupLimits, ask_engine: Callable[[MissingObjects, LookupBudget | None], T]
+        self,
+        allow_partial: bool,
+        limits: LookupLimits,
+        ask_engine: Callable[[Handles, MissingObjects, LookupBudget | None], T],
     ) -> T:
         self._check_open()
-        if not self._always_accounted and not limits.any:
-            return past_lost_objects(self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, None))
-        with LookupBudget(self._prices, limits).open() as account:
-            self._prepare()
+        accounted = self._always_accounted or limits.any
+        with LookupBudget(self._prices, limits).open() if accounted else contextlib.nullcontext() as account:
+            handles = self._begin()
             return past_lost_objects(
-                self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(lost, account)
+                self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(handles, lost, account)
             )
 
     @abstractmethod
@@ -188,8 +182,8 @@ class Lookups(ABC):
         """Raise `InvalidArgument` where several indexes are read as one."""
 
     @abstractmethod
-    def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers in an inclusive range of epoch seconds."""
+    def _begin(self) -> Handles:
+        """Do what is due before a lookup; return what yields the handles that may hold its answers."""
 
     @abstractmethod
     def _log_states(self) -> Sequence[LogState]:
@@ -198,6 +192,3 @@ class Lookups(ABC):
     @abstractmethod
     def _read_log(self, uri: str) -> LogState:
         """Read what the log of the storage `uri` has gained, and show it in its catalog."""
-
-    def _prepare(self) -> None:  # noqa: B027 - most have nothing to do
-        """Do what is due before a lookup."""

@@ -64,7 +64,6 @@ class IndexView:
         # taken by whoever begins a refresh that is due, and released by the thread that ends it
         self._tries = 0
         # to read the log that came to an end, good or bad
-        self._lookup = threading.local()
         self._joining = threading.Lock()
         self._waiting: Future[LogState] | None = None
         # a reading of the log that has not begun
@@ -194,23 +193,23 @@ class IndexView:
         finally:
             self._refreshing.release()
 
-    def catch_up(self, tries: int) -> None:
-        """Wait for a refresh that is due, whoever does it, and do it where nobody did; not where `tries` have become
-        more meanwhile.
+    def catch_up(self, tries: int, begun_s: float) -> None:
+        """Wait for a refresh that is due, whoever does it, and do it where nobody did, for a lookup that began at
+        `begun_s`, when the log had been tried `tries` times.
         """
-        if self._tries == tries and self._is_due():
+        if self._is_wanted(tries, begun_s):
             with self._refreshing:
-                if self._tries == tries and self._is_due():
+                if self._is_wanted(tries, begun_s):
                     self._refresh_due()
 
-    def note_age(self) -> None:
-        """Find out, for the lookup that begins in this thread, whether the view stands too far back for a complete
-        answer.
-        """
-        age_s = self._clock.monotonic_s() - self._refreshed_s
+    def _is_wanted(self, tries: int, begun_s: float) -> bool:
+        # a reading that ended meanwhile may have begun long before the lookup: a process that stood still in between
+        return (self._tries == tries and self._is_due()) or self._is_too_old(begun_s)
+
+    def _is_too_old(self, begun_s: float) -> bool:
+        """Return whether no answer to a lookup that began then is complete."""
         interval_s = self._config.refresh_interval_s
-        self._lookup.tries = self._tries
-        self._lookup.behind_s = age_s if age_s > interval_s + max(interval_s, _OVERDUE_S) else None
+        return begun_s - self._refreshed_s > interval_s + max(interval_s, _OVERDUE_S)
 
     def _refresh_due(self) -> None:
         """Read the log by at most half of the requests that the lookup has, so that it can read files, too; the next
@@ -244,23 +243,21 @@ class IndexView:
         self._tries += 1
         return state
 
-    def handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
-        """Return what may hold answers in an inclusive range of epoch seconds; for lookups, which call `note_age`
-        before.
-        """
+    def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
+        """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""
         if self._root_view is None:
-            return [*self.catalog.overlapping(second_min, second_max), *_unread(self._log_error or self._too_old())]
-        found, error = self._local_and_stored(self._root_view)
-        near = [handle for handle in found if handle.second_min <= second_max and handle.second_max >= second_min]
-        return near + _unread(error or self._too_old())
-
-    def _too_old(self) -> TieredIndexError | None:
-        behind_s: float | None = getattr(self._lookup, "behind_s", None)
-        if behind_s is None or self._lookup.tries != self._tries:
-            return None  # young enough, or read since
-        return BudgetExceeded(
-            f"the log of {self.storage.uri} was last read {behind_s:.0f} s ago, and this lookup could not wait for it"
-        )
+            found, error = list(self.catalog.overlapping(second_min, second_max)), self._log_error
+        else:
+            handles, error = self._local_and_stored(self._root_view)
+            found = [
+                handle for handle in handles if handle.second_min <= second_max and handle.second_max >= second_min
+            ]
+        if error is None and self._is_too_old(begun_s):
+            error = BudgetExceeded(
+                f"the log of {self.storage.uri} was last read {begun_s - self._refreshed_s:.0f} s ago, "
+                "and this lookup could not wait for it"
+            )
+        return found + _unread(error)
 
     def _try(self, read: Callable[[], LogState]) -> None:
         """Read the log; where it can't be read, or not believed, lookups say so until one of the next tries

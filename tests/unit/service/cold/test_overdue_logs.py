@@ -5,7 +5,7 @@ least) with one.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +104,8 @@ def test_a_log_that_is_read_later_in_the_lookup_is_young(made: ColdIndex) -> Non
         clock.advance(100)
         (view,) = reader._views
         assert view.claim_refresh()  # so that the refresh comes to nothing
-        view.note_age()
         view.release_claim()
-        found = [handle.file_id for handle in view.handles(0, 10**10)]
+        found = [handle.file_id for handle in view.handles(0, 10**10, clock.monotonic_s())]
         assert "log" not in found
         assert len(found) == len(made.stored) + 1
 
@@ -182,6 +181,7 @@ class SlowLists(WrapperStorage):
         super().__init__(made.inner)
         self._made, self._clock = made, clock
         self.is_slow = False
+        self.afterwards: Callable[[], object] = lambda: None
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         found = list(super().list(prefix, start_after=start_after))
@@ -189,6 +189,7 @@ class SlowLists(WrapperStorage):
             self.is_slow = False
             publish_more(self._made)
             self._clock.advance(100_000)
+            self.afterwards()
         return iter(found)
 
 
@@ -203,3 +204,33 @@ def test_a_view_is_as_old_as_the_beginning_of_its_reading(made: ColdIndex, openi
             reader.refresh()
         answers = [Answer.of(item) for item in reader.query("t", "all", max_count=100)]
     assert answers == made.expected("t", "all")
+
+
+def test_a_lookup_during_which_long_passes_says_what_was_there_when_it_began(made: ColdIndex) -> None:
+    clock = ManualClock(BASE_MS)
+    storage = SlowLists(made, clock)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        before = made.expected("t", "all")
+        storage.is_slow = True
+        clock.advance(11)
+        result = reader.query("t", "all", max_count=100)
+        assert (result.status, [Answer.of(item) for item in result]) == ("complete", before)
+        assert not storage.is_slow
+
+
+def test_who_joins_a_refresh_that_began_long_before_reads_again(made: ColdIndex) -> None:
+    clock = ManualClock(BASE_MS)
+    storage = SlowLists(made, clock)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        found: list[QueryResult] = []
+        joining = threading.Thread(target=lambda: found.append(reader.query("t", "all", max_count=100)), daemon=True)
+
+        def join() -> None:
+            joining.start()
+            joining.join(0.05)
+
+        storage.is_slow, storage.afterwards = True, join
+        clock.advance(11)
+        reader.query("t", "all")
+        joining.join(30)
+        assert [Answer.of(item) for item in found[0]] == made.expected("t", "all")
