@@ -489,9 +489,7 @@ def _run(options: argparse.Namespace) -> Tally:
     total = Tally("crashes")
     with multiprocessing.Pool(options.jobs) as pool:
         for name, tally in pool.imap(_run_one, works, chunksize=1):
-            total.tried += tally.tried
-            total.found += tally.found
-            total.failures += tally.failures
+            total.add(tally)
             print(f"{name} {sum(tally.found.values())} failures", file=sys.stderr, flush=True)
     return total
 

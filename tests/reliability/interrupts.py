@@ -24,6 +24,8 @@ import contextlib
 import dis
 import functools
 import itertools
+import logging
+import multiprocessing
 import os
 import random
 import shutil
@@ -55,6 +57,8 @@ TOPICS = ("orders", "payments")
 HANG_S = 30.0
 _OFTEN = 2
 # a loop's third round is no other place
+_PARTS = 48
+# what processes take one by one
 PACKAGE = str(Path(sys.modules["tiered_index"].__file__ or "").parent)
 # stand-ins of tests
 _STAND_INS = tuple(f"{PACKAGE}/{part}" for part in ("testing/", "storage/memory.py", "clock.py"))
@@ -496,11 +500,23 @@ def run(options: argparse.Namespace) -> Tally:
             call, state, way, line = options.only.split("/")
             strike(Path(folder) / "only", state, call, way, int(line), tally)
             return tally
-        strike_lines(
-            Path(folder), options.seed, 1 if options.all else options.stride, tally, tuple(options.calls.split(","))
-        )
+        with multiprocessing.Pool(options.jobs) as pool:
+            parts = [(options, Path(folder) / f"part-{number}", number) for number in range(_PARTS)]
+            for part in pool.imap_unordered(_run_part, parts, chunksize=1):
+                tally.add(part)
         for number in range(options.signal_lives):
             strike_by_signals(Path(folder) / f"signals-{number}", options.seed + number, options.signal_seconds, tally)
+    return tally
+
+
+def _run_part(part: tuple[argparse.Namespace, Path, int]) -> Tally:
+    options, folder, number = part
+    logging.disable(logging.CRITICAL)  # provoked faults are no news
+    folder.mkdir()
+    tally = Tally("interrupts")
+    stride, first = 1 if options.all else options.stride, options.seed * _PARTS + number
+    strike_lines(folder, first, stride, tally, tuple(options.calls.split(",")), _PARTS)
+    print(f"part {number}: {sum(tally.found.values())} failures", file=sys.stderr, flush=True)
     return tally
 
 
@@ -511,6 +527,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=1, help="where the strides begin, and when signals come")
     parser.add_argument("--calls", default=",".join(CALLS), help="only these, by name")
     parser.add_argument("--only", default="", metavar="CALL/STATE/WAY/LINE", help="one strike again")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes side by side")
     parser.add_argument("--signal-lives", type=int, default=10, help="lives that real signals strike")
     parser.add_argument("--signal-seconds", type=float, default=5.0, help="seconds of each")
 

@@ -38,6 +38,12 @@ class Tally:
         self.failures.append(f"{kind}: {what}")
         print(self.failures[-1], file=sys.stderr, flush=True)
 
+    def add(self, other: Tally) -> None:
+        """Count what another process has tried and found."""
+        self.tried += other.tried
+        self.found += other.found
+        self.failures += other.failures
+
 
 def main(
     doc: str, run: Callable[[argparse.Namespace], Tally], add_arguments: Callable[[argparse.ArgumentParser], None]
