@@ -164,13 +164,13 @@ def test_a_segment_deleted_while_it_is_read_leaves_nothing(tmp_path, storage, op
         archiver = SegmentArchiver(index, "s", folder)
         read = index.archive
 
-        def deleting(store, start, size_bytes, give, modified_ms=None):
+        def deleting(store, start, size_bytes, give, *times):
             def once(position, length):
                 data = give(position, length) if position or operation == "begin_upload" else b""
                 (folder / segment_name(0)).unlink(missing_ok=True)
                 return data or give(position, length)
 
-            return read(store, start, size_bytes, once, modified_ms)
+            return read(store, start, size_bytes, once, *times)
 
         index.archive = deleting  # type: ignore[method-assign]
         assert archiver.run_once() == 0
@@ -183,13 +183,13 @@ def test_a_segment_changed_while_it_is_read_is_read_again(tmp_path, index, stora
     path = folder / segment_name(0)
     archive = index.archive
 
-    def changing(store, start, size_bytes, give, modified_ms=None):
+    def changing(store, start, size_bytes, give, *times):
         def once(position, length):
             if start == 0:
                 os.utime(path, ns=(1, 1))
             return give(position, length)
 
-        return archive(store, start, size_bytes, once, modified_ms)
+        return archive(store, start, size_bytes, once, *times)
 
     index.archive = changing
     with pytest.raises(StorageUnavailable, match="changed"):
@@ -266,7 +266,7 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
         archiver = SegmentArchiver(index, "s", folder)
         archive = index.archive
 
-        def stopping(store, start, size_bytes, give, modified_ms=None):
+        def stopping(store, start, size_bytes, give, *times):
             def once(position, length):
                 data = give(position, length)
                 if start == size:
@@ -274,7 +274,7 @@ def test_an_archiver_that_is_stopped_ends_within_a_segment(tmp_path, storage, pa
                     archiver.stop()
                 return data
 
-            return archive(store, start, size_bytes, once, modified_ms)
+            return archive(store, start, size_bytes, once, *times)
 
         index.archive = stopping  # type: ignore[method-assign]
         whole = 2 if part_bytes > size else 1  # the part that had been read goes up

@@ -198,7 +198,7 @@ class StoreWriter:
 
         `keys` are joined by spaces (text is taken as it is). `properties` as text are stored as they stand, and `keys`,
         `tags` and `uniq_key` must then be left out. `body` is stored as it is, compressed where `sys_flag` says so
-        (`bodies.compress` gives both). Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and
+        (`message.compress` gives both). Times are epoch milliseconds, now by default. Raises `InvalidArgument`, and
         nothing is appended.
         """
         if isinstance(properties, str):
@@ -290,7 +290,9 @@ class StoreWriter:
         if size + BLANK_BYTES > left:
             self._pending.append(left.to_bytes(4, "big") + BLANK.to_bytes(4, "big"))
             self._write_segment()
-            self._close_segment()
+            if self._descriptor is not None:
+                self._disk.close(self._descriptor)
+            self._descriptor, self._written = None, 0
             self._offset += left
 
     def _write_segment(self) -> None:
@@ -304,12 +306,6 @@ class StoreWriter:
         self._written += len(data)
         self._pending.clear()
         self._pending_bytes = 0
-
-    def _close_segment(self) -> None:
-        if self._descriptor is not None:
-            self._disk.close(self._descriptor)
-        self._descriptor = None
-        self._written = 0
 
     def _write(self, path: Path, data: bytes | bytearray) -> None:
         descriptor = open_sized(self._disk, path, len(data))

@@ -160,7 +160,7 @@ MUTANTS = (
         "gaps-called-expired",
         "every offset that no segment holds is called expired",
         "rocketmq/archive/messages.py",
-        "elif search.place.offset < begin:",
+        "elif search.offset < begin:",
         "elif begin is not None:",
         (f"{MESSAGES}::test_a_gap_in_the_log_is_missing_not_expired",),
     ),

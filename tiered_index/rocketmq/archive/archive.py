@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from dataclasses import dataclass
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
@@ -155,13 +154,9 @@ class SegmentArchiver:
                 raise StorageUnavailable(f"{segment.path} was changed while it was read; try again")
             return data
 
-        modified_ms = stamp[1] // 1_000_000
-        if rewritten_ms is None:
-            fresh = self.index.archive(self.store_name, segment.start, segment.file_size, read, modified_ms)
-        else:
-            fresh = self.index.archive(
-                self.store_name, segment.start, segment.file_size, read, modified_ms, rewritten_ms
-            )
+        fresh = self.index.archive(
+            self.store_name, segment.start, segment.file_size, read, stamp[1] // 1_000_000, rewritten_ms
+        )
         self._done[segment.start] = seen
         self._passed_over.pop(segment.start, None)
         return fresh
@@ -178,10 +173,14 @@ def _stamp(path: Path) -> Stamp:
     return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
-class _Pieces:
-    """The bytes of one archived segment."""
+class _ArchivedFile(Segment):
+    """One archived segment, read as if it were a local file: whole pieces, each checked."""
+
+    # only closed segments are archived
+    is_closed = True
 
     def __init__(self, archive: SegmentArchive, segment: ArchivedSegment, skip_corrupt: bool) -> None:
+        super().__init__(Path(segment.name), segment.start, segment.size_bytes, segment.end)
         self.damaged: list[SkippedRange] = []
         self._archive, self._segment, self._skip_corrupt = archive, segment, skip_corrupt
         self._table = archive.table(segment)
@@ -189,6 +188,7 @@ class _Pieces:
         self._held: tuple[int, bytes] = (-1, b"")
 
     def read(self, size_bytes: int, position: int) -> bytes:
+        """Return up to `size_bytes` bytes at `position`, fewer only at the end of the segment."""
         size = min(size_bytes, self._segment.size_bytes - position)
         if size <= 0:
             return b""
@@ -229,18 +229,6 @@ class _Pieces:
         return b"\xff" * len(data)
 
 
-@dataclass(frozen=True, slots=True)
-class _ArchivedFile(Segment):
-    pieces: _Pieces
-
-    @property
-    def is_closed(self) -> bool:
-        return True  # only such are archived
-
-    def read(self, size_bytes: int, position: int) -> bytes:
-        return self.pieces.read(size_bytes, position)
-
-
 class ArchivedLog(CommitLogReader):
     """A log of one archived segment. Bodies are checked."""
 
@@ -257,14 +245,7 @@ class ArchivedLog(CommitLogReader):
         Raises `CorruptFile` where it contradicts the log, what the storage raises.
         """
         super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True)
-        pieces = _Pieces(archive, segment, skip_corrupt)
-        object.__setattr__(self, "_pieces", pieces)
-        object.__setattr__(
-            self, "_segment", _ArchivedFile(Path(segment.name), segment.start, segment.size_bytes, segment.end, pieces)
-        )
-
-    _pieces: _Pieces
-    _segment: _ArchivedFile
+        self._file = _ArchivedFile(archive, segment, skip_corrupt)
 
     @property
     def damaged(self) -> tuple[SkippedRange, ...]:
@@ -272,8 +253,8 @@ class ArchivedLog(CommitLogReader):
 
         A message that reaches into one can't be trusted.
         """
-        return tuple(self._pieces.damaged)
+        return tuple(self._file.damaged)
 
     def segments(self) -> tuple[Segment, ...]:
         """Return the segment."""
-        return (self._segment,)
+        return (self._file,)

@@ -12,6 +12,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -44,19 +45,13 @@ _MAX_PORT = 65_535
 _CLOCK_STEP_S = 1
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """Where a message begins, and how long it is (None: unknown)."""
-
-    offset: int
-    size: int | None
-
-
 @dataclass(slots=True)
 class _Search:
     """The search for one message. `problems` are those of the places tried so far, the newest last."""
 
-    place: _Place
+    offset: int
+    # None: unknown.
+    size: int | None
     item: IndexItem | None
     key: tuple[str, str] | None
     host: Host | None = None
@@ -178,7 +173,7 @@ class RocketmqMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
-        searches = [_Search(_Place(item.offset, item.size or None), item, (topic, key)) for item in items]
+        searches = [_Search(item.offset, item.size or None, item, (topic, key)) for item in items]
         return self._settle(searches)
 
     def at(self, offset: int, size: int | None = None, *, store_host: Host | None = None) -> Fetched:
@@ -188,7 +183,7 @@ class RocketmqMessages:
         """
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
-        (fetched,) = self._settle([_Search(_Place(offset, size), None, None, store_host)])
+        (fetched,) = self._settle([_Search(offset, size, None, None, store_host)])
         if fetched.error is not None:
             raise fetched.error
         return fetched
@@ -216,14 +211,18 @@ class RocketmqMessages:
     # the store's own files
 
     def _read_local(self, log: CommitLogReader, search: _Search, cut_off: TruncatedTail) -> None:
-        place, message = search.place, None
+        message = None
         try:
-            message = log.read(place.offset, place.size)
+            message = log.read(search.offset, search.size)
         except MissingOffsets as error:
             self._judge_gap(log, search, error)
         except CorruptFile as error:
             search.read_from = error.file
-            if (message := _other_message(log, search)) is None:
+            if search.item is not None:
+                # of an entry's place a message of any size is of interest
+                with contextlib.suppress(CorruptFile, StorageError):
+                    message = log.read(search.offset)
+            if message is None:
                 search.problems.append(str(error))
         except StorageError as error:
             search.read_from = str(log.folder)
@@ -238,7 +237,7 @@ class RocketmqMessages:
         """Tell what the broker has deleted, at the beginning of its log, from what is missing."""
         try:
             begin = log.begin_offset()
-            if begin is None or search.place.offset >= begin:
+            if begin is None or search.offset >= begin:
                 # unless it was deleted since that look
                 begin = CommitLogReader(log.folder).begin_offset()
         except StorageError as trouble:
@@ -247,7 +246,7 @@ class RocketmqMessages:
             return
         if begin is None:
             search.problems.append(f"{log.folder} holds no segments")
-        elif search.place.offset < begin:
+        elif search.offset < begin:
             search.deleted = True
         else:
             search.problems.append(str(error))
@@ -258,7 +257,7 @@ class RocketmqMessages:
         """Try the segments that hold each place, one store after the other, until its message is found."""
         one_store = len(archive.state().stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
-        candidates = {id(search): archive.holding(search.place.offset, self._store_name) for search in open_searches}
+        candidates = {id(search): archive.holding(search.offset, self._store_name) for search in open_searches}
         if unknown := [search for search in open_searches if not candidates[id(search)] and search.collision is None]:
             try:
                 # it may have been archived since the log was last read, and deleted locally because of that
@@ -267,7 +266,7 @@ class RocketmqMessages:
                 for search in unknown:
                     search.error = search.error or error
                     search.problems.append(str(error))
-            candidates |= {id(search): archive.holding(search.place.offset, self._store_name) for search in unknown}
+            candidates |= {id(search): archive.holding(search.offset, self._store_name) for search in unknown}
         turn = 0
         while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
             runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
@@ -308,22 +307,12 @@ class RocketmqMessages:
         )
 
 
-def _other_message(log: CommitLogReader, search: _Search) -> Message | None:
-    """Return the message of any size that begins where an entry's should, None where there is none."""
-    if search.item is None:
-        return None
-    try:
-        return log.read(search.place.offset)
-    except (CorruptFile, StorageError):
-        return None
-
-
 def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
     """Return the ranges to fetch: neighbours of one segment are joined."""
     runs: list[_Run] = []
-    for segment, search in sorted(wanted, key=lambda pair: (pair[0].name, pair[1].place.offset)):
-        begin = search.place.offset
-        end = min(begin + min(search.place.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), segment.end)
+    for segment, search in sorted(wanted, key=lambda pair: (pair[0].name, pair[1].offset)):
+        begin = search.offset
+        end = min(begin + min(search.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), segment.end)
         last = runs[-1] if runs else None
         if (
             last is not None
@@ -353,7 +342,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
         return
     for search in run.searches:
         try:
-            message = _decode(archive, segment, search, memoryview(data)[search.place.offset - run.begin :])
+            message = _decode(archive, segment, search, memoryview(data)[search.offset - run.begin :])
         except ObjectNotFound:
             continue
         except (CorruptFile, StorageError, BudgetExceeded) as error:
@@ -377,7 +366,7 @@ def _get(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, off
 
 def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, data: memoryview) -> Message:
     """Return the message at the beginning of `data`; one of unknown size that is longer is fetched whole."""
-    offset, size = search.place.offset, search.place.size
+    offset, size = search.offset, search.size
     at = offset - segment.start
     if search.item is not None and size is not None and int.from_bytes(data[:4], "big") != size:
         size = None  # of an entry's place every message is of interest

@@ -9,8 +9,9 @@ items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
 ```
 
 Entry 0 is unused, so a file of n items holds n - 1. Lookups go as in Java, or without Java's limits. The geometry isn't
-stored: the broker's default is 5,000,000 slots and 20,000,000 items, others are found by `infer_geometry`. Source:
-RocketMQ's `IndexFile` and `IndexHeader`. One thread writes a file; any thread reads a file that is not being written.
+stored: the broker's default is 5,000,000 slots and 20,000,000 items, others are found by `infer_geometry`. It
+follows RocketMQ's `IndexFile` and `IndexHeader`. One thread writes a file; any thread reads one that is not being
+written.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and
 end timestamp of the one before it, and a message below the newest end offset is ignored, so dispatching again after a
-restart adds nothing twice. Source: RocketMQ's `IndexService`. Pure but for `load_classic_index`; one thread writes.
+restart adds nothing twice (RocketMQ's `IndexService`). Pure but for `load_classic_index`; one thread writes.
 
 The import completes the entries by the messages in the commit log. A classic entry holds a hash, a commit log offset
 and a time difference; topic, key, queue and size are the message's. So the log is read from the first entry of a file

@@ -5,7 +5,7 @@ gather of the fixed part gives the headers, and, length by length, the positions
 follow, then topics and keys. Every length is checked before it is used as a position, in the order in which a single
 decode checks it.
 
-Source: RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared
+It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared
 messages aren't indexed: no consumer ever sees them.
 """
 
@@ -38,35 +38,41 @@ __all__ = ["IndexBatch", "MessageColumns", "NonMessage", "SkippedRange", "decode
 
 
 class MessageColumns:
-    """The fixed parts of messages, and where their variable parts lie.
+    """The fixed parts of messages, and where their variable parts lie, up to the first bad message.
 
-    `count` shrinks to what stands before the first bad message.
-
-    `head` has the fixed parts in native byte order; `ends`, `body_at`, `topic_at`, `topic_end` and `properties_at`
-    (each `count`) are positions in the data. Nothing is raised: whoever wants to know what is wrong with message
-    `count` decodes it alone.
+    `head` (structured, n) has the fixed parts in native byte order; `positions`, `ends`, `body_at`, `topic_at`,
+    `topic_end` and `properties_at` (i64, n) are positions in the data. Nothing is raised: whoever wants to know what is
+    wrong with the message behind the last decodes it alone. Each check cuts all columns at the first message that fails
+    it, so that what is checked by then is safe to be used as a position.
     """
 
     def __init__(self, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int) -> None:
         self.raw, self.positions = raw, positions
-        self.count = len(positions)
-        self.head = self._gather()
+        self._gather()
+        head = self.head
         self._cut(
-            (self.head["physical_offset"] != positions + start_offset)
-            | (self.head["queue_id"] < 0)
-            | (self.head["store_ms"] < 0)
-            | (self.head["store_ms"] > MAX_TIMESTAMP_MS)
+            (head["physical_offset"] != self.positions + start_offset)
+            | (head["queue_id"] < 0)
+            | (head["store_ms"] < 0)
+            | (head["store_ms"] > MAX_TIMESTAMP_MS)
         )
         self._place()
 
-    def _cut(self, bad: npt.NDArray[np.bool_]) -> None:
-        """Let the messages end before the first bad one; `bad` covers at least the first `count`."""
-        wrong = bad[: self.count]
-        if wrong.any():
-            self.count = int(wrong.argmax())
+    @property
+    def count(self) -> int:
+        """How many messages there are before the first bad one."""
+        return len(self.positions)
 
-    def _gather(self) -> npt.NDArray[np.void]:
-        """Return the fixed parts, in native byte order and with hosts left out."""
+    def _cut(self, bad: npt.NDArray[np.bool_]) -> None:
+        """Let all columns end before the first bad message."""
+        if bad.any():
+            count = int(bad.argmax())
+            for name, column in vars(self).items():
+                if name != "raw":
+                    setattr(self, name, column[:count])
+
+    def _gather(self) -> None:
+        """Read the fixed parts, hosts left out."""
         plain = header_dtype(0)
         names = ["size", "queue_id", "physical_offset", "sys_flag", "store_ms", "body_length", "magic", "body_crc"]
         head = np.empty(self.count, [(name, plain[name].newbyteorder("=")) for name in names])
@@ -74,17 +80,19 @@ class MessageColumns:
         rows = self._rows(self.positions, plain)
         for name in names:
             head[name] = rows[name]
+        too_short = np.zeros(len(head), np.bool_)
         for hosts in (BORN_V6, STORE_V6, BORN_V6 | STORE_V6):
             which = np.flatnonzero(head["sys_flag"] & (BORN_V6 | STORE_V6) == hosts)
             if len(which):
                 dtype = header_dtype(hosts)
                 fits = head["size"][which] >= dtype.itemsize + 3
-                self._cut(_mask(len(head), which[~fits]))
+                too_short[which[~fits]] = True
                 which = which[fits]
                 rows = self._rows(self.positions[which], dtype)
                 for name in ("store_ms", "body_length"):
                     head[name][which] = rows[name]
-        return head
+        self.head = head
+        self._cut(too_short)
 
     def _rows(self, positions: Int64, dtype: np.dtype[np.void]) -> npt.NDArray[np.void]:
         # a view of the bytes that has a row at every position: the gather copies each message's fixed part once
@@ -95,42 +103,32 @@ class MessageColumns:
 
     def _place(self) -> None:
         """Find topics and properties; lengths are 64-bit here, so that no sum of two overflows."""
-        positions = self.positions[: self.count]
-        sys_flag = self.head["sys_flag"][: self.count]
-        self.ends = ends = positions + self.head["size"][: self.count]
-        body_length = self.head["body_length"][: self.count].astype(np.int64)
+        sys_flag, raw = self.head["sys_flag"], self.raw
+        self.ends = self.positions + self.head["size"]
+        body_length = self.head["body_length"].astype(np.int64)
         longer = ((sys_flag & BORN_V6) != 0).astype(np.int64) + ((sys_flag & STORE_V6) != 0)
-        self.body_at = positions + header_dtype(0).itemsize + 12 * longer
-        long = self.head["magic"][: self.count] == MAGIC_V2
+        self.body_at = self.positions + header_dtype(0).itemsize + 12 * longer
+        long = self.head["magic"] == MAGIC_V2
         length_at = self.body_at + body_length
         self.topic_at = length_at + 1 + long
-        self._cut((body_length < 0) | (self.topic_at + 2 > ends))
-        self._narrow()
+        self._cut((body_length < 0) | (self.topic_at + 2 > self.ends))
         at, long = length_at[: self.count], long[: self.count]
-        length = self.raw[at].view(np.int8).astype(np.int64)
+        length = raw[at].view(np.int8).astype(np.int64)
         if long.any():
-            length[long] = length[long] << 8 | self.raw[at[long] + 1]
+            length[long] = length[long] << 8 | raw[at[long] + 1]
         self.topic_end = self.topic_at + length
         self._cut((length < 0) | (self.topic_end + 2 > self.ends))
-        self._narrow()
-        properties = self.raw[self.topic_end].view(np.int8).astype(np.int64) << 8 | self.raw[self.topic_end + 1]
+        properties = raw[self.topic_end].view(np.int8).astype(np.int64) << 8 | raw[self.topic_end + 1]
         self.properties_at = self.topic_end + 2
         self._cut(self.properties_at + properties != self.ends)
-        self._narrow()
-
-    def _narrow(self) -> None:
-        for name in ("body_at", "topic_at", "topic_end", "properties_at", "ends"):
-            if hasattr(self, name):
-                setattr(self, name, getattr(self, name)[: self.count])
 
     def check_bodies(self, data: Buffer) -> None:
         """Compare every body with its CRC."""
         view, crc32 = memoryview(data), zlib.crc32
-        begins, ends = self.body_at.tolist(), (self.body_at + self.head["body_length"][: self.count]).tolist()
+        begins, ends = self.body_at.tolist(), (self.body_at + self.head["body_length"]).tolist()
         # one call a body and nothing else in the loop: slicing takes longer than the CRC of a few hundred bytes
         found = np.array([crc32(view[begin:end]) for begin, end in zip(begins, ends, strict=True)], np.uint32)
-        self._cut((found & BODY_CRC_MASK) != self.head["body_crc"][: self.count])
-        self._narrow()
+        self._cut((found & BODY_CRC_MASK) != self.head["body_crc"])
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
         """Return the distinct topics, and which one each message has (i32, n).
@@ -148,16 +146,9 @@ class MessageColumns:
                 topic, bad = "", True
             topics.append(topic)
             if bad:
-                self._cut(index == place)
-        self._narrow()
+                self._cut(index[: self.count] == place)
         used = topics[: int(index[: self.count].max()) + 1] if self.count else []
         return used, index[: self.count]
-
-
-def _mask(count: int, which: Int64) -> npt.NDArray[np.bool_]:
-    mask = np.zeros(count, np.bool_)
-    mask[which] = True
-    return mask
 
 
 Int64 = npt.NDArray[np.int64]
@@ -293,8 +284,7 @@ def _decode_block(
     if check_crc:
         fields.check_bodies(data)
     topics, index = fields.topics()
-    count = fields.count
-    head = fields.head[:count]
+    count, head = fields.count, fields.head
     transaction = head["sys_flag"] & TRANSACTION_MASK
     hidden = (transaction == TRANSACTION_PREPARED) | (transaction == TRANSACTION_ROLLBACK)
     shown = np.flatnonzero(~hidden)

@@ -56,7 +56,7 @@ class MissingOffsets(CorruptFile):
         self.end = end
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CommitLogReader:
     """Reads the segments in `folder`.
 

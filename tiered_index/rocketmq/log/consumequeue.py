@@ -4,8 +4,8 @@ Read beside the broker, never written here.
 
 An entry is 20 bytes, big-endian: i64 commit log offset, i32 size of the message, i64 tags code. Files hold 300,000
 entries unless the broker is set otherwise, are named by the offset of their first byte within the queue, and end in
-zeros where nothing is written yet. Source: RocketMQ's `ConsumeQueue`. Everything here is stateless but
-`QueuePositions`, which one thread uses at a time.
+zeros where nothing is written yet (RocketMQ's `ConsumeQueue`). Stateless but for `QueuePositions`, which one thread
+uses at a time.
 """
 
 from __future__ import annotations
@@ -44,12 +44,8 @@ _BYTES_BETWEEN_LISTINGS = 1 << 28
 Entries = npt.NDArray[np.void]
 
 
-_pack = struct.Struct(">qiq").pack
-
-
-def pack_entry(offset: int, size: int, tags_code: int) -> bytes:
-    """Return one entry's bytes."""
-    return _pack(offset, size, tags_code)
+# One entry's bytes, of commit log offset, size and tags code.
+pack_entry = struct.Struct(">qiq").pack
 
 
 def decode_entries(data: bytes) -> Entries:
@@ -100,7 +96,14 @@ class ConsumeQueue:
             except FileNotFoundError:
                 break  # deleted since: the next call begins with what is left
             entries = decode_entries(data)
-            self._check(entries, file.path, low)
+            if (bad := entries["offset"] < 0).any():
+                at = int(bad.argmax())
+                raise CorruptFile(
+                    str(file.path),
+                    "a consume queue entry with a negative offset",
+                    offset=low + at * ENTRY_BYTES,
+                    found=int(entries["offset"][at]),
+                )
             parts.append(entries)
             wanted += len(entries)
             if wanted * ENTRY_BYTES < file.start + file.file_size:
@@ -132,17 +135,6 @@ class ConsumeQueue:
                 high = middle
         return low
 
-    def _check(self, entries: Entries, path: Path, low: int) -> None:
-        bad = np.flatnonzero(entries["offset"] < 0)
-        if len(bad):
-            at = int(bad[0])
-            raise CorruptFile(
-                str(path),
-                "a consume queue entry with a negative offset",
-                offset=low + at * ENTRY_BYTES,
-                found=int(entries["offset"][at]),
-            )
-
 
 def list_queues(folder: Path) -> list[ConsumeQueue]:
     """Return the queues in a `consumequeue/` folder, by topic and queue id; names that are no queue's are left out."""
@@ -172,16 +164,16 @@ class QueuePositions:
 
     folder: Path
     _cursors: dict[ConsumeQueue, _Cursor] = field(default_factory=dict, init=False)
-    _asked: int = field(default=0, init=False)
+    _last_begin: int = field(default=0, init=False)
     # Where the pass was when the queues were listed.
     _listed: int | None = field(default=None, init=False)
 
     def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
         """Return the commit log offsets (i64, n) within [begin, end) that queues name, ascending, each once."""
-        if begin < self._asked:
+        if begin < self._last_begin:
             self._cursors.clear()
             self._listed = None
-        self._asked = begin
+        self._last_begin = begin
         if self._listed is None or begin - self._listed >= _BYTES_BETWEEN_LISTINGS:
             self._cursors = {queue: self._cursors.get(queue) or _Cursor(queue) for queue in list_queues(self.folder)}
             for cursor in self._cursors.values():

@@ -18,6 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -45,7 +46,7 @@ __all__ = [
 NAME_DIGITS = 20
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Segment:
     """One file: bytes [start, start + file_size) of its log, of which [start, end) are its own."""
 
@@ -54,11 +55,8 @@ class Segment:
     file_size: int
     # Where the next file begins or should: after a file that was cut short, further than its bytes reach.
     end: int
-
-    @property
-    def is_closed(self) -> bool:
-        """Whether something is known to be written behind it, whatever the folder says now."""
-        return False
+    # Whether something is known to be written behind it, whatever the folder says now.
+    is_closed: ClassVar[bool] = False
 
     def read(self, size_bytes: int, position: int) -> bytes:
         """Return up to `size_bytes` bytes at `position`, fewer only at the end of the file. Raises as `pread`."""

@@ -10,7 +10,7 @@ STORE_DIR/checkpoint         up to when each of them was flushed
 Stateless: every call reads anew, and any thread may call.
 
 The checkpoint has 4,096 bytes: five i64, big-endian, then zeros. They say up to which store timestamps commit log,
-consume queues and classic index were flushed. Source: RocketMQ's `StoreCheckpoint`.
+consume queues and classic index were flushed, as RocketMQ's `StoreCheckpoint` writes them.
 """
 
 from __future__ import annotations
@@ -35,9 +35,8 @@ _FIELDS = struct.Struct(">5q")
 _SAFETY_MS = 3_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """Times are epoch milliseconds of store time, inclusive; 0 means never flushed. Immutable."""
+class Checkpoint(NamedTuple):
+    """A checkpoint's fields in their order. Times are epoch milliseconds of store time, inclusive; 0: never flushed."""
 
     commit_log_ms: int = 0
     consume_queue_ms: int = 0
@@ -48,14 +47,7 @@ class Checkpoint:
 
     def encode(self) -> bytes:
         """Return the file's bytes."""
-        fields = (
-            self.commit_log_ms,
-            self.consume_queue_ms,
-            self.index_ms,
-            self.master_flushed_offset,
-            self.confirmed_offset,
-        )
-        return _FIELDS.pack(*fields).ljust(CHECKPOINT_BYTES, b"\0")
+        return _FIELDS.pack(*self).ljust(CHECKPOINT_BYTES, b"\0")
 
     @property
     def safe_ms(self) -> int:
@@ -77,17 +69,11 @@ def decode_checkpoint(data: bytes, file: str = "checkpoint") -> Checkpoint:
         raise CorruptFile(
             file, "the checkpoint is cut short", offset=len(data), expected=CHECKPOINT_BYTES, found=len(data)
         )
-    fields = _FIELDS.unpack_from(data)
-    for place, value in enumerate(fields[:3]):
+    checkpoint = Checkpoint(*_FIELDS.unpack_from(data))
+    for place, value in enumerate(checkpoint[:3]):
         if value < 0:
             raise CorruptFile(file, "a negative time in the checkpoint", offset=8 * place, found=value)
-    return Checkpoint(
-        commit_log_ms=fields[0],
-        consume_queue_ms=fields[1],
-        index_ms=fields[2],
-        master_flushed_offset=fields[3],
-        confirmed_offset=fields[4],
-    )
+    return checkpoint
 
 
 # Source names of followed stores begin with it.
@@ -179,7 +165,7 @@ class StoreDirectory:
         """Return where a broker dispatches again after a crash, None for the log's begin.
 
         That is the newest segment whose first message was stored no later than the checkpoint says that commit log,
-        consume queues and classic index are flushed. Source: RocketMQ's `CommitLog.isMappedFileMatchedRecover`.
+        consume queues and classic index are flushed (RocketMQ's `CommitLog.isMappedFileMatchedRecover`).
         """
         checkpoint = self.checkpoint()
         reader = CommitLogReader(self.commitlog)
