@@ -41,7 +41,7 @@ def scan(messages: Iterable[Message], topic: str, key: str) -> list[Message]:
     return sorted(found, key=lambda m: (-(m.store_ms // 1000), -m.physical_offset, m.queue_id))
 
 
-def questions(messages: Iterable[Message]) -> list[tuple[str, str]]:
+def lookups(messages: Iterable[Message]) -> list[tuple[str, str]]:
     """Return every (topic, key) there is."""
     return sorted({(m.topic, key) for m in messages if m.is_visible for key in m.index_keys})
 

@@ -46,7 +46,7 @@ def names(model: ReferenceModel) -> set[tuple[str, str]]:
 
 
 def by_key(model: ReferenceModel) -> dict[tuple[str, str], ReferenceModel]:
-    """Return a model for each (topic, key): one of all of them looks at every entry for every question."""
+    """Return a model for each (topic, key): one of all of them looks at every entry for every lookup."""
     parts: dict[tuple[str, str], ReferenceModel] = {}
     for entry in model.entries:
         parts.setdefault((entry.topic, entry.key), ReferenceModel()).entries.append(entry)

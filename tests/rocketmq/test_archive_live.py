@@ -15,7 +15,7 @@ import pytest
 from moto import mock_aws
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.archived_store import delete_segments, index_log, open_index, questions, scan
+from tests.rocketmq.archived_store import delete_segments, index_log, lookups, open_index, scan
 from tests.rocketmq.messages import full, joined, log, write_log
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
@@ -103,7 +103,7 @@ def test_lookups_beside_archiving_and_deletion_never_miss_a_message(tmp_path: Pa
         messages = index_log(index, store)
         index.seal()
         index.run_lifecycle()
-        asked = [(topic, key, [m.encode() for m in scan(messages, topic, key)]) for topic, key in questions(messages)]
+        asked = [(topic, key, [m.encode() for m in scan(messages, topic, key)]) for topic, key in lookups(messages)]
         over = threading.Event()
         seen: set[str] = set()
         with IndexReader.open(storage_backend=storage, refresh_interval_s=3600) as reader:

@@ -120,13 +120,13 @@ def test_damage_that_is_finished_before_it_is_passed_over_is_a_message(followed,
     offsets = followed.write(12)
     whole = followed.segment(0).read_bytes()
     overwrite(followed, offsets[10] + 100, b"Z" * 8)
-    real = CommitLogReader._seen_damage
+    real = CommitLogReader._read_damage
 
     def finishing(*given):
         followed.segment(0).write_bytes(whole)
         return real(*given)
 
-    monkeypatch.setattr(CommitLogReader, "_seen_damage", finishing)
+    monkeypatch.setattr(CommitLogReader, "_read_damage", finishing)
     dispatcher = follow(followed)
     assert [(done.messages, done.losses) for done in rounds(dispatcher)] == [(12, ())]
     followed.check()

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import pytest
 
 from tests.rocketmq.answered import BEGIN_OF_LAST, settled
-from tests.rocketmq.archived_store import delete_segments, questions, scan
+from tests.rocketmq.archived_store import delete_segments, lookups, scan
 from tiered_index import Fetched, IndexReader
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -22,29 +22,27 @@ from tiered_index.types import IndexItem
 
 @pytest.fixture
 def archived(index, store):
-    """Return the store's messages, a question whose answers lie in several archived segments, and one that has a local
+    """Return the store's messages, a lookup whose answers lie in several archived segments, and one that has a local
     one, too.
     """
     messages = settled(index, store)
     delete_segments(store, BEGIN_OF_LAST)
 
-    def spread(question):
-        offsets = [m.physical_offset for m in scan(messages, *question)]
+    def spread(lookup):
+        offsets = [m.physical_offset for m in scan(messages, *lookup)]
         cold = {offset // 16_384 for offset in offsets if offset < BEGIN_OF_LAST}
         return len(cold), len(offsets) > sum(offset < BEGIN_OF_LAST for offset in offsets)
 
-    return messages, max(questions(messages), key=spread)
+    return messages, max(lookups(messages), key=spread)
 
 
-def ask(storage, store, question, **limits):
+def ask(storage, store, lookup, **limits):
     """Return what a fresh reader answers or raises, and how many requests for ranges reached the storage."""
     with IndexReader.open(storage_backend=storage, refresh_interval_s=10**6, query_threads=1) as reader:
         before = storage.calls("get_range")
         source = RocketmqMessages(store, reader.segment_archive, threads=1)
         try:
-            answer: MessagesResult | BudgetExceeded = reader.messages(
-                *question, max_count=1000, source=source, **limits
-            )
+            answer: MessagesResult | BudgetExceeded = reader.messages(*lookup, max_count=1000, source=source, **limits)
         except BudgetExceeded as error:
             answer = error
         return answer, storage.calls("get_range") - before
@@ -60,9 +58,9 @@ def check_sums(answer: MessagesResult) -> None:
 
 
 def test_every_limit_holds_for_index_and_messages_together(archived, storage, store):
-    messages, question = archived
-    wanted = {m.physical_offset for m in scan(messages, *question)}
-    whole, total = ask(storage, store, question)
+    messages, lookup = archived
+    wanted = {m.physical_offset for m in scan(messages, *lookup)}
+    whole, total = ask(storage, store, lookup)
     assert whole.status == "complete"
     assert whole.explain.requests == total > whole.message_requests > 1
     check_sums(whole)
@@ -70,7 +68,7 @@ def test_every_limit_holds_for_index_and_messages_together(archived, storage, st
     assert fetched == Counter(one.read_from for one in whole.messages if one.state == "archived")
     for limit in range(total + 1):
         for allow_partial in (False, True):
-            answer, requests = ask(storage, store, question, max_requests=limit, allow_partial=allow_partial)
+            answer, requests = ask(storage, store, lookup, max_requests=limit, allow_partial=allow_partial)
             assert requests <= limit
             if limit == total:
                 assert [one.to_dict() for one in answer.messages] == [one.to_dict() for one in whole.messages]
@@ -99,21 +97,21 @@ def test_every_limit_holds_for_index_and_messages_together(archived, storage, st
 
 
 def test_bytes_of_messages_count_too(archived, storage, store):
-    _, question = archived
-    whole, _ = ask(storage, store, question)
-    again, _ = ask(storage, store, question, max_bytes=whole.explain.bytes)
+    _, lookup = archived
+    whole, _ = ask(storage, store, lookup)
+    again, _ = ask(storage, store, lookup, max_bytes=whole.explain.bytes)
     assert again.status == "complete"
-    short, _ = ask(storage, store, question, max_bytes=whole.explain.bytes - 1)
+    short, _ = ask(storage, store, lookup, max_bytes=whole.explain.bytes - 1)
     assert isinstance(short, BudgetExceeded)
     assert short.result.explain.bytes < whole.explain.bytes
     assert "max_bytes" in str(short)
 
 
 def test_a_storage_that_fails_is_no_spent_budget(archived, storage, store):
-    _, question = archived
+    _, lookup = archived
     storage.fail("get_range", times=10**6)
     with IndexReader.open(storage_backend=storage) as reader, pytest.raises(StorageUnavailable):
-        reader.messages(*question, source=RocketmqMessages(store, reader.segment_archive), max_requests=50)
+        reader.messages(*lookup, source=RocketmqMessages(store, reader.segment_archive), max_requests=50)
 
 
 def test_what_can_be_no_bound_is_refused(index, store):

@@ -12,7 +12,7 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tests.rocketmq.answered import BEGIN_OF_LAST, same, settled, source_of, stored_bytes
-from tests.rocketmq.archived_store import delete_segments, index_log, questions, scan
+from tests.rocketmq.archived_store import delete_segments, index_log, lookups, scan
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -24,7 +24,7 @@ def test_every_golden_message_field_for_field(index, store):
     source = source_of(index, store)
     expected = {one["offset"]: one for one in golden_store.expected()}
     seen = set()
-    for topic, key in questions(messages):
+    for topic, key in lookups(messages):
         answer = index.messages(topic, key, max_count=1000, source=source)
         assert (answer.status, answer.collisions) == ("complete", 0)
         assert stored_bytes(answer) == [m.encode() for m in scan(messages, topic, key)]
@@ -72,7 +72,7 @@ def test_deleted_segments_answer_from_the_archive_with_one_request_a_message(ind
     with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         source = RocketmqMessages(store, reader.segment_archive)
         archived = 0
-        for topic, key in questions(messages):
+        for topic, key in lookups(messages):
             wanted = scan(messages, topic, key)
             cold = sum(m.physical_offset < BEGIN_OF_LAST for m in wanted)
             reader.query(topic, key)  # its directory is known from here on
@@ -94,7 +94,7 @@ def test_deleted_segments_answer_from_the_archive_with_one_request_a_message(ind
 def test_the_archive_alone_answers_without_a_store(index, store):
     messages = settled(index, store)
     source = RocketmqMessages(None, index.segment_archive)
-    for topic, key in questions(messages):
+    for topic, key in lookups(messages):
         for fetched, wanted in zip(
             index.messages(topic, key, source=source).messages, scan(messages, topic, key), strict=True
         ):
@@ -114,7 +114,7 @@ def test_what_the_broker_deleted_before_it_was_archived_is_expired(index, store)
         (source_of(index, store), "no archived segment holds it"),
         (RocketmqMessages(store), "no archive was given"),
     ):
-        for topic, key in questions(messages):
+        for topic, key in lookups(messages):
             for fetched, wanted in zip(
                 index.messages(topic, key, source=source).messages, scan(messages, topic, key), strict=True
             ):

@@ -7,7 +7,7 @@ import shutil
 import pytest
 
 from tests.rocketmq.answered import BEGIN_OF_LAST, asked, same, settled, source_of
-from tests.rocketmq.archived_store import delete_segments, index_log, questions, scan
+from tests.rocketmq.archived_store import delete_segments, index_log, lookups, scan
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.rocketmq.log import commitlog
 from tiered_index.rocketmq.log.segments import segment_name
@@ -51,7 +51,7 @@ def test_the_folder_is_listed_once_for_all_messages_of_a_page(index, store, monk
     else.
     """
     messages = index_log(index, store)
-    topic, key = max(questions(messages), key=lambda question: len(scan(messages, *question)))
+    topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
     listing, looks = commitlog.list_segments, []
     monkeypatch.setattr(commitlog, "list_segments", lambda folder: looks.append(folder) or listing(folder))
     answer = index.messages(topic, key, source=source_of(index, store))

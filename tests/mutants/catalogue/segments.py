@@ -213,7 +213,7 @@ MUTANTS = (
         "cut-off-answered",
         "what a broker cut off is answered as local until it is written over",
         "rocketmq/archive/messages.py",
-        "if message is not None and cut_off.has(message):",
+        "if message is not None and truncated.has(message):",
         "if False:",
         (f"{CUT_OFF}::test_what_was_cut_off_is_missing_until_it_is_written_over_and_afterwards",),
     ),

@@ -1,14 +1,13 @@
-"""Archiving a store's commit log in the index's storage, and reading an archived segment as if it were a local one.
+"""A store's closed commit log segments in the index's storage: archiving them, and reading them as if they were local.
 
 Each closed segment is uploaded once, before the broker deletes it. A segment is closed when a later one has data; a
 later file alone proves nothing, since the broker makes the next file in advance. Beside a follower only what the
 follower has put is archived: a segment that it can't read may still be truncated and rewritten by the broker. Where the
-follower finds that a segment was rewritten since, the copy is replaced. The broker's files are read by `pread` and
-never written to. One thread uses an archiver; any thread may call `stop` and read `archived` and `losses`.
+follower finds that a segment was rewritten since, the copy is replaced. The broker's files are never written to.
 
-An archived segment is read by ranged requests of whole pieces, each checked against the table behind the segment. A
-piece that does not match is `CorruptFile`; where damage is to be skipped, it reads as bytes that no message has, and
-`ArchivedLog.damaged` names it. One thread uses an `ArchivedLog`. Memory: what is asked for, and one piece.
+An archived segment is read by ranged requests of whole pieces, each checked against the table behind the segment, and
+no more memory is taken than for what is asked for, and one piece. One thread uses a `SegmentArchiver` or an
+`ArchivedLog`; any thread may call the archiver's `stop` and read its `archived` and `losses`.
 """
 
 from __future__ import annotations
@@ -230,7 +229,11 @@ class _ArchivedFile(Segment):
 
 
 class ArchivedLog(CommitLogReader):
-    """A log of one archived segment. Bodies are checked."""
+    """A log of one archived segment. Bodies are checked.
+
+    A piece that doesn't match its CRC32 is `CorruptFile`; with `skip_corrupt` it reads as bytes that no message has,
+    and `damaged` names it.
+    """
 
     def __init__(
         self,

@@ -201,16 +201,16 @@ class RocketmqMessages:
 
     def _settle(self, searches: list[_Search]) -> list[Fetched]:
         if self._folder is not None:
-            log, cut_off = _ListedOnce(self._folder), TruncatedTail(self._folder, self._root)
+            log, truncated = _ListedOnce(self._folder), TruncatedTail(self._folder, self._root)
             for search in searches:
-                self._read_local(log, search, cut_off)
+                self._read_local(log, search, truncated)
         if self._archive is not None:
             self._read_archived(self._archive, searches)
         return [self._outcome(search) for search in searches]
 
     # the store's own files
 
-    def _read_local(self, log: CommitLogReader, search: _Search, cut_off: TruncatedTail) -> None:
+    def _read_local(self, log: CommitLogReader, search: _Search, truncated: TruncatedTail) -> None:
         message = None
         try:
             message = log.read(search.offset, search.size)
@@ -227,7 +227,7 @@ class RocketmqMessages:
         except StorageError as error:
             search.read_from = str(log.folder)
             search.fail(error)
-        if message is not None and cut_off.has(message):
+        if message is not None and truncated.has(message):
             search.read_from = str(log.folder)
             search.problems.append(f"{log.folder}: behind the end of the log (cut off)")
         elif message is not None:
@@ -376,12 +376,7 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
             data = memoryview(_get(archive, segment, search, offset, claimed))
     elif size is not None:
         data = data[:size]
-    message = decode_message(data, file=segment.name, file_offset=at, physical_offset=offset)
-    if size is not None and message.size != size:
-        raise CorruptFile(
-            segment.name, "another message than the one expected", offset=at, expected=size, found=message.size
-        )
-    return message
+    return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
 
 
 def _each(runs: Sequence[_Run], act: Callable[[_Run], None], threads: int) -> None:

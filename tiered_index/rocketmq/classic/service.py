@@ -2,16 +2,16 @@
 
 Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and
 end timestamp of the one before it, and a message below the newest end offset is ignored, so dispatching again after a
-restart adds nothing twice (RocketMQ's `IndexService`). Pure but for `load_classic_index`; one thread writes.
+restart adds nothing twice (RocketMQ's `IndexService`).
 
-The import completes the entries by the messages in the commit log. A classic entry holds a hash, a commit log offset
-and a time difference; topic, key, queue and size are the message's. So the log is read from the first entry of a file
-to its last, and of the messages found there those keys are put whose hash an entry has. An entry is dropped, and
-counted, where its message is missing, hidden (prepared: no consumer ever saw it), or has no key of that hash.
+A classic entry holds a hash, a commit log offset and a time difference; topic, key, queue and size are the message's.
+So the import reads the log from the first entry of a file to its last, and of the messages found there it puts those
+keys whose hash an entry has. An entry is dropped, and counted, where its message is missing, hidden (prepared: no
+consumer ever saw it), or has no key of that hash. The source is `classic:FOLDER`, its position the commit log offset
+before which every entry was handled. The position stays before the last message while further keys of that one may
+come, since the broker writes them one by one. Files are taken in the order of their names, one in memory at a time.
 
-The source is `classic:FOLDER`, its position the commit log offset before which every entry was handled. The position
-stays before the last message while further keys of that one may come, since the broker writes them one by one. Files
-are taken in the order of their names, one in memory at a time. One thread.
+One thread writes to a `ClassicIndex`, or uses a `ClassicImport`.
 """
 
 from __future__ import annotations

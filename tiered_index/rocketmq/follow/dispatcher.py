@@ -1,4 +1,4 @@
-"""The dispatcher: puts the messages of a live store into an index, in order, from the index's durable position on.
+"""The follower of a live store: puts its messages into an index, in order, from the index's durable position on.
 
 `run_once` is one round; a thread or a loop calls it again and again. The source position is the commit log offset up to
 which everything was put, so a restart continues there, and entries that are put twice are one answer. The broker's
@@ -54,7 +54,7 @@ Put = Callable[[Any, str, int], int]
 Start = Literal["begin", "checkpoint"]
 _ROUND_BYTES = 1 << 26
 _ROUND_S = 0.5
-# Rounds at zeros after which the consume queues are asked again whether they name something behind them.
+# Rounds at zeros after which the consume queues are read again to see whether they name something behind them.
 _LOOKS = 300
 _END_OF_LOG = 2**63 - 1
 # Of so many fingerprints, newest first, the message is looked for whose store timestamp counts as the last.
@@ -125,8 +125,7 @@ def check_one_store(index: IndexService, source: str, *, restart: bool = False) 
         other, this = (name.removeprefix(SOURCE_PREFIX) for name in (known[0], source))
         raise ConfigError(
             f"this index is of the store {other!r}, not of {this!r}: use a root and a storage of its own, "
-            f"--store-name where the same "
-            "store has moved, or --restart to put both into one index"
+            "--store-name where the same store has moved, or --restart to put both into one index"
         )
 
 
@@ -150,15 +149,12 @@ class Dispatcher:
         now_s: Callable[[], float] = time.monotonic,
         clock: Clock | None = None,
     ) -> None:
-        """`put` stands in for `index.put_batch`, to wait out back-pressure.
+        """Continue at the index's durable position.
 
-        `start` counts only where the index doesn't know the store.
-
-        A round ends early once `stopping` says so; `now_s` is its clock, and `clock` is the index's.
-
-        `restart` takes the log from its beginning. Raises `ConfigError` where the index follows another store,
-        `CorruptFile` where what is remembered of this one can't be read, `StorageMisconfigured` where the log may not
-        be read.
+        `put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't
+        know the store; `restart` takes the log from its beginning. A round ends early once `stopping` says so; `now_s`
+        is its clock, and `clock` is the index's. Raises `ConfigError` where the index follows another store,
+        `CorruptFile` where the fingerprints of this one can't be read, `StorageMisconfigured` where the log may not be.
         """
         assert index.config.root is not None
         check_one_store(index, store.source, restart=restart)
@@ -340,12 +336,12 @@ class Dispatcher:
         count = self.store.messages_named(skipped.begin, skipped.end) if missing else None
         return Loss("missing" if missing else "corrupt", skipped.begin, skipped.end, count, skipped.problem)
 
-    # a log that changes behind our back
+    # a log that is truncated or rewritten
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Look at the last message put.
+        """Compare the last message put with the log; return what was lost where another one stands there.
 
-        Return what was lost where another stands there and that is to be skipped.
+        Raises `StorageUnavailable` where the log is not there, `RewrittenOffsets` where losses aren't to be skipped.
         """
         if self.position or self._known:
             self._begin_of_log(segments)
@@ -406,18 +402,15 @@ class Dispatcher:
 
         Meanwhile the index's durable position lies ahead of it.
         """
-        if (
-            self.fingerprints.continue_at is None
-            or self.position is None
-            or self.fingerprints.continue_at == self.position
-        ):
+        position, again = self.position, self.fingerprints.continue_at
+        if position is None or again is None or again == position:
             return
         try:
             self._index.flush()
         except BackPressure:
             return
-        ahead = (self._index.durable_position(self.store.source) or 0) > self.position
-        self.fingerprints.continue_at = self.position if ahead else None
+        ahead = (self._index.durable_position(self.store.source) or 0) > position
+        self.fingerprints.continue_at = position if ahead else None
         self.fingerprints.save()
 
     # for the archiver, from any thread

@@ -171,13 +171,13 @@ class CommitLogReader:
                 return
             try:
                 batch = self._decode(segment, at, chunk)
-                readable, seen = None, None
+                readable, damaged = None, None
                 newest_ms = newest_ms if batch.last_store_ms is None else batch.last_store_ms
                 if batch.state in (End.OPEN, End.DAMAGED):
                     batch, readable = self._judge(segment, batch, hole_at, newest_ms)
                 if skip_corrupt and batch.damage is not None:
-                    seen = self._seen_damage(segment, batch.end, segment.end if readable is None else readable)
-                    batch = batch if seen is not None else replace(batch, state=End.MORE, damage=None)
+                    damaged = self._read_damage(segment, batch.end, segment.end if readable is None else readable)
+                    batch = batch if damaged is not None else replace(batch, state=End.MORE, damage=None)
             except FileNotFoundError:
                 segments = ()
                 vanished += 1
@@ -194,7 +194,7 @@ class CommitLogReader:
             if over:
                 return
             if (damage := batch.damage) is not None:
-                if seen is None:
+                if damaged is None:
                     # the error keeps this frame: without what was read, and without itself
                     del batch
                     try:
@@ -205,7 +205,7 @@ class CommitLogReader:
                 # there may be more of it, and each would cost a whole chunk
                 chunk = min(self.chunk_bytes, _BEHIND_DAMAGE)
                 skipped.append(SkippedRange(batch.end, at, damage.problem, str(segment.path)))
-                non_messages.append(seen)
+                non_messages.append(damaged)
             elif batch.state is End.SEGMENT:
                 if at < segment.end:
                     head = (segment.end - at).to_bytes(4, "big") + _BLANK
@@ -317,7 +317,7 @@ class CommitLogReader:
         again = self._decode(segment, offset, min(self.chunk_bytes, _BEHIND_DAMAGE))
         return bool(again.messages) or again.state in (End.MORE, End.SEGMENT)
 
-    def _seen_damage(self, segment: Segment, begin: int, end: int) -> NonMessage | None:
+    def _read_damage(self, segment: Segment, begin: int, end: int) -> NonMessage | None:
         """Return what stands at the offsets [begin, end) of a segment, as far as it has a file.
 
         None where `begin` is no damage by now. The order matters: whoever writes there later changes what was seen, and
@@ -373,12 +373,7 @@ def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
     at = offset - segment.start
     length = size if size is not None and size <= _UNCHECKED_BYTES else _claimed(segment, at, offset)
     data = segment.read(length, at)
-    message = decode_message(data, file=str(segment.path), file_offset=at, physical_offset=offset)
-    if size is not None and message.size != size:
-        raise CorruptFile(
-            str(segment.path), "another message than the one expected", offset=at, expected=size, found=message.size
-        )
-    return message
+    return decode_message(data, file=str(segment.path), file_offset=at, physical_offset=offset, size=size)
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:

@@ -378,14 +378,15 @@ def decode_message(
     file: str = "message",
     file_offset: int = 0,
     physical_offset: int | None = None,
+    size: int | None = None,
     check_crc: bool = True,
 ) -> Message:
     """Return the message that begins at `data[position]`; bytes behind it are not looked at.
 
     Raises `CorruptFile` for `file` at byte `file_offset + position` (`data[0]` is the file's byte `file_offset`) where
     the bytes are no whole message: wrong magic, lengths that don't add up or reach past `data`, a physical offset other
-    than `physical_offset` (None: any), a topic that is no UTF-8 or empty, and, with `check_crc`, a body that
-    contradicts its CRC.
+    than `physical_offset` or a size other than `size` (None: any), a topic that is no UTF-8 or empty, and, with
+    `check_crc`, a body that contradicts its CRC.
     """
     view = memoryview(data)[position:]
     damage = partial(CorruptFile, file, offset=file_offset + position)
@@ -402,6 +403,8 @@ def decode_message(
         raise damage(f"the topic is no UTF-8 ({error})") from error
     if problem := problem_of_values(topic, fields["queue_id"], fields["store_ms"]):
         raise damage(problem)
+    if size is not None and size != head.size:
+        raise damage("another message than the one expected", expected=size, found=head.size)
     del fields["body_length"]
     fields["born_host"], fields["store_host"] = unpack_host(fields["born_host"]), unpack_host(fields["store_host"])
     return Message(topic=topic, **fields, raw_body=body, raw_properties=bytes(view[topic_end + 2 : head.size]))

@@ -1,11 +1,9 @@
-"""Files of a folder named by the 20-digit offset of their first byte, and where the messages in a segment begin.
+"""The files of a commit log or consume queue, and where the messages in a segment begin.
 
-Commit log segments and consume queue files are named so. They are read by `pread` and never mapped: a file that the
-broker truncates or deletes meanwhile is an error, not a signal. Nothing is kept open, so the broker's deletions free
-their room. Safe under threads.
-
-Walking goes from message to message by their sizes and trusts nothing but size and magic; the decoder checks the
-contents. Pure.
+Such files are named by the 20-digit offset of their first byte. They are read by `pread` and never mapped: a file that
+the broker truncates or deletes meanwhile is an error, not a signal. Nothing is kept open, so the broker's deletions
+free their room. Where messages begin is found by walking from one to the next by their sizes; only size and magic are
+looked at, the contents are the decoder's. Any thread may call.
 """
 
 from __future__ import annotations
