@@ -143,12 +143,8 @@ class StoreWriter:
     ) -> None:
         if segment_bytes < 256 or queue_entries < 1:
             raise InvalidArgument("a segment has at least 256 bytes and a queue's file at least one entry")
-        self.root, self.segment_bytes, self.queue_entries, self.store_host = (
-            root,
-            segment_bytes,
-            queue_entries,
-            store_host,
-        )
+        self.root, self.store_host = root, store_host
+        self.segment_bytes, self.queue_entries = segment_bytes, queue_entries
         self._clock = clock or SystemClock()
         self._disk = disk or Disk()
         self._queues: dict[tuple[str, int], QueueWriter] = {}

@@ -68,7 +68,7 @@ class SimulatedCrash(BaseException):
 @dataclass(slots=True)
 class _Script:
     operation: str
-    turns: FaultTrigger
+    trigger: FaultTrigger
     error: int | Callable[[str], int | None] | None
     after: bool
     torn: bool
@@ -349,7 +349,7 @@ class FaultDisk(Disk):
     # Inside
 
     def _add(self, script: _Script) -> None:
-        if script.turns.skip < 0 or script.operation not in {"*", *PRIMITIVES}:
+        if script.trigger.skip < 0 or script.operation not in {"*", *PRIMITIVES}:
             raise ValueError(f"no such fault: {script}")
         with self._lock:
             self._scripts.append(script)
@@ -367,7 +367,7 @@ class FaultDisk(Disk):
                     torn()
                     self.watch("torn")
             self._calls[operation] += 1
-            struck = [script for script in self._scripts if script.matches(operation) and script.turns.strikes()]
+            struck = [script for script in self._scripts if script.matches(operation) and script.trigger.strikes()]
             for script in struck:
                 error = script.error(operation) if callable(script.error) else script.error
                 if script.error is not None and error is None:

@@ -59,7 +59,7 @@ class Hang:
 class _Script:
     operation: str
     name_prefix: str
-    turns: FaultTrigger
+    trigger: FaultTrigger
     before: Callable[[Call], None] | None = None
     after: Callable[[Call], None] | None = None
     mangle: Callable[[bytes], bytes] | None = None
@@ -168,7 +168,7 @@ class FaultStorage(WrapperStorage):
         return result
 
     def _add(self, script: _Script) -> None:
-        if script.turns.skip < 0:
+        if script.trigger.skip < 0:
             raise ValueError("nth counts from 1")
         with self._lock:
             self._scripts.append(script)
@@ -176,7 +176,7 @@ class FaultStorage(WrapperStorage):
     def _match(self, call: Call) -> list[_Script]:
         with self._lock:
             self._calls[call.operation] += 1
-            return [script for script in self._scripts if script.matches(call) and script.turns.strikes()]
+            return [script for script in self._scripts if script.matches(call) and script.trigger.strikes()]
 
 
 def _mangled(result: _T, mangle: Callable[[bytes], bytes]) -> _T:

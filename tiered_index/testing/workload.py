@@ -34,9 +34,11 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Workload:
-    """n messages and m entries: arrays of length n, and for each entry its message and its key.
+    """n messages and m entries, with the times in epoch milliseconds and the sizes in bytes.
 
-    `entry_message` (m, rising) and `entry_key` (m) are of the entries, `keys` the texts of the keys.
+    Of the messages: `topic` (i8, n; places in `TOPICS`), `queue_id` and `size` (i32, n), `offset` and `timestamp_ms`
+    (i64, n), `late` (bool, n). Of the entries: `entry_message` (i64, m, rising) and `entry_key` (i64, m; places in
+    `keys`).
     """
 
     topic: Array

@@ -246,13 +246,13 @@ class ClassicIndexFile:
         return found
 
     def entries(self) -> npt.NDArray[np.void]:
-        """Return all entries (n, dtype `ENTRY`) in order of insertion: a copy."""
+        """Return all entries (`ENTRY`, n) in order of insertion: a copy."""
         return np.frombuffer(
             self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
         ).copy()
 
     def entry_times_ms(self) -> npt.NDArray[np.int64]:
-        """Return the time of each entry (n), as `find` compares it."""
+        """Return the time of each entry (i64, n; epoch ms), as `find` compares it."""
         seconds = np.maximum(self.entries()["seconds"].astype(np.int64), 0)
         seconds[:1] = 0
         return self.header.begin_ms + seconds * 1000
