@@ -29,14 +29,14 @@ REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OS
 class PassingFault(StorageUnavailable):
     """A fault that another attempt may not meet: an answer that broke off or is not as asked, or a conflict.
 
-    `in_vain_bytes`: how many bytes at most were delivered for nothing.
+    `wasted_bytes`: how many bytes at most were delivered for nothing.
     """
 
     is_throttled = False
 
-    def __init__(self, message: str, *, in_vain_bytes: int = 0) -> None:
+    def __init__(self, message: str, *, wasted_bytes: int = 0) -> None:
         super().__init__(message)
-        self.in_vain_bytes = in_vain_bytes
+        self.wasted_bytes = wasted_bytes
 
 
 class RequestFault(PassingFault):

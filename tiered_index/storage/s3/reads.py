@@ -260,12 +260,12 @@ class VerifiedReads:
         except (BotoCoreError, HTTPError, OSError) as error:
             self._refuse(answer)
             raise PassingFault(
-                f"{what} in {self._calls.uri}: the body broke off: {error}", in_vain_bytes=length or 0
+                f"{what} in {self._calls.uri}: the body broke off: {error}", wasted_bytes=length or 0
             ) from error
         if length is not None and len(data) != length:
             self._refuse(answer)
             raise PassingFault(
-                f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}", in_vain_bytes=length
+                f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}", wasted_bytes=length
             )
         return data
 

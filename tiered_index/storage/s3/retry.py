@@ -71,8 +71,8 @@ class RetryLoop:
                 if not isinstance(typed, PassingFault):
                     raise typed from error
                 cause, fault = error, typed
-            if fault.in_vain_bytes:
-                wasted(fault.in_vain_bytes)
+            if fault.wasted_bytes:
+                wasted(fault.wasted_bytes)
             faults[type(fault)] += 1
             self._wait(fault, faults[type(fault)], cause)
 
