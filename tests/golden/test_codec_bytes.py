@@ -7,6 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.compacted_files import unsealed_image
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
@@ -32,7 +33,7 @@ ABOUT = {
 def test_bytes_equal_java(normal_case, codec, batch):
     layout = layout_of(normal_case)
     table, entries = codec.write(normal_case.rows, layout, normal_case.begin_ms, batch)
-    assert table.image(entries) == normal_case.unsealed
+    assert unsealed_image(table, entries) == normal_case.unsealed
     if not len(entries):
         # Java compacts an empty file to 0 bytes and uploads it: refused here
         assert normal_case.name == "empty"
@@ -98,7 +99,7 @@ def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, codec, na
     assert all(naive.hash(row.topic, row.key) == 0 for row in special)
     assert int((entries["key_hash"] == 0).sum()) == len(special)
     assert not (entries["key_hash"] < 0).any()
-    image = ForeignUnsealed(table.image(entries), layout, "ours")
+    image = ForeignUnsealed(unsealed_image(table, entries), layout, "ours")
     for query in min_value_case.queries:
         answer = image.lookup(naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
         assert [naive.Found(*map(int, item)) for item in answer.tolist()] == naive.truth(
@@ -136,7 +137,7 @@ def test_min_value_slots16_differs_in_the_hashes_only(load_case, codec):
     """
     case = load_case("minvalue_slots16")
     table, entries = codec.write(case.rows, layout_of(case), case.begin_ms, 10**9)
-    ours, java = table.image(entries), case.unsealed
+    ours, java = unsealed_image(table, entries), case.unsealed
     differing = [at for at in range(len(java)) if ours[at] != java[at]]
     base = layout_of(case).items_position
     assert [((at - base) // 32, (at - base) % 32, java[at], ours[at]) for at in differing] == [

@@ -353,7 +353,7 @@ class Campaign:
         shutil.rmtree(self.tree / "follow" / "storage")
         index = open_index(self.tree, "follow", slots=97, items=5000)
         try:
-            for _ in ClassicImport(index, store.index_folder, store, index.put_batch).run():
+            for _ in ClassicImport(index, store.folder / "index", store, index.put_batch).run():
                 pass
         finally:
             index.abandon()

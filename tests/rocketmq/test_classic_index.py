@@ -93,7 +93,8 @@ def test_the_first_entry_of_a_file_has_its_own_time():
     assert target.find("T", "k", at, at) == [500]
     assert target.query("T", "k", 10, at + 1000, at + 1000).offsets == [600, 500]
     assert target.find("T", "k", at + 1000, at + 1000) == [600]
-    assert target.files[1].entry_times_ms().tolist() == [at, at + 1000]
+    seconds = target.files[1].entries()["seconds"].tolist()
+    assert [target.files[1].header.begin_ms + 1000 * second for second in (0, *seconds[1:])] == [at, at + 1000]
 
 
 def test_a_file_that_java_does_not_look_into():

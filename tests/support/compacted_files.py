@@ -5,10 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
+from tiered_index.format.bloom import FilterBuilder
 from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import Finding, verify_compacted
 
-__all__ = ["SMALL", "parts", "reader", "verify"]
+__all__ = ["SMALL", "built_filter", "parts", "reader", "unsealed_image", "verify"]
 
 SMALL = Layout(NATIVE, NATIVE.schema, 5, 20)
 
@@ -26,3 +30,16 @@ def verify(data: bytes, **more: Any) -> list[Finding]:
 def parts(findings: Iterable[Finding]) -> set[str]:
     """Return the parts of the file that findings are about."""
     return {finding.part for finding in findings}
+
+
+def unsealed_image(table: UnsealedTable, entries: np.ndarray) -> bytes:
+    """Return the whole unsealed file of `entries` (entry 1 first): header, slots, unused entry 0, entries, zeros."""
+    body = bytes(table.layout.schema.entry.itemsize) + entries.tobytes()
+    return b"".join((table.header().pack(), table.slot_table(), body)).ljust(table.layout.unsealed_size, b"\0")
+
+
+def built_filter(hashes: np.ndarray) -> bytes:
+    """Return the filter that holds `hashes` (u64, n; repeats count once)."""
+    builder = FilterBuilder(len(hashes))
+    builder.add(hashes)
+    return builder.build()

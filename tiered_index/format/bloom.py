@@ -26,7 +26,6 @@ __all__ = [
     "block_number",
     "block_numbers",
     "blocks_may_hold",
-    "build_filter",
     "filter_hash",
     "filter_hashes",
 ]
@@ -72,16 +71,6 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
         values *= np.uint64(factor)
     values ^= values >> np.uint64(33)
     return values
-
-
-def build_filter(hashes: UInt64) -> bytes:
-    """Return the filter that holds `hashes` (u64, n; repeats count once).
-
-    It has max(1, ceil(10.5 * distinct / 256)) blocks.
-    """
-    builder = FilterBuilder(len(hashes))
-    builder.add(hashes)
-    return builder.build()
 
 
 class FilterBuilder:

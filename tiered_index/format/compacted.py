@@ -13,9 +13,10 @@ Pure; one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.c
 
 from __future__ import annotations
 
+import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -39,6 +40,7 @@ CHUNK = 1 << 16
 GROUP_BYTES = 16 * 1024
 # Entries whose slots are counted at a time
 _COUNTED = 1 << 22
+_SLOT = struct.Struct(">ii")
 # A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
 
@@ -62,11 +64,8 @@ class Compaction:
         counts = np.zeros(layout.slots, np.int64)
         for start in range(0, n, _COUNTED):
             part = slots[start : start + _COUNTED]
-            np.remainder(
-                normal_hashes(entries["key_hash"][start : start + _COUNTED]).view(np.uint32),
-                np.uint32(layout.slots),
-                out=part,
-            )
+            hashes = normal_hashes(entries["key_hash"][start : start + _COUNTED])
+            np.remainder(hashes.view(np.uint32), np.uint32(layout.slots), out=part)
             counts += np.bincount(part, minlength=layout.slots)
         self._counts = counts
         self._first = np.cumsum(counts) - counts
@@ -257,7 +256,7 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
     """
     if len(first_slot_item) < SLOT_SIZE:
         raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
-    position = int.from_bytes(first_slot_item[:4], "big", signed=True)
+    position, _ = _SLOT.unpack_from(first_slot_item)
     slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)
     if rest or slots < 1:
         raise CorruptFile(file, "slot 0 does not point behind a slot table", offset=HEADER_SIZE, found=position)
@@ -270,16 +269,9 @@ def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, s
     Raises `CorruptFile` where they contradict the file's size or geometry.
     """
     at = HEADER_SIZE + SLOT_SIZE * slot
-    position, length = (
-        int.from_bytes(slot_item[:4], "big", signed=True),
-        int.from_bytes(slot_item[4:8], "big", signed=True),
-    )
-    if (
-        length < 0
-        or length % layout.schema.item.itemsize
-        or position < layout.items_position
-        or position + length > file_size
-    ):
+    position, length = _SLOT.unpack_from(slot_item)
+    size = layout.schema.item.itemsize
+    if length < 0 or length % size or position < layout.items_position or position + length > file_size:
         raise CorruptFile(file, f"slot {slot} points outside the file", offset=at, found=(position, length))
     return position, length
 
@@ -317,12 +309,7 @@ class SealedFile:
             lane=self.lane,
             offset_space=self.offset_space,
             writer=self.writer,
-            more={
-                "sequence": self.sequence,
-                "predecessor": list(self.predecessor) if self.predecessor else None,
-                "created_ms": self.created_ms,
-                **self._log_number_json(),
-            },
+            more={name: value for name, value in self.to_json().items() if name in _MORE},
         )
 
     @property
@@ -331,32 +318,19 @@ class SealedFile:
         return self.layout.schema.entry
 
     def to_json(self) -> dict[str, Any]:
-        """Return what `from_json` takes."""
-        return {
-            "file_id": self.file_id,
-            "layout": self.layout.to_json(),
-            "begin_ms": self.begin_ms,
-            "end_ms": self.end_ms,
-            "count": self.count,
-            "lane": self.lane,
-            "sequence": self.sequence,
-            "predecessor": list(self.predecessor) if self.predecessor else None,
-            "created_ms": self.created_ms,
-            "offset_space": self.offset_space,
-            "topics": [list(pair) for pair in self.topics],
-            "positions": self.positions,
-            "writer": self.writer,
-            **self._log_number_json(),
-        }
-
-    def _log_number_json(self) -> dict[str, int]:
-        """Return `log_number` as an optional member: absent where unknown, as in files of older versions."""
-        return {"log_number": self.log_number} if self.log_number else {}
+        """Return what `from_json` takes once it is JSON; without `log_number` where that is unknown."""
+        stored = {each.name: getattr(self, each.name) for each in fields(self)}
+        stored["layout"] = self.layout.to_json()
+        return stored if self.log_number else {name: value for name, value in stored.items() if name != "log_number"}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SealedFile:
         """Return what `to_json` described. Raises `Malformed`, `ConfigError`."""
         return _READ(document)
+
+
+# Members of the metadata that only whole files have
+_MORE = ("sequence", "predecessor", "created_ms", "log_number")
 
 
 def _sealed(**fields: Any) -> SealedFile:

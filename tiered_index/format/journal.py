@@ -11,7 +11,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, TypeVar
 
 from tiered_index.documents import (
@@ -40,7 +40,6 @@ _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 1
 _START = struct.Struct(">8sI")
 _FRAME = struct.Struct(">II")
-_LENGTH = struct.Struct(">I")
 _MAX_RECORD = 1 << 26
 T = TypeVar("T")
 
@@ -62,7 +61,13 @@ class BatchRecord:
 
 @dataclass
 class Journal:
-    """A journal's content up to its last whole record, which ends at byte `valid_length`."""
+    """A journal's content up to its last whole record, which ends at byte `valid_length`.
+
+    `sequence` orders the files of one root by creation, `created_ms` is that time by the writer's clock (epoch
+    milliseconds). `predecessor` is the file before this one in its lane (the sequence of files of one appender) and how
+    many durable entries it had, which reveals a journal that lost records since. `log_number` is that of a record of
+    the storage's log before any that names the file; 0: unknown.
+    """
 
     file_id: str
     layout: Layout
@@ -98,43 +103,25 @@ class Journal:
 
 def _record(document: dict[str, Any]) -> bytes:
     payload = json.dumps(document, separators=(",", ":")).encode()
-    length = _LENGTH.pack(len(payload))
-    return length + _LENGTH.pack(zlib.crc32(payload, zlib.crc32(length))) + payload
+    length = len(payload).to_bytes(4, "big")
+    return length + zlib.crc32(payload, zlib.crc32(length)).to_bytes(4, "big") + payload
 
 
-def encode_open(
-    file_id: str,
-    layout: Layout,
-    begin_ms: int,
-    lane: str,
-    sequence: int,
-    offset_space: str,
-    created_ms: int = 0,
-    predecessor: tuple[str, int] | None = None,
-    log_number: int = 0,
-) -> bytes:
-    """Return the first bytes of a journal: magic, version and the open record.
-
-    `sequence` orders the files of one root by creation, `created_ms` is that time by the writer's clock (epoch
-    milliseconds). `predecessor` is the file before this one in its lane (the sequence of files of one appender) and how
-    many durable entries it had, which reveals a journal that lost records since. `log_number` is that of a record of
-    the storage's log before any that names the file; 0: unknown.
-    """
-    start = _START.pack(_MAGIC, JOURNAL_VERSION)
-    return start + _record(
-        {
-            "kind": "open",
-            "file_id": file_id,
-            "layout": layout.to_json(),
-            "begin_ms": begin_ms,
-            "lane": lane,
-            "sequence": sequence,
-            "offset_space": offset_space,
-            "created_ms": created_ms,
-            **({"predecessor": list(predecessor)} if predecessor else {}),
-            **({"log_number": log_number} if log_number else {}),
-        }
-    )
+def encode_open(journal: Journal) -> bytes:
+    """Return the first bytes of a new journal: magic, version and the open record."""
+    document = {
+        "kind": "open",
+        "file_id": journal.file_id,
+        "layout": journal.layout.to_json(),
+        "begin_ms": journal.begin_ms,
+        "lane": journal.lane,
+        "sequence": journal.sequence,
+        "offset_space": journal.offset_space,
+        "created_ms": journal.created_ms,
+        **({"predecessor": journal.predecessor} if journal.predecessor else {}),
+        **({"log_number": journal.log_number} if journal.log_number else {}),
+    }
+    return _START.pack(_MAGIC, JOURNAL_VERSION) + _record(document)
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
@@ -144,17 +131,8 @@ def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence
     the batch's record: a crash may keep the second page of a write and lose the first one, and two records in one write
     would then look like damage.
     """
-    document = {
-        "kind": "batch",
-        "first": batch.first,
-        "count": batch.count,
-        "crc32": batch.crc32,
-        "second_min": batch.second_min,
-        "second_max": batch.second_max,
-        "end_ms": batch.end_ms,
-        "positions": positions,
-    }
-    return _record(document | {"topics": [list(pair) for pair in topics]} if topics else document)
+    document = {"kind": "batch", **asdict(batch), "positions": positions}
+    return _record(document | {"topics": topics} if topics else document)
 
 
 def encode_seal() -> bytes:
@@ -175,13 +153,8 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
     if magic != _MAGIC:
         raise CorruptFile(file, "not a journal", offset=0, expected=_MAGIC, found=magic)
     if version != JOURNAL_VERSION:
-        raise UnsupportedVersion(
-            file,
-            f"journal version {version} is newer than this reader",
-            offset=8,
-            expected=JOURNAL_VERSION,
-            found=version,
-        )
+        problem = f"journal version {version} is newer than this reader"
+        raise UnsupportedVersion(file, problem, offset=8, expected=JOURNAL_VERSION, found=version)
     journal: Journal | None = None
     position = _START.size
     while (payload := _payload_at(data, position)) is not None:

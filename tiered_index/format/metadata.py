@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any
 
@@ -32,18 +32,11 @@ from tiered_index.format.slot_map import SlotMap
 
 __all__ = ["FILE_ID", "POSITIONS", "PREDECESSOR", "TOPIC_ID", "Metadata", "topic_table"]
 
-
 # A file's id, which becomes part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
-
-
 TOPIC_ID = integer(-(2**31), 2**31 - 1)
-
-
 # Durable position of each source
 POSITIONS = map_of(COUNT)
-
-
 # The file before this one in its lane (the sequence of files of one appender), and its number of durable entries
 PREDECESSOR = tuple_of(FILE_ID, integer(0, 2**31))
 
@@ -99,36 +92,19 @@ class Metadata:
         return "slot_map" in self.more
 
     @property
-    def in_answer_order(self) -> bool:
-        """Whether the entries of one hash are stored in answer order.
+    def order(self) -> str:
+        """The entries' order within a slot, as stored; shards are always in answer order."""
+        return "newest_first" if self.layout.preset.newest_first and not self.is_shard else "answer"
 
-        Then a lookup may stop behind the last entry that it needs.
-        """
-        return _order(self.layout, is_shard=self.is_shard) == "answer"
+    @property
+    def in_answer_order(self) -> bool:
+        """Whether a lookup may stop behind the last entry of a hash that it needs."""
+        return self.order == "answer"
 
     def encode(self) -> bytes:
         """Return the metadata's bytes (UTF-8 JSON; lone surrogates stay as escapes)."""
-        document = {
-            "file_id": self.file_id,
-            "layout": self.layout.to_json(),
-            "count": self.count,
-            "begin_ms": self.begin_ms,
-            "end_ms": self.end_ms,
-            "second_min": self.second_min,
-            "second_max": self.second_max,
-            "slots_in_use": self.slots_in_use,
-            "header_crc32": self.header_crc32,
-            "slots_crc32": self.slots_crc32,
-            "order": _order(self.layout, is_shard=self.is_shard),
-            "topics": [list(pair) for pair in self.topics],
-            "source_positions": self.source_positions,
-            "lane": self.lane,
-            "offset_space": self.offset_space,
-            "slot_base": self.slot_base,
-            "slot_range": list(self.slot_range),
-            "writer": self.writer,
-            **self.more,
-        }
+        stored = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "more"}
+        document = {**stored, "layout": self.layout.to_json(), "order": self.order, **self.more}
         return json.dumps(document, separators=(",", ":"), sort_keys=True).encode()
 
     @classmethod
@@ -137,23 +113,16 @@ class Metadata:
 
         Raises `CorruptFile` for fields of the wrong type or range, or that contradict each other; `UnsupportedVersion`.
         """
-        document = load(data, file, "metadata")
-        metadata, order = checked(_metadata, document, file, "metadata")
-        if order != (expected := _order(metadata.layout, is_shard=metadata.is_shard)):
-            raise UnsupportedVersion(
-                file, f"unknown order {order[:40]!r} within slots", expected=expected, found=order[:40]
-            )
+        metadata, order = checked(_metadata, load(data, file, "metadata"), file, "metadata")
+        if order != metadata.order:
+            problem = f"unknown order {order[:40]!r} within slots"
+            raise UnsupportedVersion(file, problem, expected=metadata.order, found=order[:40])
         return metadata
 
     def end_of_items(self) -> int:
         """Return the byte position where the arrays end, by geometry and count (a shard has no slot table)."""
         size = self.layout.schema.item.itemsize
         return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
-
-
-def _order(layout: Layout, *, is_shard: bool) -> str:
-    """Return the name of the entries' order within a slot; shards are always in answer order."""
-    return "newest_first" if layout.preset.newest_first and not is_shard else "answer"
 
 
 def _metadata(document: Any) -> tuple[Metadata, str]:
@@ -177,8 +146,6 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
 
 
 _SLOT = integer(0, 2**60)
-
-
 _FIELDS: Check[dict[str, Any]] = record(
     dict,
     file_id=FILE_ID,
@@ -200,8 +167,6 @@ _FIELDS: Check[dict[str, Any]] = record(
     slot_range=tuple_of(_SLOT, _SLOT),
     writer=text(),
 )
-
-
 # Members of `more` that this version knows; others are kept unchecked but for their depth
 _MORE: Check[dict[str, Any]] = record(
     dict,

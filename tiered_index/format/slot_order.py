@@ -17,7 +17,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
 
-__all__ = ["answer_order", "hash_rank", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
+__all__ = ["hash_rank", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -162,8 +162,3 @@ def _identity_columns(items: Array, schema: Schema) -> list[Array]:
     """Return the columns that order items of one second and offset, the most significant one last."""
     columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     return [*columns, items["queue_id"].astype(np.int32)]
-
-
-def answer_order(seconds: Array, items: Array, layout: Layout) -> Int64:
-    """Return the permutation (i64, n) that brings items (n) into answer order, given their seconds (i64, n)."""
-    return np.lexsort([*_identity_columns(items, layout.schema), ~items["offset"].astype(np.int64), -seconds])

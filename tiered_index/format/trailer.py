@@ -15,7 +15,7 @@ import zlib
 from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,11 @@ class Directory:
     groups: Array
     blocks: Array
 
+    @cached_property
+    def _first_slots(self) -> npt.NDArray[np.int64]:
+        # contiguous and native: `searchsorted` on the table itself would convert the whole column at each call
+        return self.groups["first_slot"].astype(np.int64)
+
     def encode(self) -> bytes:
         """Return the directory's bytes."""
         return _DIRECTORY.pack(len(self.groups), len(self.blocks)) + self.groups.tobytes() + self.blocks.tobytes()
@@ -134,12 +139,8 @@ class Directory:
         number = groups["blocks"][cut].astype(np.int64)
         firsts = np.cumsum(number) - number
         if number.sum() != len(blocks) or (groups["first_block"][cut] != firsts).any():
-            raise CorruptFile(
-                file,
-                "directory's blocks are others than its groups name",
-                expected=int(number.sum()),
-                found=len(blocks),
-            )
+            problem = "directory's blocks are others than its groups name"
+            raise CorruptFile(file, problem, expected=int(number.sum()), found=len(blocks))
         if not len(blocks):
             return
         starts, stops = _cover(blocks, size, "blocks", file)
@@ -173,14 +174,6 @@ class Directory:
         )
         return _runs(blocks[wanted])
 
-    @cached_property
-    def _first_slots(self) -> npt.NDArray[np.int64]:
-        """The groups' first slots (i64, n), contiguous and native.
-
-        `searchsorted` on the table itself would convert the whole column at each call.
-        """
-        return self.groups["first_slot"].astype(np.int64)
-
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
         """Return the runs to read to find every item of `slots` (n) in the inclusive range of epoch seconds.
 
@@ -190,13 +183,7 @@ class Directory:
         # group.
         marked = np.zeros(len(self.groups) + 1, bool)
         marked[np.searchsorted(self._first_slots, slots, "right")] = True
-        groups = self.groups[marked[1:]]
-        runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
-        for group in groups[groups["blocks"] > 0]:
-            first = int(group["first_block"])
-            blocks = self.blocks[first : first + int(group["blocks"])]
-            runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
-        return sorted(runs, key=attrgetter("offset"))
+        return self._runs_within(self.groups[marked[1:]], second_min, second_max)
 
     def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
         """Return the runs to read to find every item of slots [first_slot, last_slot) in the seconds given.
@@ -205,10 +192,20 @@ class Directory:
         hold items of neighbouring slots, too.
         """
         low = max(0, int(np.searchsorted(self._first_slots, first_slot, "right")) - 1)
-        groups = self.groups[low : int(np.searchsorted(self._first_slots, last_slot, "left"))]
+        high = int(np.searchsorted(self._first_slots, last_slot, "left"))
+        return self._runs_within(self.groups[low:high], second_min, second_max)
+
+    def all_runs(self) -> list[Run]:
+        """Return every run of the file in order of position: blocks of cut groups, and the other groups."""
+        limits = np.iinfo(np.int64)
+        return self._runs_within(self.groups, limits.min, limits.max)
+
+    def _runs_within(self, groups: Array, second_min: int, second_max: int) -> list[Run]:
+        """Return the runs of some rows of the group table, of cut groups those in the inclusive range of seconds."""
         runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
         for group in groups[groups["blocks"] > 0]:
-            blocks = self.blocks[int(group["first_block"]) : int(group["first_block"]) + int(group["blocks"])]
+            first = int(group["first_block"])
+            blocks = self.blocks[first : first + int(group["blocks"])]
             runs += _runs(blocks[(blocks["second_min"] <= second_max) & (blocks["second_max"] >= second_min)])
         return sorted(runs, key=attrgetter("offset"))
 
@@ -224,15 +221,6 @@ class Directory:
         first = int(self.groups["first_block"][group])
         blocks = self.blocks[first : first + int(self.groups["blocks"][group])]
         return blocks, _runs(blocks)
-
-    def all_runs(self) -> list[Run]:
-        """Return every run of the file in order of position: blocks of cut groups, and the other groups."""
-        groups = self.groups
-        runs = _runs(groups[(groups["blocks"] == 0) & (groups["count"] > 0)])
-        for group in groups[groups["blocks"] > 0]:
-            first = int(group["first_block"])
-            runs += _runs(self.blocks[first : first + int(group["blocks"])])
-        return sorted(runs, key=attrgetter("offset"))
 
 
 def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]:
@@ -253,8 +241,7 @@ def _runs(table: Array) -> list[Run]:
     return list(map(Run, *(table[name].tolist() for name in names if name in (table.dtype.names or ()))))
 
 
-@dataclass(frozen=True, slots=True)
-class Tail:
+class Tail(NamedTuple):
     """The last 64 bytes of a file."""
 
     position: int
@@ -277,20 +264,8 @@ class Tail:
 
     def encode(self) -> bytes:
         """Return the tail's bytes."""
-        body = _TAIL.pack(
-            TAIL_MAGIC,
-            FORMAT_VERSION,
-            0,
-            self.position,
-            self.filter_length,
-            self.directory_length,
-            self.metadata_length,
-            self.filter_crc32,
-            self.directory_crc32,
-            self.metadata_crc32,
-            0,
-        )[:-4]
-        return body + struct.pack(">I", zlib.crc32(body))
+        body = _TAIL.pack(TAIL_MAGIC, FORMAT_VERSION, 0, *self, 0)[:-4]
+        return body + zlib.crc32(body).to_bytes(4, "big")
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str, file_size: int) -> Tail:
@@ -303,21 +278,16 @@ class Tail:
             raise CorruptFile(file, "too short for a trailer", expected=TAIL_SIZE, found=len(data))
         raw = bytes(data[-TAIL_SIZE:])
         start = file_size - TAIL_SIZE
-        magic, version, reserved, position, filter_, directory, metadata, crc_f, crc_d, crc_m, crc = _TAIL.unpack(raw)
+        magic, version, reserved, *values, crc = _TAIL.unpack(raw)
         if magic != TAIL_MAGIC:
             raise CorruptFile(file, "no trailer", offset=start, expected=TAIL_MAGIC, found=magic)
         found = zlib.crc32(raw[:-4])
         if found != crc:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
         if version != FORMAT_VERSION or reserved:
-            raise UnsupportedVersion(
-                file,
-                f"format version {version} is newer than this reader",
-                offset=start + 8,
-                expected=FORMAT_VERSION,
-                found=version,
-            )
-        tail = cls(position, filter_, directory, metadata, crc_f, crc_d, crc_m)
+            problem = f"format version {version} is newer than this reader"
+            raise UnsupportedVersion(file, problem, offset=start + 8, expected=FORMAT_VERSION, found=version)
+        tail = cls(*values)
         if tail.file_size != file_size:
             raise CorruptFile(
                 file, "trailer's lengths do not add up to the file's size", expected=tail.file_size, found=file_size
@@ -352,10 +322,7 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
     if len(data) < needed:
         raise CorruptFile(file, "trailer is cut off", offset=tail.directory_position, expected=needed, found=len(data))
     view = memoryview(data)[len(data) - needed :]
-    directory, metadata = (
-        view[: tail.directory_length],
-        view[tail.directory_length : tail.directory_length + tail.metadata_length],
-    )
+    directory, metadata = view[: tail.directory_length], view[tail.directory_length : -TAIL_SIZE]
     for name, part, crc, offset in (
         ("directory", directory, tail.directory_crc32, tail.directory_position),
         ("metadata", metadata, tail.metadata_crc32, tail.directory_position + tail.directory_length),
@@ -364,11 +331,7 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
             raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=found)
     trailer = Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))
     if (end := trailer.metadata.end_of_items()) != tail.position:
-        raise CorruptFile(
-            file,
-            f"metadata's geometry and {trailer.metadata.count} items end elsewhere",
-            expected=tail.position,
-            found=end,
-        )
+        problem = f"metadata's geometry and {trailer.metadata.count} items end elsewhere"
+        raise CorruptFile(file, problem, expected=tail.position, found=end)
     trailer.directory.check(trailer.metadata, tail.position, file)
     return trailer

@@ -145,15 +145,6 @@ class UnsealedTable:
         table[:, 0] = self.heads
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
-    def image(self, entries: Array) -> bytes:
-        """Return the whole file's bytes for `entries` (entry 1 first).
-
-        Header, slots, unused entry 0, entries, zeros.
-        """
-        body = bytes(self.layout.schema.entry.itemsize) + entries.tobytes()
-        whole = b"".join((self.header().pack(), self.slot_table(), body))
-        return whole.ljust(self.layout.unsealed_size, b"\0")
-
     def _insert(
         self, hashes: Array, first: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:

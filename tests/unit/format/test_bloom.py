@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.compacted_files import built_filter
 from tiered_index.format import bloom
 from tiered_index.format.bloom import (
     BITS_PER_KEY,
@@ -21,7 +22,6 @@ from tiered_index.format.bloom import (
     block_number,
     block_numbers,
     blocks_may_hold,
-    build_filter,
     filter_hash,
     filter_hashes,
 )
@@ -60,24 +60,24 @@ def scalar_found_in(data, hash64):
 @pytest.mark.parametrize("vector", PARQUET["whole"], ids=lambda vector: str(len(vector["hashes"])))
 def test_whole_filters_are_parquets(vector):
     hashes = np.array([int(text, 16) for text in vector["hashes"]], np.uint64)
-    data = build_filter(hashes)
+    data = built_filter(hashes)
     assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
     assert data.hex() == vector["bitset"]
-    assert build_filter(np.repeat(hashes, 3)[::-1]) == data
+    assert built_filter(np.repeat(hashes, 3)[::-1]) == data
 
 
 @pytest.mark.parametrize("vector", PARQUET["large"], ids=lambda vector: str(vector["count"]))
 def test_large_filters_are_parquets(vector):
     hashes = seeded(vector["seed"], vector["count"])
     assert [f"{int(h):016x}" for h in hashes[[0, -1]]] == [vector["first"], vector["last"]]
-    data = build_filter(hashes)
+    data = built_filter(hashes)
     assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
     assert hashlib.sha256(data).hexdigest() == vector["sha256"]
 
 
 def test_parquet_finds_the_same():
     vector = PARQUET["found"]
-    data = build_filter(seeded(vector["seed"], vector["count"]))
+    data = built_filter(seeded(vector["seed"], vector["count"]))
     probes = seeded(vector["probe_seed"], vector["probes"])
     assert len(data) == FILTER_BLOCK_BYTES * vector["blocks"]
     assert np.flatnonzero(found_in(data, probes)).tolist() == vector["found"]
@@ -86,7 +86,7 @@ def test_parquet_finds_the_same():
 
 @given(hash_lists, st.lists(u64, max_size=20))
 def test_nothing_is_denied_and_scalars_agree(held, others):
-    data = build_filter(np.array(held, np.uint64))
+    data = built_filter(np.array(held, np.uint64))
     blocks = max(1, math.ceil(BITS_PER_KEY * len(set(held)) / 256))
     assert len(data) == FILTER_BLOCK_BYTES * blocks
     probes = np.array(held + others, np.uint64)
@@ -109,7 +109,7 @@ def test_order_and_repeats_make_no_difference(rows, pieces):
     """
     hashes = np.array([first << 62 | low << shift for first, low, shift, _ in rows], np.uint64)
     repeated = np.repeat(hashes, [row[-1] for row in rows])
-    expected = build_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
+    expected = built_filter(np.array(sorted(set(hashes.tolist())), np.uint64))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(bloom, "_CHUNK", 7)
         patch.setattr(bloom, "_MASKED", 5)
@@ -123,9 +123,9 @@ def test_order_and_repeats_make_no_difference(rows, pieces):
 def test_repeats_among_hashes_that_begin_alike():
     """Numbers with the same first 24 bits and more, put again and again in turns: each counts once."""
     for hashes in (np.arange(1_000, dtype=np.uint64), np.arange(1_000, dtype=np.uint64) << np.uint64(32)):
-        data = build_filter(np.tile(hashes[::-1], 90))
+        data = built_filter(np.tile(hashes[::-1], 90))
         assert len(data) == FILTER_BLOCK_BYTES * 42
-        assert data == build_filter(hashes)
+        assert data == built_filter(hashes)
 
 
 @given(
@@ -157,10 +157,10 @@ def test_false_positives(keyed):
     fingerprints = np.arange(250_000, dtype=np.uint32) if keyed else None
     mixed = filter_hashes(hashes, fingerprints)
     held, absent = mixed[:50_000], mixed[50_000:]
-    data = build_filter(held)
+    data = built_filter(held)
     assert found_in(data, held).all()
     assert 0.005 < found_in(data, absent).mean() < 0.02
-    again = build_filter(seeded(20, 50_000))
+    again = built_filter(seeded(20, 50_000))
     assert 0.005 < found_in(again, seeded(21, 200_000)).mean() < 0.02
 
 
@@ -180,7 +180,7 @@ def test_compacted_files_hold_the_filter_of_their_items(make, preset, schema):
     mixed = {filter_hash(h, f) for h, f in zip(entries["key_hash"].tolist(), fingerprints, strict=True)}
     held = data[tail.position : tail.directory_position]
     assert len(held) == FILTER_BLOCK_BYTES * math.ceil(BITS_PER_KEY * len(mixed) / 256)
-    assert held == build_filter(np.array(sorted(mixed), np.uint64))
+    assert held == built_filter(np.array(sorted(mixed), np.uint64))
     # directory, metadata and tail alone are enough for a reader
     assert parse_trailer(data[tail.directory_position :], "file", len(data)).tail == tail
 
@@ -195,7 +195,7 @@ def test_a_hash_that_stayed_negative_is_held_as_0(make):
         bytes(piece) for piece in Compaction(entries, layout, make.begin_ms, table.end_ms).pieces(**make.about)
     )
     tail = parse_trailer(data, "file", len(data)).tail
-    assert data[tail.position : tail.directory_position] == build_filter(
+    assert data[tail.position : tail.directory_position] == built_filter(
         np.array([filter_hash(h, 0) for h in (3, 8, 0)], np.uint64)
     )
 
@@ -206,4 +206,4 @@ def test_a_filter_outgrows_what_was_expected():
         builder = FilterBuilder(capacity)
         for part in np.array_split(hashes, 7):
             builder.add(part)
-        assert builder.build() == build_filter(hashes)
+        assert builder.build() == built_filter(hashes)

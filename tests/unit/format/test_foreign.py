@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.compacted_files import unsealed_image
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, items_of, recognise
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
@@ -26,7 +27,7 @@ def image_of(make, count=30, layout=LAYOUT, seed=0):
     table, entries = make.entries(
         layout, hashes, make.begin_ms + 1000 * np.arange(count), make.columns(rng, layout.schema, count)
     )
-    return bytearray(table.image(entries)), entries
+    return bytearray(unsealed_image(table, entries)), entries
 
 
 def bare(make, count=30, layout=LAYOUT):
@@ -80,7 +81,7 @@ def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_
     data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct)
     table = UnsealedTable(layout, make.begin_ms)
     table.load(entries, 0)
-    unsealed = ForeignUnsealed(table.image(entries), layout, "f")
+    unsealed = ForeignUnsealed(unsealed_image(table, entries), layout, "f")
     data = data[: layout.compacted_size(count)]
     read = lambda position, length: data[position : position + length]  # noqa: E731
     compacted = ForeignCompacted.open(read, len(data), "f")
@@ -214,7 +215,7 @@ def test_recognise(make, preset, slots, count):
     compacted, entries = make.file(layout, count)
     table = UnsealedTable(layout, make.begin_ms)
     table.load(entries, 0)
-    unsealed = table.image(entries)
+    unsealed = unsealed_image(table, entries)
 
     def kind(data):
         return recognise(data[:HEAD_SIZE], data[-TAIL_SIZE:], len(data), "f")

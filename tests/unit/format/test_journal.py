@@ -9,11 +9,11 @@ import zlib
 import pytest
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.journal import BatchRecord, encode_batch, encode_open, encode_seal, parse_journal
+from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, Layout
 
 LAYOUT = Layout(NATIVE, NATIVE.schema, 10, 100)
-OPEN = encode_open("id-1", LAYOUT, 1_700_000_000_000, "main", 7, "custom", 1_700_000_000_500)
+OPEN = encode_open(Journal("id-1", LAYOUT, 1_700_000_000_000, "main", 7, "custom", 1_700_000_000_500))
 RECORDS = [
     OPEN,
     encode_batch(BatchRecord(1, 3, 11, -5, 9, 1_700_000_000_001), {"a": 10}, [(1, "orders"), (2, "\ud83d {")]),

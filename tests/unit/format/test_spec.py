@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 import tiered_index.format.layout as layout_module
-from tiered_index.format.bloom import SALTS, block_number, build_filter, filter_hash
+from tests.support.compacted_files import built_filter, unsealed_image
+from tiered_index.format.bloom import SALTS, block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.hashing import code_units, fingerprint, hash_batch, java_string_hash, key_hash
-from tiered_index.format.journal import BatchRecord, encode_batch, encode_open, encode_seal, parse_journal
+from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
 from tiered_index.format.shard import ShardWriter
 from tiered_index.format.slot_map import SlotMap
@@ -87,7 +88,7 @@ def journal_records(entries):
         1, 5, zlib.crc32(entries.tobytes()), BEGIN_MS // 1000 - 3, BEGIN_MS // 1000 + 5, BEGIN_MS + 5000
     )
     return [
-        encode_open(FILE_ID, LAYOUT, BEGIN_MS, "main", 1, "commitlog", BEGIN_MS + 250),
+        encode_open(Journal(FILE_ID, LAYOUT, BEGIN_MS, "main", 1, "commitlog", BEGIN_MS + 250)),
         encode_batch(batch, {"store-a": 4096}, [(1, "orders"), (2, "payments")]),
         encode_seal(),
     ]
@@ -120,7 +121,7 @@ def dump(data, parts, start=0):
 
 def unsealed_dump():
     table, entries, _ = written()
-    data = table.image(entries)
+    data = unsealed_image(table, entries)
     parts = (
         list(HEADER_PARTS) + [(8, f"slot {s}: newest entry, unused") for s in range(3)] + [(36, "entry 0: never used")]
     )
@@ -215,7 +216,7 @@ def filter_table():
         (-(2**31), 0),
     ):
         mixed = filter_hash(hashed, second)
-        alone = build_filter(np.array([mixed], np.uint64))
+        alone = built_filter(np.array([mixed], np.uint64))
         bits = [int(word).bit_length() - 1 for word in np.frombuffer(alone, "<u4")]
         rows.append(
             f"| {hashed} | {second:08x} | {mixed:016x} | {block_number(mixed, 3)} | {' '.join(map(str, bits))} |"

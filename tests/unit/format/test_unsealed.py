@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.compacted_files import unsealed_image
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
@@ -73,7 +74,7 @@ def test_batches_split_anywhere_equal_single_inserts(rows, slots, cuts, spare):
     assert table.heads.tolist() == naive.heads
     assert table.slots_in_use == sum(head != 0 for head in naive.heads)
     assert (table.count, table.end_ms) == (len(rows), naive.end_ms)
-    image = table.image(entries)
+    image = unsealed_image(table, entries)
     assert len(image) == layout.unsealed_size
     for key_hash in {h for h, _ in rows} | {7}:
         expected = [index for index in naive.chain(key_hash % slots) if rows[index - 1][0] == key_hash]
@@ -128,9 +129,9 @@ def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
     table = UnsealedTable(layout, BEGIN_MS)
     batch = table.prepare(np.array([9] * 5, np.int32), np.full(5, BEGIN_MS), columns(5))
     table.commit(batch)
-    assert walk_chain(table.image(batch.entries), layout, 5, 9, 5) == [5, 4, 3, 2, 1]
-    assert walk_chain(table.image(batch.entries), layout, 5, 9, 4) is None
+    assert walk_chain(unsealed_image(table, batch.entries), layout, 5, 9, 5) == [5, 4, 3, 2, 1]
+    assert walk_chain(unsealed_image(table, batch.entries), layout, 5, 9, 4) is None
     for wrong in (4, 5, 2**31 - 1, -1):
         damaged = batch.entries.copy()
         damaged["previous"][3] = wrong
-        assert walk_chain(table.image(damaged), layout, 5, 9, 99) is None
+        assert walk_chain(unsealed_image(table, damaged), layout, 5, 9, 99) is None

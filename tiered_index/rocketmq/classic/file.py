@@ -251,12 +251,6 @@ class ClassicIndexFile:
             self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
         ).copy()
 
-    def entry_times_ms(self) -> npt.NDArray[np.int64]:
-        """Return the time of each entry (i64, n; epoch ms), as `find` compares it."""
-        seconds = np.maximum(self.entries()["seconds"].astype(np.int64), 0)
-        seconds[:1] = 0
-        return self.header.begin_ms + seconds * 1000
-
 
 def _check_geometry(geometry: Geometry) -> None:
     if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:

@@ -126,11 +126,6 @@ class StoreDirectory:
         return self.folder / "commitlog"
 
     @property
-    def index_folder(self) -> Path:
-        """Folder of the classic index."""
-        return self.folder / "index"
-
-    @property
     def is_closed(self) -> bool:
         """Whether its broker has ended well: what it wrote is complete, and nobody writes.
 

@@ -130,9 +130,11 @@ class UnsealedFile(LocalHandle):
         disk, layout = root.disk, reserve.layout
         file_id = new_file_id(begin_ms)
         table = UnsealedTable(layout, begin_ms)
-        record = encode_open(
-            file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number
+        journal = Journal(
+            file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number=log_number
         )
+        record = encode_open(journal)
+        journal.valid_length = len(record)
         temporary = root.temporary(UNSEALED)
         journal_descriptor = disk.create(temporary)
         try:
@@ -143,18 +145,6 @@ class UnsealedFile(LocalHandle):
             disk.rename(temporary, root.journal_path(file_id))
             disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
             disk.sync_folder(root.folder(UNSEALED))
-            journal = Journal(
-                file_id,
-                layout,
-                begin_ms,
-                lane,
-                sequence,
-                offset_space,
-                created_ms,
-                predecessor,
-                valid_length=len(record),
-                log_number=log_number,
-            )
             return cls(root, journal, table, reserve.descriptor, journal_descriptor)
         except BaseException:
             disk.close(journal_descriptor)
@@ -327,18 +317,7 @@ class UnsealedFile(LocalHandle):
         if self._is_blank:
             deletions.unlink([self.path, self.journal_path])
             return
-        begun = encode_open(
-            self.file_id,
-            self.layout,
-            self.table.begin_ms,
-            self.lane,
-            self.sequence,
-            self.offset_space,
-            self.created_ms,
-            self.predecessor,
-            self.log_number,
-        )
-        drop_unbegun(self._root, self.file_id, begun, deletions)
+        drop_unbegun(self._root, self.file_id, encode_open(self._as_journal()), deletions)
 
     def entries(self) -> Array:
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
@@ -411,7 +390,10 @@ class UnsealedFile(LocalHandle):
             self.lane,
             self.sequence,
             self.offset_space,
+            self.created_ms,
+            self.predecessor,
             batches=list(self.batches),
+            log_number=self.log_number,
         )
 
 
