@@ -65,13 +65,13 @@ def opened(scripted: ScriptedServer, waits: list[float], **options: Any) -> S3St
 
 class Heard:
     def __init__(self) -> None:
-        self.sent = self.wasted = 0
+        self.sent = self.wasted_bytes = 0
 
     def sending(self) -> None:
         self.sent += 1
 
     def wasted(self, size_bytes: int) -> None:
-        self.wasted += size_bytes
+        self.wasted_bytes += size_bytes
 
 
 def is_lean(headers: Iterable[str]) -> bool:
@@ -221,7 +221,7 @@ def test_a_body_that_breaks_off_is_asked_for_again(lean: S3Storage, scripted: Sc
     heard = Heard()
     with RequestContext(listeners=(heard,)).active():
         assert lean.get_range(NAME, 0, 10) == DATA[:10]
-    assert (heard.sent, heard.wasted) == (2, 10)
+    assert (heard.sent, heard.wasted_bytes) == (2, 10)
     assert [is_lean(request.headers) for request in scripted.requests] == [True, True]
 
 

@@ -256,7 +256,7 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
     """
     if len(first_slot_item) < SLOT_SIZE:
         raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
-    position, _ = _SLOT.unpack_from(first_slot_item)
+    position: int = _SLOT.unpack_from(first_slot_item)[0]
     slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)
     if rest or slots < 1:
         raise CorruptFile(file, "slot 0 does not point behind a slot table", offset=HEADER_SIZE, found=position)

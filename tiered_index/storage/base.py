@@ -299,39 +299,46 @@ class WrapperStorage(Storage):
         """Perform `call` by calling `act`; override it to act before, after or instead."""
         return act()
 
+    def _full(self, name: str) -> str:
+        """Return what the inner storage calls the object `name`."""
+        return name
+
+    def _full_handle(self, handle: UploadHandle) -> UploadHandle:
+        return handle
+
     def get(self, name: str) -> bytes:
         """As the inner storage's."""
-        return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(name))
+        return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(self._full(name)))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """As the inner storage's."""
         call = Call("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
-        return self._around(call, lambda: self.inner.get_range(name, start, length))
+        return self._around(call, lambda: self.inner.get_range(self._full(name), start, length))
 
     def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
         """As the inner storage's; one call."""
         lengths = [r.length for r in ranges if r.length > 0]
         call = Call("get_ranges", name, requests=len(lengths), asked_bytes=sum(lengths))
-        return self._around(call, lambda: self.inner.get_ranges(name, ranges))
+        return self._around(call, lambda: self.inner.get_ranges(self._full(name), ranges))
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """As the inner storage's."""
         call = Call("get_suffix", name, asked_bytes=max(length, 0))
-        return self._around(call, lambda: self.inner.get_suffix(name, length))
+        return self._around(call, lambda: self.inner.get_suffix(self._full(name), length))
 
     def put(self, name: str, data: Bytes) -> None:
         """As the inner storage's."""
         call = Call("put", name, sent_bytes=memoryview(data).nbytes)
-        self._around(call, lambda: self.inner.put(name, data))
+        self._around(call, lambda: self.inner.put(self._full(name), data))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """As the inner storage's."""
         call = Call("put_if_absent", name, sent_bytes=memoryview(data).nbytes)
-        self._around(call, lambda: self.inner.put_if_absent(name, data))
+        self._around(call, lambda: self.inner.put_if_absent(self._full(name), data))
 
     def head(self, name: str) -> ObjectInfo:
         """As the inner storage's."""
-        return self._around(Call("head", name), lambda: self.inner.head(name))
+        return self._around(Call("head", name), lambda: self.inner.head(self._full(name)))
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As the inner storage's; one call a page, made when the page is reached."""
@@ -339,30 +346,32 @@ class WrapperStorage(Storage):
 
     def delete(self, name: str) -> None:
         """As the inner storage's."""
-        self._around(Call("delete", name), lambda: self.inner.delete(name))
+        self._around(Call("delete", name), lambda: self.inner.delete(self._full(name)))
 
     def delete_many(self, names: Iterable[str]) -> None:
         """As the inner storage's; one call."""
         doomed = tuple(names)
         call = Call("delete_many", doomed[0] if doomed else "", requests=-(-len(doomed) // PAGE))
-        self._around(call, lambda: self.inner.delete_many(doomed))
+        self._around(call, lambda: self.inner.delete_many([self._full(name) for name in doomed]))
 
     def begin_upload(self, name: str) -> UploadHandle:
         """As the inner storage's."""
-        return self._around(Call("begin_upload", name), lambda: self.inner.begin_upload(name))
+        return self._around(Call("begin_upload", name), lambda: self.inner.begin_upload(self._full(name)))
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """As the inner storage's."""
         call = Call("upload_part", handle.name, sent_bytes=memoryview(data).nbytes)
-        return self._around(call, lambda: self.inner.upload_part(handle, number, data))
+        return self._around(call, lambda: self.inner.upload_part(self._full_handle(handle), number, data))
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """As the inner storage's."""
-        self._around(Call("complete_upload", handle.name), lambda: self.inner.complete_upload(handle, parts))
+        self._around(
+            Call("complete_upload", handle.name), lambda: self.inner.complete_upload(self._full_handle(handle), parts)
+        )
 
     def abort_upload(self, handle: UploadHandle) -> None:
         """As the inner storage's."""
-        self._around(Call("abort_upload", handle.name), lambda: self.inner.abort_upload(handle))
+        self._around(Call("abort_upload", handle.name), lambda: self.inner.abort_upload(self._full_handle(handle)))
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """As the inner storage's; one call."""

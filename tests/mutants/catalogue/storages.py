@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant(
         "local-part-unverified",
         "an upload is completed of parts that are not the ones named",
-        "storage/local/files.py",
+        "storage/local/storage.py",
         "if digest.hexdigest() != part.etag:",
         "if not part.etag:",
         (f"{CONFORMANCE}::TestLocalStorage::test_completing_what_can_not_be_completed",),

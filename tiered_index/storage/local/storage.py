@@ -8,32 +8,54 @@ not touched: asked for by name they are refused, as is whatever lies behind a li
 
 Errors: a full disk or quota is `DiskFull`, refused permission `StorageMisconfigured`, any other trouble
 `StorageUnavailable`. Threads: any number, in any number of processes. The storage keeps no descriptor open.
+
+An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part, each published by a
+rename. It exists exactly while that path does: abort and the end of completion first rename the folder away in one
+step, then empty it, so a part that arrives late finds no folder and is refused. Completion verifies each part's SHA-256
+(the `etag`) while it concatenates. A crash between publishing and removing leaves the upload; completing it again
+publishes the same bytes.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import json
+import logging
 import os
+import re
+import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
+from tiered_index.documents import MILLISECONDS, checked, load, record, text
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import (
+    NAME,
     Bytes,
     ObjectInfo,
     PartInfo,
     Storage,
     UploadHandle,
     check_name,
+    check_part_number,
+    check_parts,
     check_prefix,
     check_range,
     check_suffix,
 )
-from tiered_index.storage.disk import Disk
-from tiered_index.storage.local.files import DurableFiles, LocalUploads, check_regular, typed_errors
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+from tiered_index.storage.local.files import DurableFiles, check_regular, typed_errors
 from tiered_index.storage.local.names import encode, walk
 
 __all__ = ["LocalStorage"]
+
+_DESCRIPTION = "upload.json"
+_BLOCK_BYTES = 4 << 20
+_UPLOAD_ID = re.compile(r"[0-9a-f]{32}")
+_UPLOAD = record(lambda name, started_ms: (name, started_ms), name=text(NAME), started_ms=MILLISECONDS)
+_log = logging.getLogger(__name__)
 
 
 class LocalStorage(Storage):
@@ -45,7 +67,8 @@ class LocalStorage(Storage):
         self.uri = self.folder.as_uri()
         self._disk = disk or Disk()
         self._files = DurableFiles(self.folder, self._disk)
-        self._uploads = LocalUploads(self._files, clock or SystemClock(), self.min_part_bytes)
+        self._clock = clock or SystemClock()
+        self._uploads = self.folder / ".%uploads"
 
     def __repr__(self) -> str:
         return f"LocalStorage({self.uri!r})"
@@ -63,12 +86,8 @@ class LocalStorage(Storage):
 
     def get(self, name: str) -> bytes:
         """Return the whole object; the file is one snapshot, so a racing put can't tear it."""
-        with typed_errors(f"reading {name!r}"):
-            descriptor = self._open(name)
-            try:
-                return self._read(name, descriptor, 0, os.fstat(descriptor).st_size)
-            finally:
-                os.close(descriptor)
+        with self._opened(name) as (descriptor, size):
+            return _read(name, descriptor, 0, size)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`."""
@@ -76,28 +95,18 @@ class LocalStorage(Storage):
         check_range(start, length)
         if length == 0:
             return b""
-        with typed_errors(f"reading {name!r}"):
-            descriptor = self._open(name)
-            try:
-                size = os.fstat(descriptor).st_size
-                if start + length > size:
-                    raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
-                return self._read(name, descriptor, start, length)
-            finally:
-                os.close(descriptor)
+        with self._opened(name) as (descriptor, size):
+            if start + length > size:
+                raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
+            return _read(name, descriptor, start, length)
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
         check_name(name)
         check_suffix(length)
-        with typed_errors(f"reading {name!r}"):
-            descriptor = self._open(name)
-            try:
-                size = os.fstat(descriptor).st_size
-                length = min(length, size)
-                return self._read(name, descriptor, size - length, length), size
-            finally:
-                os.close(descriptor)
+        with self._opened(name) as (descriptor, size):
+            length = min(length, size)
+            return _read(name, descriptor, size - length, length), size
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`: written aside, synced, renamed, folder synced."""
@@ -148,14 +157,26 @@ class LocalStorage(Storage):
 
     def begin_upload(self, name: str) -> UploadHandle:
         """Start a multipart upload in a hidden folder."""
-        check_name(name)
+        handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
+        document = json.dumps({"name": name, "started_ms": handle.started_ms}).encode()
+        folder = self._uploads / handle.upload_id
         with typed_errors(f"starting an upload of {name!r}"):
-            return self._uploads.begin(name)
+            self._files.make_folder(self._uploads)
+            self._disk.make_folder(folder)
+            self._write_in(folder, _DESCRIPTION, document)
+            self._disk.sync_folder(self._uploads)
+        return handle
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """Store one part; its `etag` is the SHA-256 of the bytes."""
+        """Store one part, replacing an earlier one of that number; its `etag` is the SHA-256 of the bytes."""
         with typed_errors(f"writing part {number} of {handle.name!r}"):
-            return self._uploads.put_part(handle, number, data)
+            folder = self._existing(handle)
+            view = memoryview(data).cast("B")
+            try:
+                self._write_in(folder, _part_file(check_part_number(number)), view)
+            except FileNotFoundError as error:
+                raise _gone(handle) from error
+        return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Verify and concatenate the parts, publish the object, drop the upload.
@@ -164,18 +185,28 @@ class LocalStorage(Storage):
         """
         target = self._path(handle.name)
         with typed_errors(f"completing {handle.name!r}"):
-            self._uploads.complete(handle, parts, target)
+            folder = self._existing(handle)
+            ordered = check_parts(handle.name, parts, self.min_part_bytes)
+            self._files.publish(target, lambda: self._read_parts(handle, folder, ordered))
+            self._drop(handle)
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts."""
-        with typed_errors(f"aborting an upload of {handle.name!r}"):
-            self._uploads.abort(handle)
+        """Drop the upload and its parts; one that is gone is not an error."""
+        with typed_errors(f"aborting an upload of {handle.name!r}"), contextlib.suppress(ObjectNotFound):
+            self._existing(handle)
+            self._drop(handle)
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """Yield unfinished uploads, ordered by name."""
+        """Yield unfinished uploads, ordered by name and start."""
         check_prefix(prefix)
         with typed_errors("listing uploads"):
-            return iter(tuple(self._uploads.list(prefix, older_than_ms)))
+            found = [self._describe(entry) for entry in self._upload_folders() if _UPLOAD_ID.fullmatch(entry)]
+        chosen = [
+            one
+            for one in found
+            if one and one.name.startswith(prefix) and (older_than_ms is None or one.started_ms < older_than_ms)
+        ]
+        return iter(sorted(chosen, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id)))
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.
@@ -187,7 +218,7 @@ class LocalStorage(Storage):
         if older_than_ms is not None and not prefix:
             with typed_errors("sweeping temporary files"):
                 self._files.sweep(older_than_ms)
-                self._uploads.sweep(older_than_ms)
+                self._sweep_uploads(older_than_ms)
         return aborted
 
     def _path(self, name: str) -> Path:
@@ -195,34 +226,134 @@ class LocalStorage(Storage):
         self._files.check_way(path)
         return path
 
-    def _open(self, name: str) -> int:
-        path = self._path(name)
-        try:
-            # a pipe in an object's place would be waited for
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-        except FileNotFoundError as error:
-            raise ObjectNotFound(name, str(self.folder)) from error
-        try:
-            check_regular(path, os.fstat(descriptor))
-        except BaseException:
-            os.close(descriptor)
-            raise
-        return descriptor
-
-    def _read(self, name: str, descriptor: int, start: int, length: int) -> bytes:
-        data = os.pread(descriptor, length, start)
-        if len(data) == length:
-            return data
-        # Linux reads at most 2^31 - 4096 bytes a call; anything shorter than that means the file shrank under us.
-        pieces: list[bytes] = [data]
-        while data and (missing := length - sum(map(len, pieces))):
-            data = os.pread(descriptor, missing, start + length - missing)
-            pieces.append(data)
-        whole = b"".join(pieces)
-        if len(whole) != length:
-            raise StorageUnavailable(f"{name!r} ended after {len(whole)} of {length} bytes from {start}")
-        return whole
+    @contextlib.contextmanager
+    def _opened(self, name: str) -> Iterator[tuple[int, int]]:
+        """Open an object's file; yield its descriptor and its size."""
+        with typed_errors(f"reading {name!r}"):
+            path = self._path(name)
+            try:
+                # a pipe in an object's place would be waited for
+                descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            except FileNotFoundError as error:
+                raise ObjectNotFound(name, str(self.folder)) from error
+            try:
+                status = os.fstat(descriptor)
+                check_regular(path, status)
+                yield descriptor, status.st_size
+            finally:
+                os.close(descriptor)
 
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
         with typed_errors(f"listing {self.folder}"):
             yield from walk(self.folder, prefix, start_after)
+
+    # the folders of uploads
+
+    def _sweep_uploads(self, older_than_ms: int) -> None:
+        """Remove dropped folders, and old ones without a description that can be read."""
+        for entry in self._upload_folders():
+            folder = self._uploads / entry
+            with contextlib.suppress(FileNotFoundError):
+                old = folder.stat().st_mtime_ns // 1_000_000 < older_than_ms
+                if entry.startswith(TEMPORARY_PREFIX) or (old and self._describe(entry) is None):
+                    self._empty(folder)
+
+    def _write_in(self, folder: Path, file_name: str, data: Bytes) -> None:
+        temporary = folder / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        try:
+            self._disk.write_file(temporary, [data])
+            self._disk.rename(temporary, folder / file_name)
+            self._disk.sync_folder(folder)
+        except OSError:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(temporary)
+            raise
+
+    def _existing(self, handle: UploadHandle) -> Path:
+        # The id becomes a path, and handles come from other processes: only what we could have made is looked up.
+        self._files.check_way(self._uploads / _DESCRIPTION)
+        found = self._describe(handle.upload_id) if _UPLOAD_ID.fullmatch(handle.upload_id) else None
+        if found is None or found.name != handle.name:
+            raise _gone(handle)
+        return self._uploads / handle.upload_id
+
+    def _describe(self, upload_id: str) -> UploadHandle | None:
+        if (self._uploads / upload_id).is_symlink():
+            return None  # not made here
+        path = self._uploads / upload_id / _DESCRIPTION
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            name, started_ms = checked(_UPLOAD, load(data, str(path), "upload"), str(path), "upload")
+        except CorruptFile as error:
+            _log.warning("an upload without description: %s", error)
+            return None
+        return UploadHandle(name, upload_id, started_ms)
+
+    def _read_parts(self, handle: UploadHandle, folder: Path, parts: Sequence[PartInfo]) -> Iterator[bytes]:
+        for part in parts:
+            digest = hashlib.sha256()
+            try:
+                file = (folder / _part_file(part.number)).open("rb")
+            except FileNotFoundError as error:
+                self._existing(handle)  # an upload that went meanwhile is reported as that
+                raise InvalidArgument(f"part {part.number} of {handle.name!r} was not uploaded") from error
+            with file:
+                while block := file.read(_BLOCK_BYTES):
+                    digest.update(block)
+                    yield block
+            if digest.hexdigest() != part.etag:
+                raise InvalidArgument(f"part {part.number} of {handle.name!r} is not the one that etag was given for")
+
+    def _drop(self, handle: UploadHandle) -> None:
+        dropped = self._uploads / f"{TEMPORARY_PREFIX}{uuid.uuid4().hex}"
+        try:
+            self._disk.rename(self._uploads / handle.upload_id, dropped)
+        except FileNotFoundError:
+            return  # a racing abort or completion dropped it
+        self._disk.sync_folder(self._uploads)
+        # The upload is gone already; what can't be removed now is invisible and swept later.
+        with contextlib.suppress(OSError):
+            self._empty(dropped)
+
+    def _empty(self, folder: Path) -> None:
+        if folder.is_symlink():
+            self._disk.unlink(folder)  # the link, and nothing of what it leads to
+            return
+        for file_name in self._disk.names(folder):
+            self._disk.unlink(folder / file_name)
+        self._disk.remove_folder(folder)
+
+    def _upload_folders(self) -> tuple[str, ...]:
+        self._files.check_way(self._uploads / _DESCRIPTION)
+        try:
+            return tuple(sorted(entry.name for entry in self._uploads.iterdir()))
+        except FileNotFoundError:
+            return ()
+
+
+def _part_file(number: int) -> str:
+    return f"part-{number:05d}"
+
+
+def _gone(handle: UploadHandle) -> ObjectNotFound:
+    return ObjectNotFound(
+        handle.name, f"the unfinished uploads (upload {handle.upload_id[:32]} was aborted or completed)"
+    )
+
+
+def _read(name: str, descriptor: int, start: int, length: int) -> bytes:
+    data = os.pread(descriptor, length, start)
+    if len(data) == length:
+        return data
+    # Linux reads at most 2^31 - 4096 bytes a call; anything shorter than that means the file shrank under us.
+    pieces: list[bytes] = [data]
+    while data and (missing := length - sum(map(len, pieces))):
+        data = os.pread(descriptor, missing, start + length - missing)
+        pieces.append(data)
+    whole = b"".join(pieces)
+    if len(whole) != length:
+        raise StorageUnavailable(f"{name!r} ended after {len(whole)} of {length} bytes from {start}")
+    return whole

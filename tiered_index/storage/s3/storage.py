@@ -8,10 +8,8 @@ bytes. `opening.probe_put_if_absent` tests the first; a listing out of order is 
 
 Threads: any number; `max_pool_connections` is how many connections are kept for them. After a fork, open a new storage.
 
-Multipart uploads of an `S3Storage`: requests about keys; the storage knows about names.
-
-A part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service gave one:
-completing an upload that was begun with a checksum algorithm must repeat each part's checksum. Threads: any number.
+An uploaded part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service
+gave one: completing an upload that was begun with a checksum algorithm must repeat each part's checksum.
 """
 
 from __future__ import annotations
@@ -50,75 +48,7 @@ from tiered_index.storage.s3.retry import RetryLoop
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Options", "S3Storage", "S3Uploads"]
-
-
-class S3Uploads:
-    """The unfinished uploads of one bucket."""
-
-    def __init__(self, calls: S3Calls, encryption: dict[str, str]) -> None:
-        self._calls = calls
-        self._encryption = encryption
-
-    def begin(self, name: str, key: str) -> UploadHandle:
-        """Start an upload to `key`; its start is the service's time (whole seconds)."""
-        doing = f"starting an upload of {name!r}"
-        answer = self._calls(
-            "create_multipart_upload", doing, name, Key=key, ChecksumAlgorithm="CRC32", **self._encryption
-        )
-        date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
-        started_ms = epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
-        return UploadHandle(name, str(answer["UploadId"]), started_ms)
-
-    def put_part(self, handle: UploadHandle, key: str, number: int, data: Bytes) -> PartInfo:
-        """Store one part."""
-        parameters = {"PartNumber": check_part_number(number), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
-        answer = self._call("upload_part", f"uploading part {number} of {handle.name!r}", handle, key, **parameters)
-        etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
-        return PartInfo(number, etag, memoryview(data).nbytes)
-
-    def complete(self, handle: UploadHandle, key: str, parts: Sequence[PartInfo]) -> None:
-        """Publish the object out of checked parts in order of number."""
-        documents: list[dict[str, Any]] = []
-        for part in parts:
-            etag, _, checksum = part.etag.partition(" ")
-            document: dict[str, Any] = {"PartNumber": part.number, "ETag": etag}
-            if checksum:
-                document["ChecksumCRC32"] = checksum
-            documents.append(document)
-        doing = f"completing {handle.name!r}"
-        self._call("complete_multipart_upload", doing, handle, key, MultipartUpload={"Parts": documents})
-
-    def abort(self, handle: UploadHandle, key: str) -> None:
-        """Drop the upload; one that is gone is not an error."""
-        with contextlib.suppress(ObjectNotFound):
-            self._call("abort_multipart_upload", f"aborting an upload of {handle.name!r}", handle, key)
-
-    def list(self, key_prefix: str) -> Iterator[tuple[str, str, int]]:
-        """Yield key, upload id and start (epoch ms) of the unfinished uploads."""
-        parameters: dict[str, str] = {"Prefix": key_prefix}
-        while True:
-            answer = self._calls("list_multipart_uploads", "listing unfinished uploads", **parameters)
-            for item in answer.get("Uploads", ()):
-                yield str(item["Key"]), str(item["UploadId"]), epoch_ms(item["Initiated"])
-            if not answer.get("IsTruncated"):
-                return
-            parameters["KeyMarker"] = page_token(answer, "NextKeyMarker", self._calls.uri)
-            parameters["UploadIdMarker"] = page_token(answer, "NextUploadIdMarker", self._calls.uri)
-
-    def _call(self, operation: str, doing: str, handle: UploadHandle, key: str, **parameters: Any) -> dict[str, Any]:
-        """Send a request about an upload; `ObjectNotFound` where it is gone."""
-        upload: dict[str, Any] = {"Key": key, "UploadId": handle.upload_id}
-        try:
-            return self._calls(operation, doing, handle.name, **upload, **parameters)
-        except StorageUnavailable as error:
-            # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
-            # fault.
-            if isinstance(error.__cause__, ClientError):
-                with contextlib.suppress(StorageUnavailable):
-                    self._calls("list_parts", doing, handle.name, **upload, MaxParts=1)
-            raise
-
+__all__ = ["S3Options", "S3Storage"]
 
 _DELETE_BATCH = 1000
 _MAX_KEY_BYTES = 1024
@@ -171,7 +101,6 @@ class S3Storage(Storage):
         self._gets = RangeGets(self._call, bucket, self.client if is_lean else None)
         self._reads = VerifiedReads(self._call, self._gets)
         self._encryption = encryption(self.options)
-        self._uploads = S3Uploads(self._call, self._encryption)
         self._bucket_seen = False
 
     def __repr__(self) -> str:
@@ -240,12 +169,19 @@ class S3Storage(Storage):
                 raise self._delete_error(doing, failures)
 
     def begin_upload(self, name: str) -> UploadHandle:
-        """Start a multipart upload; its start is the service's time."""
-        return self._uploads.begin(name, self._key(name))
+        """Start a multipart upload; its start is the service's time (whole seconds)."""
+        asked = {"Key": self._key(name), "ChecksumAlgorithm": "CRC32", **self._encryption}
+        answer = self._call("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
+        date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
+        started_ms = epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
+        return UploadHandle(name, str(answer["UploadId"]), started_ms)
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, with a CRC32 that the service checks; at most 5 GiB."""
-        return self._uploads.put_part(handle, self._key(handle.name), number, data)
+        sent = {"PartNumber": check_part_number(number), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
+        answer = self._of_upload("upload_part", f"uploading part {number} of {handle.name!r}", handle, **sent)
+        etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
+        return PartInfo(number, etag, memoryview(data).nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
         """Publish the object.
@@ -254,11 +190,18 @@ class S3Storage(Storage):
         call completed. A caller who must know uses a unique name and looks at it. Services differ over a part that was
         uploaded but is not named: Amazon drops it, Ceph's gateway refuses the completion (`InvalidArgument`).
         """
-        self._uploads.complete(handle, self._key(handle.name), check_parts(handle.name, parts, self.min_part_bytes))
+        documents: list[dict[str, Any]] = []
+        for part in check_parts(handle.name, parts, self.min_part_bytes):
+            etag, _, checksum = part.etag.partition(" ")
+            named = {"ChecksumCRC32": checksum} if checksum else {}
+            documents.append({"PartNumber": part.number, "ETag": etag, **named})
+        doing = f"completing {handle.name!r}"
+        self._of_upload("complete_multipart_upload", doing, handle, MultipartUpload={"Parts": documents})
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts."""
-        self._uploads.abort(handle, self._key(handle.name))
+        """Drop the upload and its parts; one that is gone is not an error."""
+        with contextlib.suppress(ObjectNotFound):
+            self._of_upload("abort_multipart_upload", f"aborting an upload of {handle.name!r}", handle)
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
         """Yield unfinished uploads; one request for each 1,000."""
@@ -329,11 +272,32 @@ class S3Storage(Storage):
             parameters["ContinuationToken"] = page_token(answer, "NextContinuationToken", self.uri)
 
     def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
-        for key, upload_id, started_ms in self._uploads.list(self._base + prefix):
-            self._check_asked(key, prefix)
-            name = self._name(key)
-            if name and (older_than_ms is None or started_ms < older_than_ms):
-                yield UploadHandle(name, upload_id, started_ms)
+        parameters: dict[str, str] = {"Prefix": self._base + prefix}
+        while True:
+            answer = self._call("list_multipart_uploads", "listing unfinished uploads", **parameters)
+            for item in answer.get("Uploads", ()):
+                key, started_ms = str(item["Key"]), epoch_ms(item["Initiated"])
+                self._check_asked(key, prefix)
+                name = self._name(key)
+                if name and (older_than_ms is None or started_ms < older_than_ms):
+                    yield UploadHandle(name, str(item["UploadId"]), started_ms)
+            if not answer.get("IsTruncated"):
+                return
+            parameters["KeyMarker"] = page_token(answer, "NextKeyMarker", self.uri)
+            parameters["UploadIdMarker"] = page_token(answer, "NextUploadIdMarker", self.uri)
+
+    def _of_upload(self, operation: str, doing: str, handle: UploadHandle, **parameters: Any) -> dict[str, Any]:
+        """Send a request about an upload; `ObjectNotFound` where it is gone."""
+        upload: dict[str, Any] = {"Key": self._key(handle.name), "UploadId": handle.upload_id}
+        try:
+            return self._call(operation, doing, handle.name, **upload, **parameters)
+        except StorageUnavailable as error:
+            # Ceph's gateway answers 500 for an upload that is gone; asking for its parts tells that from a passing
+            # fault.
+            if isinstance(error.__cause__, ClientError):
+                with contextlib.suppress(StorageUnavailable):
+                    self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
+            raise
 
     def _check_asked(self, key: str, prefix: str) -> None:
         """Refuse a listing of what was not asked for: what it names would be deleted as something else than it is."""
