@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.classic_lookups import find_in, is_time_matched, select_offsets
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.classic.file import ClassicIndexFile, Geometry, classic_hash, infer_geometry
 
@@ -90,9 +91,9 @@ def test_answers_equal_java(classic):
     assert classic.queries
     for query in classic.queries:
         found: list[int] = []
-        file.select_offsets(found, query["key"], query["maxNum"], query["begin"], query["end"])
+        select_offsets(file, found, query["key"], query["maxNum"], query["begin"], query["end"])
         assert found == query["result"], query
-        assert file.is_time_matched(query["begin"], query["end"]) is query["isTimeMatched"]
+        assert is_time_matched(file, query["begin"], query["end"]) is query["isTimeMatched"]
         assert classic_hash(query["key"]) == query["keyHash"]
 
 
@@ -100,7 +101,7 @@ def test_find_leaves_nothing_out(classic):
     file = ClassicIndexFile(classic.image, classic.geometry)
     more = 0
     for query in classic.queries:
-        found = file.find(query["key"], query["begin"], query["end"])
+        found = find_in(file, query["key"], query["begin"], query["end"])
         assert found == classic.truth(query)
         more += found != query["result"]
     # Java's bounds, its stop at the first entry before the range, and its time of the first entry cost it entries in

@@ -12,6 +12,7 @@ from collections import Counter
 
 import pytest
 
+from tests.support.compacted_files import rebuilt
 from tiered_index.errors import CorruptFile
 from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise, stored_ms
 from tiered_index.format.layout import ROCKETMQ, Layout
@@ -131,7 +132,7 @@ def test_unsealed_dump_is_everything(case, naive):
 def test_unsealed_chains_are_rebuilt(case, naive, codec):
     """The rebuilt table and entries are those that our writer makes of the same rows."""
     image = ForeignUnsealed(case.unsealed, layout_of(case), case.name)
-    table, entries = image.rebuilt()
+    table, entries = rebuilt(image)
     expected_table, expected = codec.write(case.written_rows, layout_of(case), case.begin_ms, 10**9)
     assert entries.tobytes() == expected.tobytes()
     assert (table.heads == expected_table.heads).all()

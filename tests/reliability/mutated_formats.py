@@ -15,6 +15,7 @@ from tests.reliability import resealed
 from tests.reliability.hostile_tree import NOW_MS
 from tests.reliability.resealed import Reseal
 from tests.rocketmq import golden_store
+from tests.support.classic_lookups import find, query
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.archived import SegmentTable
@@ -172,8 +173,8 @@ def _classic(data: bytes, path: str) -> None:
     file = ClassicIndexFile(data, golden_store.GEOMETRY, file=path)
     index = ClassicIndex(golden_store.GEOMETRY, [file])
     for topic, key in (("TopicOrder", "order-0"), ("TopicPay", "same"), ("TopicTx", "tx")):
-        index.query(topic, key)
-        index.find(topic, key)
+        query(index, topic, key)
+        find(index, topic, key)
     file.entries()
 
 

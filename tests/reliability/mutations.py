@@ -55,6 +55,7 @@ from tests.reliability.hostile_tree import (
 )
 from tests.reliability.mutated_formats import Codec, codecs, object_of
 from tests.reliability.tally import Tally, main
+from tests.support.classic_lookups import query
 from tests.support.staging import Job
 from tiered_index import Lookup
 from tiered_index.cli.main import run as run_command
@@ -345,7 +346,7 @@ class Campaign:
                 source.fetch(list(reader.query(topic, key)), topic, key)
 
     def classic(self) -> None:
-        load_classic_index(self.tree / "follow" / "store" / "index").query("TopicOrder", "order-0")
+        query(load_classic_index(self.tree / "follow" / "store" / "index"), "TopicOrder", "order-0")
 
     def import_(self) -> None:
         store = StoreDirectory.open(self.tree / "follow" / "store")

@@ -7,6 +7,7 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq import golden_store
+from tests.support.classic_lookups import find
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.classic.file import Geometry
@@ -143,8 +144,8 @@ def test_a_store_is_recovered(tmp_path, torn):
     assert [offset for offset, _, _ in read(tmp_path)] == offsets == queue_offsets(tmp_path)
     assert [queue_offset for _, queue_id, queue_offset in read(tmp_path) if queue_id == 0] == list(range(14))
     loaded = load_classic_index(tmp_path / "index", index)
-    assert loaded.find("T", "all") == offsets[::-1]
-    assert all(loaded.find("T", f"u-{number}") == [offset] for number, offset in enumerate(offsets))
+    assert find(loaded, "T", "all") == offsets[::-1]
+    assert all(find(loaded, "T", f"u-{number}") == [offset] for number, offset in enumerate(offsets))
 
 
 @pytest.mark.parametrize("closed", [False, True])

@@ -8,11 +8,13 @@ from typing import Any
 import numpy as np
 
 from tiered_index.format.bloom import FilterBuilder
+from tiered_index.format.foreign import ForeignUnsealed, stored_ms
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import Finding, verify_compacted
 
-__all__ = ["SMALL", "built_filter", "parts", "reader", "unsealed_image", "verify"]
+__all__ = ["SMALL", "built_filter", "parts", "reader", "rebuilt", "unsealed_image", "verify"]
 
 SMALL = Layout(NATIVE, NATIVE.schema, 5, 20)
 
@@ -43,3 +45,14 @@ def built_filter(hashes: np.ndarray) -> bytes:
     builder = FilterBuilder(len(hashes))
     builder.add(hashes)
     return builder.build()
+
+
+def rebuilt(image: ForeignUnsealed) -> tuple[UnsealedTable, np.ndarray]:
+    """Return the table and the entries of a foreign file as our writer would have made them."""
+    table = UnsealedTable(image.layout, image.header.begin_ms)
+    columns = {name: image.entries[name] for name in image.layout.schema.item.names or ()}
+    times = stored_ms(image.entries, image.header.begin_ms)
+    batch = table.prepare(normal_hashes(image.entries["key_hash"]), times, columns)
+    table.commit(batch)
+    table.end_ms = max(table.end_ms, image.header.end_ms) if image.count else 0
+    return table, batch.entries

@@ -34,7 +34,7 @@ from tiered_index.format.layout import (
 )
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
-from tiered_index.format.unsealed import UnsealedTable, entries_view
+from tiered_index.format.unsealed import entries_view
 
 __all__ = [
     "HEAD_SIZE",
@@ -231,20 +231,6 @@ class ForeignUnsealed:
         """Yield all items in order of insertion, at most `CHUNK` at a time."""
         for start in range(0, self.count, CHUNK):
             yield items_of(self.entries[start : start + CHUNK], self.layout.schema)
-
-    def rebuilt(self) -> tuple[UnsealedTable, Array]:
-        """Return the table and a copy of the entries as our writer would have made them.
-
-        Hashes are normal, chains complete.
-        """
-        table = UnsealedTable(self.layout, self.header.begin_ms)
-        columns = {name: self.entries[name] for name in self.layout.schema.item.names or ()}
-        batch = table.prepare(
-            normal_hashes(self.entries["key_hash"]), stored_ms(self.entries, self.header.begin_ms), columns
-        )
-        table.commit(batch)
-        table.end_ms = max(table.end_ms, self.header.end_ms) if self.count else 0
-        return table, batch.entries
 
 
 @dataclass(frozen=True)

@@ -199,6 +199,9 @@ class Storage(ABC):
     def close(self) -> None:  # noqa: B027 - most backends hold nothing
         """Release connections; the storage can't be used afterwards. Idempotent."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.uri!r})"
+
     def __enter__(self) -> Storage:
         return self
 

@@ -69,9 +69,6 @@ class MemoryStorage(Storage):
             with self._registry_lock:
                 self._shelf = self._shelves.setdefault(name, _Shelf())
 
-    def __repr__(self) -> str:
-        return f"MemoryStorage({self.uri!r})"
-
     @classmethod
     def forget(cls, name: str) -> None:
         """Let the next storage called `name` start empty; storages open now keep theirs."""

@@ -1,4 +1,4 @@
-"""One file of the broker's classic index: read, looked up, and written byte for byte as the broker does. Pure.
+"""One file of the broker's classic index: read, and written byte for byte as the broker does. Pure.
 
 ```
 header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset,
@@ -8,10 +8,9 @@ items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
                   i32 index of the previous entry of the slot
 ```
 
-Entry 0 is unused, so a file of n items holds n - 1. Lookups go as in Java, or without Java's limits. The geometry isn't
-stored: the broker's default is 5,000,000 slots and 20,000,000 items, others are found by `infer_geometry`. It
-follows RocketMQ's `IndexFile` and `IndexHeader`. One thread writes a file; any thread reads one that is not being
-written.
+Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
+and 20,000,000 items, others are found by `infer_geometry`. It follows RocketMQ's `IndexFile` and `IndexHeader`. One
+thread writes a file; any thread reads one that is not being written.
 """
 
 from __future__ import annotations
@@ -46,7 +45,6 @@ _header = struct.Struct(">4q2i")
 _entry = struct.Struct(">iqii")
 _slot = struct.Struct(">i")
 _MAX_SECONDS = 2**31 - 1
-_CHUNK_SLOTS = 1 << 20
 
 
 class Geometry(NamedTuple):
@@ -181,69 +179,6 @@ class ClassicIndexFile:
             )
         )
         return True
-
-    def is_time_matched(self, begin_ms: int, end_ms: int) -> bool:
-        """Return whether Java looks into this file for a range (`isTimeMatched`)."""
-        low, high = self.header.begin_ms, self.header.end_ms
-        return (begin_ms < low and end_ms > high) or low <= begin_ms <= high or low <= end_ms <= high
-
-    def select_offsets(self, found: list[int], key: str, max_count: int, begin_ms: int, end_ms: int) -> None:
-        """Add to `found` the offsets that Java finds (`selectPhyOffset`), newest first, until it holds `max_count`.
-
-        The range is inclusive. Java stops at the first entry older than the range, though older entries may lie behind
-        it in the chain. Raises `CorruptFile` where the chain runs in a circle.
-        """
-        hashed = classic_hash(key)
-        count = self.header.index_count
-        (index,) = _slot.unpack_from(self.data, HEADER_BYTES + SLOT_BYTES * (hashed % self.geometry.slots))
-        if not 0 < index <= count or count <= 1:
-            return
-        for _ in range(count):
-            if len(found) >= max_count or index >= self.geometry.items:
-                return
-            read, offset, seconds, previous = _entry.unpack_from(
-                self.data, self.geometry.entries_at + ENTRY_BYTES * index
-            )
-            if seconds < 0:
-                return
-            time_ms = self.header.begin_ms + seconds * 1000
-            if read == hashed and begin_ms <= time_ms <= end_ms:
-                found.append(offset)
-            if not 0 < previous <= count or previous == index or time_ms < begin_ms:
-                return
-            index = previous
-        raise CorruptFile(
-            self.file, "a chain of entries runs in a circle", offset=self.geometry.entries_at + ENTRY_BYTES * index
-        )
-
-    def find(self, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
-        """Return all offsets under the hash of `key` in the inclusive range, newest first: no bound, no early stop.
-
-        Times are whole seconds behind the file's begin, and the begin itself for messages older than that. The first
-        entry's time is the begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a
-        chain is none.
-        """
-        hashed = classic_hash(key)
-        slot = hashed % self.geometry.slots
-        (index,) = _slot.unpack_from(self.data, HEADER_BYTES + SLOT_BYTES * slot)
-        found = []
-        # a broker that writes just now has set the slot before it counts the entry: one index more than counted is no
-        # damage at the head
-        before = min(self.header.index_count + 1, self.geometry.items)
-        while index != 0:
-            at = self.geometry.entries_at + ENTRY_BYTES * index
-            if not 0 < index < before:
-                raise CorruptFile(
-                    self.file, "a chain points to no older entry", offset=at, expected=f"1 to {before - 1}", found=index
-                )
-            read, offset, seconds, previous = _entry.unpack_from(self.data, at)
-            if read < 0 or read % self.geometry.slots != slot:
-                raise CorruptFile(self.file, "an entry in another slot's chain", offset=at, expected=slot, found=read)
-            time_ms = self.header.begin_ms + (max(seconds, 0) * 1000 if index > 1 else 0)
-            if read == hashed and begin_ms <= time_ms <= end_ms:
-                found.append(offset)
-            before, index = index, previous
-        return found
 
     def entries(self) -> npt.NDArray[np.void]:
         """Return all entries (`ENTRY`, n) in order of insertion: a copy."""

@@ -1,4 +1,4 @@
-"""The broker's classic index as a whole: lookups over its files, and the import of its entries into an index.
+"""The broker's classic index as a whole: its files, and the import of their entries into an index.
 
 Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and
 end timestamp of the one before it, and a message below the newest end offset is ignored, so dispatching again after a
@@ -20,7 +20,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -45,18 +45,7 @@ from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = ["MAX_COUNT", "ClassicAnswer", "ClassicImport", "ClassicIndex", "load_classic_index"]
-
-# The broker's bound of a lookup (`maxMsgsNumBatch`).
-MAX_COUNT = 64
-
-
-class ClassicAnswer(NamedTuple):
-    """What the broker answers: commit log offsets, newest first, and how far its newest file reaches."""
-
-    offsets: list[int]
-    last_ms: int
-    last_offset: int
+__all__ = ["ClassicImport", "ClassicIndex", "load_classic_index"]
 
 
 @dataclass(slots=True)
@@ -66,31 +55,6 @@ class ClassicIndex:
     geometry: Geometry = DEFAULT_GEOMETRY
     files: list[ClassicIndexFile] = field(default_factory=list)
     new_name: Callable[[], str] = lambda: "index file"
-
-    def query(
-        self, topic: str, key: str, max_count: int = MAX_COUNT, begin_ms: int = 0, end_ms: int = 2**63 - 1
-    ) -> ClassicAnswer:
-        """Return what the broker answers (`queryOffset`), bounds and early stops included; the range is inclusive.
-
-        Raises `CorruptFile` where Java would not end.
-        """
-        found: list[int] = []
-        limit = min(max_count, MAX_COUNT)
-        for file in reversed(self.files):
-            if file.is_time_matched(begin_ms, end_ms):
-                file.select_offsets(found, f"{topic}#{key}", limit, begin_ms, end_ms)
-            if file.header.begin_ms < begin_ms or len(found) >= limit:
-                break
-        newest = self.files[-1].header if self.files else None
-        return ClassicAnswer(found, newest.end_ms if newest else 0, newest.end_offset if newest else 0)
-
-    def find(self, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
-        """Return every offset under the key's hash in the inclusive range of milliseconds, newest file and entry first.
-
-        The number of offsets has no bound, and no file is left out. Keys of one hash aren't told apart here; who reads
-        the messages does that. Raises `CorruptFile`.
-        """
-        return [offset for file in reversed(self.files) for offset in file.find(f"{topic}#{key}", begin_ms, end_ms)]
 
     def put(
         self, topic: str, uniq_key: str | None, keys: str | None, offset: int, store_ms: int, sys_flag: int
@@ -129,17 +93,12 @@ def classic_file_names(folder: Path) -> list[str]:
 
 
 def load_classic_index(
-    folder: Path,
-    geometry: Geometry | None = None,
-    *,
-    names: Iterable[str] | None = None,
-    valid_until_ms: int | None = None,
+    folder: Path, geometry: Geometry | None = None, *, names: Iterable[str] | None = None
 ) -> ClassicIndex:
     """Return the index files of a folder, read into memory (420 MB each by default; `names` chooses some) for reading.
 
-    Without `geometry` each file's own contents say it. `valid_until_ms` leaves out the files that the broker deletes
-    after a crash: those that end behind it (the checkpoint's `index_ms`). Raises `CorruptFile` naming the file, and
-    `StorageMisconfigured` without permission.
+    Without `geometry` each file's own contents say it. Raises `CorruptFile` naming the file, and `StorageMisconfigured`
+    without permission.
     """
     files = []
     for name in classic_file_names(folder) if names is None else sorted(names):
@@ -147,9 +106,7 @@ def load_classic_index(
         with local_errors(path):
             size_bytes = path.stat().st_size
         data = pread(path, min(size_bytes, 2**31), 0)
-        file = ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path))
-        if valid_until_ms is None or file.header.end_ms <= valid_until_ms:
-            files.append(file)
+        files.append(ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path)))
     return ClassicIndex(geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY), files)
 
 

@@ -48,7 +48,6 @@ from tiered_index.rocketmq.log.layout import (
     offset_msg_id,
     pack_host,
     parse_properties,
-    tags_code,
     unpack_host,
 )
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
@@ -281,11 +280,6 @@ class Message:
     def tags(self) -> str | None:
         """Its tags, as sent."""
         return self.properties.get(TAGS)
-
-    @property
-    def tags_code(self) -> int:
-        """What its consume queue entry carries (with the default delay levels)."""
-        return tags_code(self.topic, self.properties, self.store_ms)
 
     @property
     def offset_msg_id(self) -> str:

@@ -70,9 +70,6 @@ class LocalStorage(Storage):
         self._clock = clock or SystemClock()
         self._uploads = self.folder / ".%uploads"
 
-    def __repr__(self) -> str:
-        return f"LocalStorage({self.uri!r})"
-
     def children(self) -> Iterator[LocalStorage]:
         """Yield the storages in folders of this one, in order of name; what may hold objects of this one is none."""
         with typed_errors(f"listing {self.folder}"):

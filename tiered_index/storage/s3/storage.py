@@ -103,9 +103,6 @@ class S3Storage(Storage):
         self._encryption = encryption(self.options)
         self._bucket_seen = False
 
-    def __repr__(self) -> str:
-        return f"S3Storage({self.uri!r})"
-
     def get(self, name: str) -> bytes:
         """Return the whole object."""
         return self._reads.whole(name, self._key(name))

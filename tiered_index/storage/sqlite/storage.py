@@ -67,9 +67,6 @@ class SqliteStorage(Storage):
         self._pool = ConnectionPool(self.path, busy_timeout_s)
         self._bodies = Bodies(self._pool, self._clock)
 
-    def __repr__(self) -> str:
-        return f"SqliteStorage({self.uri!r})"
-
     def get(self, name: str) -> bytes:
         """Return the whole object, out of one state of the database."""
         return self._read(name, lambda size: ByteRange(0, size))[0]

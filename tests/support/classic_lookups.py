@@ -1,0 +1,119 @@
+"""Lookups in the broker's classic index, as the broker answers them and without its bounds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from tiered_index.errors import CorruptFile
+from tiered_index.rocketmq.classic.file import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    ClassicIndexFile,
+    _entry,
+    _slot,
+    classic_hash,
+)
+from tiered_index.rocketmq.classic.service import ClassicIndex
+
+__all__ = ["MAX_COUNT", "ClassicAnswer", "find", "find_in", "is_time_matched", "query", "select_offsets"]
+
+# The broker's bound of a lookup (`maxMsgsNumBatch`)
+MAX_COUNT = 64
+
+
+class ClassicAnswer(NamedTuple):
+    """What the broker answers: commit log offsets, newest first, and how far its newest file reaches."""
+
+    offsets: list[int]
+    last_ms: int
+    last_offset: int
+
+
+def query(
+    index: ClassicIndex, topic: str, key: str, max_count: int = MAX_COUNT, begin_ms: int = 0, end_ms: int = 2**63 - 1
+) -> ClassicAnswer:
+    """Return what the broker answers (`queryOffset`), bounds and early stops included; the range is inclusive.
+
+    Raises `CorruptFile` where Java would not end.
+    """
+    found: list[int] = []
+    limit = min(max_count, MAX_COUNT)
+    for file in reversed(index.files):
+        if is_time_matched(file, begin_ms, end_ms):
+            select_offsets(file, found, f"{topic}#{key}", limit, begin_ms, end_ms)
+        if file.header.begin_ms < begin_ms or len(found) >= limit:
+            break
+    newest = index.files[-1].header if index.files else None
+    return ClassicAnswer(found, newest.end_ms if newest else 0, newest.end_offset if newest else 0)
+
+
+def find(index: ClassicIndex, topic: str, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
+    """Return every offset under the key's hash in the inclusive range of milliseconds, newest file and entry first."""
+    return [offset for file in reversed(index.files) for offset in find_in(file, f"{topic}#{key}", begin_ms, end_ms)]
+
+
+def is_time_matched(file: ClassicIndexFile, begin_ms: int, end_ms: int) -> bool:
+    """Return whether Java looks into this file for a range (`isTimeMatched`)."""
+    low, high = file.header.begin_ms, file.header.end_ms
+    return (begin_ms < low and end_ms > high) or low <= begin_ms <= high or low <= end_ms <= high
+
+
+def select_offsets(
+    file: ClassicIndexFile, found: list[int], key: str, max_count: int, begin_ms: int, end_ms: int
+) -> None:
+    """Add to `found` the offsets that Java finds (`selectPhyOffset`), newest first, until it holds `max_count`.
+
+    The range is inclusive. Java stops at the first entry older than the range, though older entries may lie behind
+    it in the chain. Raises `CorruptFile` where the chain runs in a circle.
+    """
+    hashed = classic_hash(key)
+    count = file.header.index_count
+    (index,) = _slot.unpack_from(file.data, HEADER_BYTES + SLOT_BYTES * (hashed % file.geometry.slots))
+    if not 0 < index <= count or count <= 1:
+        return
+    for _ in range(count):
+        if len(found) >= max_count or index >= file.geometry.items:
+            return
+        read, offset, seconds, previous = _entry.unpack_from(file.data, file.geometry.entries_at + ENTRY_BYTES * index)
+        if seconds < 0:
+            return
+        time_ms = file.header.begin_ms + seconds * 1000
+        if read == hashed and begin_ms <= time_ms <= end_ms:
+            found.append(offset)
+        if not 0 < previous <= count or previous == index or time_ms < begin_ms:
+            return
+        index = previous
+    raise CorruptFile(
+        file.file, "a chain of entries runs in a circle", offset=file.geometry.entries_at + ENTRY_BYTES * index
+    )
+
+
+def find_in(file: ClassicIndexFile, key: str, begin_ms: int = 0, end_ms: int = 2**63 - 1) -> list[int]:
+    """Return all offsets under the hash of `key` in the inclusive range, newest first: no bound, no early stop.
+
+    Times are whole seconds behind the file's begin, and the begin itself for messages older than that. The first
+    entry's time is the begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a
+    chain is none.
+    """
+    hashed = classic_hash(key)
+    slot = hashed % file.geometry.slots
+    (index,) = _slot.unpack_from(file.data, HEADER_BYTES + SLOT_BYTES * slot)
+    found = []
+    # a broker that writes just now has set the slot before it counts the entry: one index more than counted is no
+    # damage at the head
+    before = min(file.header.index_count + 1, file.geometry.items)
+    while index != 0:
+        at = file.geometry.entries_at + ENTRY_BYTES * index
+        if not 0 < index < before:
+            raise CorruptFile(
+                file.file, "a chain points to no older entry", offset=at, expected=f"1 to {before - 1}", found=index
+            )
+        read, offset, seconds, previous = _entry.unpack_from(file.data, at)
+        if read < 0 or read % file.geometry.slots != slot:
+            raise CorruptFile(file.file, "an entry in another slot's chain", offset=at, expected=slot, found=read)
+        time_ms = file.header.begin_ms + (max(seconds, 0) * 1000 if index > 1 else 0)
+        if read == hashed and begin_ms <= time_ms <= end_ms:
+            found.append(offset)
+        before, index = index, previous
+    return found
