@@ -58,10 +58,7 @@ def filter_hash(key_hash: int, fingerprint: int) -> int:
 
 
 def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
-    """Return `filter_hash` (u64, n) of stored columns (n) of any byte order.
-
-    `fingerprint` is None where the schema has none.
-    """
+    """Return `filter_hash` (u64, n) of stored columns (n, any byte order); `fingerprint` None: the schema has none."""
     values = normal_hashes(key_hash).astype(np.uint64)
     values <<= np.uint64(32)
     if fingerprint is not None:

@@ -83,10 +83,7 @@ class Compaction:
         self._slots_crc32: int | None = None
 
     def slot_table(self) -> memoryview:
-        """Return the slot table's bytes: absolute position and length (bytes) of each slot's array.
-
-        An empty slot has the position where its array would be.
-        """
+        """Return the slot table's bytes: position and length of each slot's array, also where that is empty."""
         table = np.empty((self.layout.slots, 2), ">i4")
         item_size = self.layout.schema.item.itemsize
         table[:, 0] = self._first * item_size + self.layout.items_position
@@ -165,11 +162,9 @@ class Compaction:
             part[:] = part[order_giant(hashes, self._entries["time_diff_s"][part], self._entries, part, self.layout)]
 
     def _runs(self) -> tuple[Array, Array]:
-        """Return the group and block tables, their CRCs still 0.
-
-        A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more, so groups are cut without
-        a loop over slots and a giant slot never drags neighbours along.
-        """
+        """Return the group and block tables, their CRCs still 0."""
+        # A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more: no loop over slots,
+        # and a giant slot never drags neighbours along.
         item_size = self.layout.schema.item.itemsize
         starts_of_slots = self._first * item_size
         number = starts_of_slots // GROUP_BYTES

@@ -97,19 +97,13 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
 
 
 def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
-    """Return the items' times (i64, n) in epoch milliseconds, as RocketMQ computes them.
-
-    begin + difference * 1000; `begin_ms` is the header's.
-    """
+    """Return the items' times (i64, n; epoch ms) as RocketMQ computes them: `begin_ms`, the header's, + difference."""
     times: npt.NDArray[np.int64] = begin_ms + items["time_diff_s"].astype(np.int64) * 1000
     return times
 
 
 def items_of(entries: Array, schema: Schema) -> Array:
-    """Return unsealed entries (n) as compacted items (n), hashes normalised.
-
-    A copy without `previous`. Memory: 60 bytes an entry.
-    """
+    """Return unsealed entries (n) as compacted items (a copy, n), hashes normalised. Memory: 60 bytes an entry."""
     raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
     items = raw[:, : schema.item.itemsize].copy().reshape(-1).view(schema.item)
     items["key_hash"] = normal_hashes(items["key_hash"])
@@ -176,11 +170,7 @@ class ForeignUnsealed:
         self._check_heads(view)
 
     def _check_heads(self, view: memoryview) -> None:
-        """Refuse a geometry of the right size but the wrong split into slots and entries.
-
-        A crash leaves a few chain heads stale; under a wrong geometry hardly any head names an entry of its own slot,
-        or entry 0 isn't empty. Raises `CorruptFile`.
-        """
+        """Refuse a geometry of the right size but a wrong split, where hardly any head names an entry of its slot."""
         layout = self.layout
         if any(view[layout.entry_position(0) : layout.entry_position(1)]):
             raise CorruptFile(self.file, "entry 0 is not empty: the geometry is wrong", offset=layout.entry_position(0))
@@ -249,10 +239,7 @@ class ForeignCompacted:
 
     @classmethod
     def open(cls, read: Read, file_size: int, file: str) -> ForeignCompacted:
-        """Return the file behind `read`; two small reads.
-
-        Raises `CorruptFile` where geometry, slots and size contradict each other.
-        """
+        """Return the file behind `read`, by two small reads. Raises `CorruptFile` where what they say can't be."""
         if not file_size:
             raise CorruptFile(
                 file, "no bytes at all; RocketMQ uploads such an object for an index file without entries"

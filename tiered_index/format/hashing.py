@@ -75,19 +75,13 @@ def _weights(multipliers: tuple[int, ...], width: int) -> npt.NDArray[np.float64
 
 @cache
 def _masks(width: int) -> npt.NDArray[Any]:
-    """Return one mask for each length from 0 to `width`, as void records (width + 1).
-
-    A mask's last `length` bytes are all ones, the others 0.
-    """
+    """Return a mask for each length from 0 to `width` (void): its last `length` bytes are ones, the others 0."""
     kept = np.arange(width) >= width - np.arange(width + 1)[:, None]
     return (kept * np.uint8(255)).view(f"V{width}").reshape(-1)
 
 
 def _by_matrix(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int], width: int) -> list[UInt32]:
-    """Hash strings of at most `width` ASCII units, a multiple of 8.
-
-    For each string the `width` bytes that end where it ends are gathered; bytes of earlier strings in them are masked.
-    """
+    """Hash strings of at most `width` ASCII units by gathering the last bytes and masking those of earlier strings."""
     base, count = int(offsets[0]), len(offsets) - 1
     padded = np.zeros(width + int(offsets[-1]) - base, np.uint8)
     padded[width:] = units[base : int(offsets[-1])]

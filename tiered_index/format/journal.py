@@ -46,10 +46,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class BatchRecord:
-    """The `count` entries from `first` on are durable; `crc32` covers their bytes.
-
-    `second_min` and `second_max` are inclusive epoch seconds.
-    """
+    """`count` entries from `first` on are durable; `crc32` is their bytes'. Seconds are inclusive epoch seconds."""
 
     first: int
     count: int

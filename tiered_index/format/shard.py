@@ -15,7 +15,7 @@ hundred bytes for each 16 KiB.
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
 import numpy as np
@@ -80,7 +80,10 @@ def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
 
 @dataclass
 class _OpenBlock:
+    """A row of the block table."""
+
     offset: int
+    length: int = 0
     count: int = 0
     crc32: int = 0
     hash_min: int = 2**31 - 1
@@ -166,10 +169,7 @@ class ShardWriter:
     def finish(
         self, file_id: str, writer: str, offset_space: str, topics: dict[int, str], more: dict[str, Any]
     ) -> bytes:
-        """Return the trailer.
-
-        `topics` are the names of the ids in use. Raises `InvalidArgument` for a shard without entries.
-        """
+        """Return the trailer; `topics` are the names by id. Raises `InvalidArgument` for a shard without entries."""
         if not self.count:
             raise InvalidArgument("a shard without entries isn't written")
         metadata = Metadata(
@@ -195,10 +195,7 @@ class ShardWriter:
         return build_trailer(self.position, self._directory(), metadata, self._filter.build())
 
     def _cut(self, slots: npt.NDArray[np.int64]) -> list[tuple[int, int, _OpenGroup | None]]:
-        """Return (low, high, group) ranges of items of one group each; `group` is None where it began before.
-
-        A group begins where floor(start of a slot's array / 16 KiB) changes, and at each slot of 16 KiB or more.
-        """
+        """Return (low, high, group) ranges of items of one group each; `group` is None where it began before."""
         size, n = self._item_size, len(slots)
         firsts = np.flatnonzero(np.diff(slots, prepend=self._last_slot))
         starts = (self.count + firsts) * size
@@ -232,6 +229,7 @@ class ShardWriter:
             block = group.blocks[-1]
             stop = min(len(hashes), at + self._per_block - block.count)
             block.count += stop - at
+            block.length = block.count * self._item_size
             block.crc32 = zlib.crc32(data[at * self._item_size : stop * self._item_size], block.crc32)
             block.hash_min = min(block.hash_min, int(hashes[at:stop].min()))
             block.hash_max = max(block.hash_max, int(hashes[at:stop].max()))
@@ -242,23 +240,7 @@ class ShardWriter:
     def _directory(self) -> Directory:
         """Return the directory; a group of one block has no row in the block table."""
         cut = [group for group in self._groups if len(group.blocks) > 1]
-        blocks = np.array(
-            [
-                (
-                    b.offset,
-                    b.count * self._item_size,
-                    b.count,
-                    b.crc32,
-                    b.hash_min,
-                    b.hash_max,
-                    b.second_min,
-                    b.second_max,
-                )
-                for group in cut
-                for b in group.blocks
-            ],
-            BLOCK_DTYPE,
-        )
+        blocks = np.array([astuple(block) for group in cut for block in group.blocks], BLOCK_DTYPE)
         groups = np.zeros(len(self._groups), GROUP_DTYPE)
         groups["first_slot"] = [group.first_slot for group in self._groups]
         groups["first_slot"][:1] = self.slot_range[0]

@@ -21,10 +21,7 @@ __all__ = ["SlotMap"]
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:
-    """Maps hashes to slots: each base slot is split into `split`, or `join` neighbours become one.
-
-    One of the two is 1.
-    """
+    """Maps hashes to slots: a base slot is split into `split`, or `join` neighbours become one; one of the two is 1."""
 
     base: int
     split: int = 1

@@ -175,10 +175,7 @@ class Directory:
         return _runs(blocks[wanted])
 
     def runs_of(self, slots: Array, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs to read to find every item of `slots` (n) in the inclusive range of epoch seconds.
-
-        In order of position.
-        """
+        """Return the runs, by position, with every item of `slots` (n) in the inclusive range of epoch seconds."""
         # One flag a group: marking many slots is much faster than sorting them. Flag 0 takes the slots before the first
         # group.
         marked = np.zeros(len(self.groups) + 1, bool)
@@ -224,10 +221,7 @@ class Directory:
 
 
 def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]:
-    """Return where each row of a group or block table begins and ends (i64, n each), in bytes of the file.
-
-    Raises `CorruptFile` where a row's length is not that of its items.
-    """
+    """Return where each row of a table begins and ends (i64, n each); `CorruptFile` for a length not its items'."""
     lengths = table["length"].astype(np.int64)
     if (table["offset"] > 2**62).any() or (lengths != table["count"] * np.int64(size)).any():
         raise CorruptFile(file, f"directory's {what} are not as long as the items that they count")

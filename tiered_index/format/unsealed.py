@@ -137,10 +137,7 @@ class UnsealedTable:
         return Header(magic, self.begin_ms, self.end_ms, self.slots_in_use, self.count)
 
     def slot_table(self) -> memoryview:
-        """Return the slot table's bytes (8 a slot).
-
-        A view, since a second copy would hold the interpreter lock for long.
-        """
+        """Return a view of the slot table's bytes (8 a slot): a copy would hold the interpreter lock for long."""
         table = np.zeros((self.layout.slots, 2), ">i4")
         table[:, 0] = self.heads
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]

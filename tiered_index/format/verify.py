@@ -27,7 +27,7 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import answer_sorted, entry_checksum
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 
-__all__ = ["WINDOW_BYTES", "FileCheck", "Finding", "SlotOf", "WindowedRead", "verify_compacted", "verify_shard"]
+__all__ = ["WINDOW_BYTES", "FileCheck", "Finding", "WindowedRead", "verify_compacted", "verify_shard"]
 
 Array = npt.NDArray[Any]
 
@@ -177,16 +177,11 @@ class FileCheck:
             self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
 
 
-# Maps normal hashes (i32, n) to slots (i64, n), counted from the start of a shard's own slot table
-SlotOf = Callable[[npt.NDArray[np.int32]], npt.NDArray[np.int64]]
-
-
-def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | None = None) -> list[Finding]:
+def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
     """Return all defects of a compacted file with a trailer; an empty list proves that there are none.
 
-    A shard needs `slot_of`; a whole file's slots are hash modulo slots. A damaged trailer or geometry ends the list.
-    Raises `UnsupportedVersion` for a later format, `InvalidArgument` for a shard without `slot_of`, and what `read`
-    raises.
+    A damaged trailer or geometry ends the list. Raises `UnsupportedVersion` for a later format, `InvalidArgument` where
+    the metadata names a part of a file's slots, and what `read` raises.
     """
     check = _CompactedCheck(read, file_size, file)
     trailer = check.trailer()
@@ -194,29 +189,21 @@ def verify_compacted(read: Read, file_size: int, file: str, slot_of: SlotOf | No
         return check.findings
     meta = trailer.metadata
     slots = meta.layout.slots
-    if slot_of is None:
-        if (meta.slot_base, meta.slot_range) != (slots, (0, slots)):
-            raise InvalidArgument(
-                f"{file} holds slots {meta.slot_range} of {meta.slot_base}: slot_of is needed to verify a shard"
-            )
-
-        def slot_of(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-            return hashes.astype(np.int64) % slots
-
+    if (meta.slot_base, meta.slot_range) != (slots, (0, slots)):
+        raise InvalidArgument(
+            f"{file} holds slots {meta.slot_range} of {meta.slot_base}: a part of a file is not verified"
+        )
     words = check.filter(trailer.tail)
     check.header(meta, Header(meta.layout.preset.end_magic, meta.begin_ms, meta.end_ms, meta.slots_in_use, meta.count))
     starts = check.slot_table(trailer)
     if starts is not None and check.directory(trailer, starts):
-        check.runs(trailer, starts, slot_of, words)
+        check.runs(trailer, starts, words)
     return check.findings
 
 
 class _CompactedCheck(FileCheck):
     def slot_table(self, trailer: Trailer) -> Array | None:
-        """Return the byte positions where the slots' arrays begin, then the end of the last (i64, slots + 1).
-
-        None where the table contradicts itself.
-        """
+        """Return the slots' begins and the last's end (i64, slots + 1); None for a table that contradicts itself."""
         meta, layout = trailer.metadata, trailer.metadata.layout
         data = self._bytes("slots", HEADER_SIZE, SLOT_SIZE * layout.slots)
         if data is None:
@@ -249,12 +236,12 @@ class _CompactedCheck(FileCheck):
                 self._add("directory", f"groups' {name} contradicts the slot table")
         return len(self.findings) == before
 
-    def runs(self, trailer: Trailer, starts: Array, slot_of: SlotOf, words: Array | None) -> None:
+    def runs(self, trailer: Trailer, starts: Array, words: Array | None) -> None:
         """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None."""
         meta = trailer.metadata
         for run, items, _, joined in self._sound_runs(trailer, words):
             lies_in = self._slots_at(run.offset, items, starts)
-            wrong = slot_of(normal_hashes(items["key_hash"])) != lies_in
+            wrong = normal_hashes(items["key_hash"]) % meta.layout.slots != lies_in
             self._report("slot", wrong, "lie in a slot that is not their hash's", run, items)
             if not meta.layout.preset.newest_first:
                 self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
@@ -269,10 +256,7 @@ class _CompactedCheck(FileCheck):
         return np.searchsorted(starts[:-1], positions, "right") - 1
 
     def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
-        """Report neighbours within a slot that are out of order.
-
-        The order: hash, second descending, offset descending, queue, further identity columns.
-        """
+        """Report neighbours within a slot that are out of order, as SPEC.md section 4 gives it."""
         slots = self._slots_at(offset, items, starts)
         columns = [
             items["key_hash"],

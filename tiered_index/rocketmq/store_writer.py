@@ -76,10 +76,7 @@ class QueueWriter:
         self.next += 1
 
     def flush(self) -> None:
-        """Write what was added.
-
-        Raises `OSError` as the disk does; what wasn't written stays to be written again.
-        """
+        """Write what was added. After an `OSError` of the disk what wasn't written is written by the next call."""
         if self.pending:
             self.folder.mkdir(parents=True, exist_ok=True)
         file_bytes = self.entries_per_file * ENTRY_BYTES
@@ -111,9 +108,7 @@ class Put(NamedTuple):
 
 
 def index_name_of(now_ms: int) -> str:
-    """Return an index file's name for its time of birth (UTC here, the broker's own time zone there):
-    yyyyMMddHHmmssSSS.
-    """
+    """Return an index file's name for its time of birth, yyyyMMddHHmmssSSS (UTC; the broker uses its time zone)."""
     born = datetime.fromtimestamp(now_ms // 1000, UTC)
     return f"{born:%Y%m%d%H%M%S}{now_ms % 1000:03d}"
 

@@ -99,10 +99,7 @@ class Disk:
         return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """Reserve `size_bytes` of the file by `posix_fallocate`.
-
-        Later writes below that size can't find the disk full.
-        """
+        """Reserve `size_bytes` by `posix_fallocate`: later writes below that size can't find the disk full."""
         if size_bytes:
             os.posix_fallocate(descriptor, 0, size_bytes)
 

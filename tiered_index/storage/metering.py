@@ -152,20 +152,14 @@ class Usage:
         return self.max_requests is not None or self.max_bytes is not None
 
     def begin(self, call: Call) -> None:
-        """Admit a call, count its requests, and reserve the bytes it asks for.
-
-        Raises `BudgetExceeded`; then nothing is counted.
-        """
+        """Admit a call, count its requests, reserve its bytes. Raises `BudgetExceeded`, and counts nothing then."""
         with self._lock:
             if call.requests:
                 self._admit(call)
             self._count(call)
 
     def end(self, call: Call, *, read: int = 0, written: int = 0) -> None:
-        """Count the payload of a call that `begin` admitted and release its reserved bytes.
-
-        A failed call has no payload.
-        """
+        """Count the payload (of a failed call: none) and release the reserved bytes of a call that `begin` admitted."""
         with self._lock:
             self._bytes_held -= call.asked_bytes or 0
             self._bytes_read += read
@@ -254,10 +248,7 @@ class MeteredStorage(WrapperStorage):
 
 
 class _Repeats:
-    """Counts the requests that a backend sends for one call beyond those counted at its start, and wasted bytes.
-
-    Each request is admitted before it is sent.
-    """
+    """Admits and counts the requests that a backend sends for one call beyond its first ones, and wasted bytes."""
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
         self._usages = usages

@@ -245,9 +245,7 @@ def test_a_filter_is_whole_blocks(small):
     assert "no whole number of blocks" in finding.problem
 
 
-def test_shards_need_their_slot_function(make):
+def test_a_part_of_the_slots_is_no_whole_file(make):
     data, _ = make.file(SMALL, 12, distinct_hashes=4, about={"slot_base": 10, "slot_range": (5, 10)})
-    with pytest.raises(InvalidArgument, match="slot_of"):
+    with pytest.raises(InvalidArgument, match="a part of a file"):
         verify(data)
-    assert verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 5) == []
-    assert parts(verify(data, slot_of=lambda hashes: hashes.astype(np.int64) % 4)) == {"slot"}

@@ -84,10 +84,7 @@ class SegmentArchiver:
         return tuple(loss for _, loss in self._passed_over.copy().values())
 
     def stop(self) -> None:
-        """Let the round under way end soon, within a part of a segment, and later ones at once.
-
-        What is archived stays so.
-        """
+        """Let the round under way end within a part of a segment, and later ones at once. Any thread."""
         self._stopped.set()
 
     def run_once(self) -> int:
@@ -243,19 +240,13 @@ class ArchivedLog(CommitLogReader):
         skip_corrupt: bool = False,
         chunk_bytes: int = 1 << 24,
     ) -> None:
-        """Fetch the table of the segment's pieces.
-
-        Raises `CorruptFile` where it contradicts the log, what the storage raises.
-        """
+        """Fetch the table of pieces; raises `CorruptFile` where it contradicts the log, and what the storage raises."""
         super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True)
         self._file = _ArchivedFile(archive, segment, skip_corrupt)
 
     @property
     def damaged(self) -> tuple[SkippedRange, ...]:
-        """The pieces that did not match, of those that have been read so far.
-
-        A message that reaches into one can't be trusted.
-        """
+        """The pieces read so far that did not match; a message that reaches into one can't be trusted."""
         return tuple(self._file.damaged)
 
     def segments(self) -> tuple[Segment, ...]:

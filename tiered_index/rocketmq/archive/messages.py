@@ -189,10 +189,7 @@ class RocketmqMessages:
         return fetched
 
     def by_msg_id(self, msg_id: str) -> Fetched:
-        """Return the message that an offset message id names.
-
-        Raises as `at`, `InvalidArgument` also for what is no such id.
-        """
+        """Return the message that an offset message id names. Raises as `at`, and `InvalidArgument` for no such id."""
         host, offset = decode_offset_msg_id(msg_id)
         if offset < 0 or not 0 <= host.port <= _MAX_PORT:
             # unique keys have as many digits, and most of them a process id where the port should be

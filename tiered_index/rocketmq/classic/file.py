@@ -102,10 +102,7 @@ class ClassicIndexFile:
     def __init__(
         self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file"
     ) -> None:
-        """Take the bytes of a whole file; a `bytearray` can be written to.
-
-        Raises `CorruptFile` where they don't fit the geometry.
-        """
+        """Take a whole file's bytes (a `bytearray` can be written to); `CorruptFile` where the geometry is another."""
         _check_geometry(geometry)
         if len(data) != geometry.file_bytes:
             raise CorruptFile(
@@ -146,10 +143,7 @@ class ClassicIndexFile:
         self.header = header
 
     def put_key(self, key: str, offset: int, store_ms: int) -> bool:
-        """Add an entry for `key` (`topic#key`); False where the file is full.
-
-        As Java's, down to what a late timestamp does.
-        """
+        """Add an entry for `key` (`topic#key`) as Java does; False where the file is full."""
         header = self.header
         if self.is_full:
             return False
@@ -222,10 +216,7 @@ def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometr
 
 
 def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
-    """Return whether slots and entries are those of a file of this geometry.
-
-    They are where each slot's newest entry is one of its own.
-    """
+    """Return whether each slot's newest entry is one of its own: those of a file of this geometry are."""
     if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
         return False
     entries = np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)

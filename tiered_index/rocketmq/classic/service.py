@@ -160,10 +160,7 @@ class ClassicImport:
         return self._header(self._names()[-1]).end_offset
 
     def run(self) -> Iterator[int]:
-        """Import everything, yielding the position now and then.
-
-        Raises `CorruptFile` naming an index file, and what `put` raises.
-        """
+        """Import everything, yielding the position now and then. Raises `CorruptFile`, and what `put` raises."""
         for name in self._names():
             if self._header(name).index_count > 1:  # an empty one says nothing, not even its geometry
                 (file,) = load_classic_index(self.folder, names=[name]).files
@@ -223,10 +220,7 @@ class ClassicImport:
         self._advance(last)
 
     def _batches(self, first: int, last: int) -> Iterator[IndexBatch]:
-        """Yield the batches of the log from an entry's offset on to the one that has the last.
-
-        What can't be read is skipped.
-        """
+        """Yield the readable batches of the log from an entry's offset on to the one that has the last."""
         try:
             for batch in self._reader.batches(first, skip_corrupt=True, skip_missing=True):
                 yield batch

@@ -63,10 +63,7 @@ _REWRITTEN = "the log was cut or rewritten after it was read"
 
 
 class RewrittenOffsets(CorruptFile):
-    """Commit log offsets [begin, end) were read, and aren't there any more as they were.
-
-    Attributes: `begin`, `end`, `messages`.
-    """
+    """Commit log offsets [`begin`, `end`) were read, and aren't there any more as they were."""
 
     def __init__(self, folder: str, begin: int, end: int, messages: int | None) -> None:
         count = "" if messages is None else f", {messages:,} messages in the index"
@@ -88,10 +85,7 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class Lag:
-    """How far the index is behind the log.
-
-    Bytes behind its end, seconds behind its newest store timestamp (None: not known).
-    """
+    """How far the index is behind the log: bytes behind its end, seconds (None: unknown) behind its newest message."""
 
     end_offset: int
     bytes: int
@@ -288,10 +282,7 @@ class Dispatcher:
         return True
 
     def _may_be_hole(self) -> bool:
-        """Return whether the zeros at the position may be a hole in the log.
-
-        The next look takes it for one; this one may have read while the broker wrote.
-        """
+        """Return whether the zeros at the position may be a hole: this look may have read while the broker wrote."""
         position = self.position or 0
         looked, self._hole = self._hole, None
         end = self.store.log_end()
@@ -339,10 +330,7 @@ class Dispatcher:
     # a log that is truncated or rewritten
 
     def _check_log(self, segments: tuple[Segment, ...]) -> tuple[Loss, ...]:
-        """Compare the last message put with the log; return what was lost where another one stands there.
-
-        Raises `StorageUnavailable` where the log is not there, `RewrittenOffsets` where losses aren't to be skipped.
-        """
+        """Compare the last message put with the log; return, or raise, what was lost where another one stands there."""
         if self.position or self._known:
             self._begin_of_log(segments)
         elif self.store.has_lost_log:
@@ -356,10 +344,7 @@ class Dispatcher:
         return (self._rewritten(),) if changed else ()
 
     def _begin_of_log(self, segments: tuple[Segment, ...]) -> int:
-        """Return where a log that was read begins.
-
-        Raises `StorageUnavailable` where there is no segment: brokers always leave one.
-        """
+        """Return where a log that was read begins; `StorageUnavailable` without a segment: brokers always leave one."""
         if not segments:
             found = "has no segment" if self.store.commitlog.is_dir() else "is not there"
             read = max(self.position or 0, self._known or 0)
@@ -377,10 +362,7 @@ class Dispatcher:
         return tuple(times)
 
     def _rewritten(self) -> Loss:
-        """Go back to the last message that is there, or to the beginning of the log.
-
-        Raises `RewrittenOffsets` where that isn't wanted.
-        """
+        """Go back to the last message that is there, or the log's begin; `RewrittenOffsets` where not wanted."""
         assert self.position is not None
         segments = self._reader.segments()
         same = self.fingerprints.last_same(segments, max(last_two_bytes(segments, self.position), FAR_BYTES))
@@ -398,10 +380,7 @@ class Dispatcher:
         return Loss("rewritten", lost.begin, lost.end, lost.messages, _REWRITTEN)
 
     def _settle(self) -> None:
-        """Note how far a part of the log that is put again is durable.
-
-        Meanwhile the index's durable position lies ahead of it.
-        """
+        """Note how far a part of the log that is put again is durable: the index's durable position lies ahead."""
         position, again = self.position, self.fingerprints.continue_at
         if position is None or again is None or again == position:
             return
@@ -417,10 +396,7 @@ class Dispatcher:
 
     @property
     def settled_before(self) -> int:
-        """Commit log offset before which everything was read and is durable.
-
-        Nothing before it is to be read again, as far as is known.
-        """
+        """Commit log offset before which everything is durable, and nothing is to be read again so far."""
         position, again = self.position or 0, self.fingerprints.continue_at
         durable = self._index.durable_position(self.store.source) or 0
         return min(position, durable, position if again is None else again)

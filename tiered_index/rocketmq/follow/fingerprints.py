@@ -206,10 +206,7 @@ _FOLLOWER = record(
 
 
 def _joined(one: RangeFingerprint, later: RangeFingerprint) -> RangeFingerprint:
-    """Return two fingerprints that follow each other as one.
-
-    What lies between segments isn't covered, so then only the later's bytes.
-    """
+    """Return two successive fingerprints as one; only the later's bytes where other bytes lie between them."""
     messages = one.messages + later.messages
     if one.begin < 0 or one.end != later.begin:
         return later._replace(messages=messages)
@@ -282,17 +279,11 @@ class LogFingerprints:
         self.rewritten = (*apart, (begin, end, now_ms))[-_MANY:]
 
     def rewritten_ms(self, begin: int, end: int) -> int | None:
-        """Return when some of the offsets [begin, end) were last found to be others (epoch ms); None: never.
-
-        Any thread may call.
-        """
+        """Return when some of [begin, end) were last found to be others (epoch ms); None: never. Any thread."""
         return max((ms for low, high, ms in self.rewritten if low < end and begin < high), default=None)
 
     def add(self, newest: RangeFingerprint, durable: int) -> None:
-        """Add the newest fingerprint.
-
-        Those at or before the durable position become fewer with their distance from the newest.
-        """
+        """Add the newest fingerprint; those up to the durable position become fewer with their distance from it."""
         self.ranges.append(newest)
         settled = [one for one in self.ranges if one.end <= durable]
         if len(settled) < _MANY:

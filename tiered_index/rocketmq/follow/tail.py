@@ -147,10 +147,7 @@ def _goes_on(segments: Sequence[Segment], batch: IndexBatch, behind: bytes) -> b
 
 
 def _store_ms(data: bytes, at: int) -> int | None:
-    """Return the store timestamp of the message whose head is at a position.
-
-    None for a blank, or where the data ends before it.
-    """
+    """Return the store timestamp of the message at a position; None for a blank, or where the data ends before it."""
     if len(data) - at < MIN_MESSAGE_BYTES or data[at + 4 : at + 8] == _BLANK:
         return None
     dtype = header_dtype(int.from_bytes(data[at + 36 : at + 40], "big", signed=True))
@@ -193,10 +190,7 @@ class TornTail(NamedTuple):
 
 
 def is_followed(store: StoreDirectory, torn: TornTail) -> bool:
-    """Return whether a whole message begins exactly where the one that seems to be there ends.
-
-    That is damage, where nobody writes here.
-    """
+    """Return whether a whole message begins where the torn one would end: damage, where nobody writes."""
     head = stored_bytes(list_segments(store.commitlog), torn.begin, BLANK_BYTES) or b""
     size = int.from_bytes(head[:4], "big", signed=True)
     if not torn.is_half or size < MIN_MESSAGE_BYTES:

@@ -131,10 +131,7 @@ class MessageColumns:
         self._cut((found & BODY_CRC_MASK) != self.head["body_crc"])
 
     def topics(self) -> tuple[list[str], npt.NDArray[np.int32]]:
-        """Return the distinct topics, and which one each message has (i32, n).
-
-        Messages end before the first whose topic is none.
-        """
+        """Return the distinct topics, and which one each message has (i32, n), up to the first that is none."""
         encoded = spans(self.raw, self.topic_at, self.topic_end).dictionary_encode()
         index = encoded.indices.to_numpy(zero_copy_only=False)
         topics: list[str] = []

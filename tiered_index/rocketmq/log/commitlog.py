@@ -46,9 +46,7 @@ _PIECE = 1 << 22
 
 
 class MissingOffsets(CorruptFile):
-    """Commit log offsets [begin, end) are in no file: deleted before they were read, or never written. Attributes:
-    `begin`, `end`.
-    """
+    """Commit log offsets [`begin`, `end`) are in no file: deleted before they were read, or never written."""
 
     def __init__(self, folder: str, problem: str, begin: int, end: int) -> None:
         super().__init__(folder, f"{problem}: commit log offsets {begin} to {end}")
@@ -241,10 +239,7 @@ class CommitLogReader:
                 yield message
 
     def _next_segment(self, at: int, known: tuple[Segment, ...]) -> Segment | None:
-        """Return the segment to read at a position, None where the log ends exactly there.
-
-        `known` are those of an earlier look.
-        """
+        """Return the segment at a position, of the `known` ones or of a new look; None where the log ends there."""
         if (found := segment_at(known, at)) is not None:
             return found
         segments = self.segments()
@@ -288,10 +283,7 @@ class CommitLogReader:
     def _judge(
         self, segment: Segment, batch: IndexBatch, hole_at: int | None, newest_ms: int | None
     ) -> tuple[IndexBatch, int | None]:
-        """Tell the end of a live log from damage.
-
-        Return the batch, called torn or damaged, and where reading could go on after damage.
-        """
+        """Tell a live log's end from damage: return the batch as torn or damaged, and where reading could go on."""
         later = [other for other in self.segments() if other.start > segment.start]
         written_behind = segment.is_closed or any(other.read(BLANK_BYTES, 0).strip(b"\0") for other in later)
         zeros = batch.state is End.OPEN
@@ -330,10 +322,7 @@ class CommitLogReader:
         return None if self._is_message(segment, begin) else NonMessage(begin, at, min(size, at - begin), first, whole)
 
     def _is_old(self, segment: Segment, offset: int, newest_ms: int | None) -> bool:
-        """Return whether messages at an offset were stored before what is known to be written.
-
-        They can be: a broker's recovery zeroes nothing.
-        """
+        """Return whether messages at an offset are older than what is written: a broker's recovery zeroes nothing."""
         if newest_ms is None:
             return False
         for chunk in (min(self.chunk_bytes, _BEHIND_DAMAGE), self.chunk_bytes):  # mostly the first ones tell
@@ -343,10 +332,7 @@ class CommitLogReader:
         return True
 
     def _readable_behind(self, segment: Segment, at: int) -> int | None:
-        """Return the first offset behind byte `at` of a segment where something readable begins.
-
-        That is a whole, checked message or the final blank.
-        """
+        """Return the first offset behind byte `at` where a whole, checked message or the final blank begins."""
         following, step = at + 1, max(min(self.chunk_bytes, _BEHIND_DAMAGE), 8 * MIN_MESSAGE_BYTES)
         while following < segment.file_size:
             data = segment.read(step + MIN_MESSAGE_BYTES, following)
@@ -377,10 +363,7 @@ def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:
-    """Return the size of the message whose head lies at byte `at`.
-
-    One longer than `at_once` only where its lengths add up.
-    """
+    """Return the size of the message whose head lies at byte `at`; above `at_once` only if its lengths add up."""
     file = str(segment.path)
     claim = check_head(
         segment.read(HEAD_BYTES, at), segment.file_size - at, file=file, file_offset=at, physical_offset=offset

@@ -49,10 +49,7 @@ pack_entry = struct.Struct(">qiq").pack
 
 
 def decode_entries(data: bytes) -> Entries:
-    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet.
-
-    Bytes of half an entry at the end are left out.
-    """
+    """Return the entries (n, dtype `ENTRY`) before the first that is not written yet, half an entry left out."""
     entries = np.frombuffer(data, ENTRY, len(data) // ENTRY_BYTES)
     written = entries["size"] > 0
     return entries if written.all() else entries[: int(written.argmin())]

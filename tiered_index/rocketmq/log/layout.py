@@ -100,10 +100,7 @@ MAX_PROPERTIES_BYTES = 32_767
 
 
 def header_dtype(sys_flag: int) -> np.dtype[np.void]:
-    """Return the packed record of everything up to and including the body length.
-
-    Its size depends on the two address bits of `sys_flag`.
-    """
+    """Return the record up to and including the body length; two address bits of `sys_flag` decide its size."""
     born = "V20" if sys_flag & BORN_V6 else "V8"
     store = "V20" if sys_flag & STORE_V6 else "V8"
     return np.dtype(
@@ -143,10 +140,7 @@ _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 
 
 def java_text(data: bytes) -> str:
-    """Return `new String(data, UTF_8)`.
-
-    Bytes that are no UTF-8 become U+FFFD, so keys with such bytes hash as they do in the broker.
-    """
+    """Return `new String(data, UTF_8)`: what is no UTF-8 becomes U+FFFD, so that keys hash as in the broker."""
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -170,27 +164,18 @@ def format_properties(properties: Mapping[str, str]) -> str:
 
 
 def index_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the keys a message is indexed under: the unique key, then KEYS split on spaces.
-
-    Empty ones are skipped, each key counts once.
-    """
+    """Return the keys a message is indexed under, each once: the unique key, then KEYS split on spaces."""
     keys = properties.get(KEYS, "").split(" ")
     return tuple(dict.fromkeys(key for key in (properties.get(UNIQ_KEY, ""), *keys) if key))
 
 
 def delay_of_level_ms(level: int) -> int:
-    """Return the delay of a level of the broker's default table, which has 18 levels.
-
-    Higher levels count as the last, others as none.
-    """
+    """Return the delay of a level of the broker's default table; levels above its 18 count as the last."""
     return 1000 * _DELAY_LEVELS_S[min(level, len(_DELAY_LEVELS_S)) - 1] if level > 0 else 0
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
-    """Return the consume queue's tags code: the hash of the tags.
-
-    For delayed messages that are not delivered yet it is the time of delivery (ms).
-    """
+    """Return the consume queue's tags code: the hash of the tags, of a delayed message the time of delivery (ms)."""
     if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
         return store_ms + delay_of_level_ms(int(level))
     return _hash_of_tags(properties.get(TAGS, ""))

@@ -191,10 +191,7 @@ def _decode_head(
 
 
 def _topic_bytes(head: Head, tail: Buffer, damage: Callable[..., CorruptFile]) -> int:
-    """Return the length of the topic; `tail` is the message from byte `head.tail_at` on.
-
-    Raises what `damage` makes of lengths of topic and properties that don't add up to what the head left room for.
-    """
+    """Return the topic's length; `tail` begins at `head.tail_at`. Raises `damage` of lengths that don't add up."""
     length_bytes, room = head.length_bytes, head.size - head.tail_at
     length = int.from_bytes(tail[:length_bytes], "big", signed=True)
     properties_at = length_bytes + length + 2
@@ -218,10 +215,7 @@ def check_head(head: Buffer, left: int, *, file: str, file_offset: int, physical
 
 
 def check_tail(head: Head, tail: Buffer, *, file: str, file_offset: int) -> None:
-    """Raise `CorruptFile` where topic and properties aren't as long as the head left room for.
-
-    `tail` is the message from byte `head.tail_at` on.
-    """
+    """Raise `CorruptFile` where lengths in the `tail`, from byte `head.tail_at` on, aren't what the head left."""
     _topic_bytes(head, tail, partial(CorruptFile, file, offset=file_offset))
 
 
@@ -236,10 +230,7 @@ def body_crc(body: Buffer) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Message:
-    """Every stored field.
-
-    Times are epoch milliseconds, offsets count bytes of the commit log (`queue_offset`: messages of the queue).
-    """
+    """Every stored field. Times are epoch milliseconds, offsets bytes of the commit log (`queue_offset`: messages)."""
 
     topic: str
     queue_id: int
@@ -301,10 +292,7 @@ class Message:
         return decompress(self.raw_body, self.sys_flag, file=f"message {self.offset_msg_id}", max_bytes=max_bytes)
 
     def encode(self) -> bytes:
-        """Return the stored bytes; nothing is checked.
-
-        `size` and `body_crc` are taken as they are, so a decoded message gives its own bytes.
-        """
+        """Return the stored bytes, `size` and `body_crc` as they are: a decoded message gives its own bytes."""
         values = [pack_host(value) if isinstance(value, Host) else value for value in _values_of(self)]
         head = _HEADS[self.sys_flag & (BORN_V6 | STORE_V6)].pack(*values, len(self.raw_body))
         topic, properties = self.topic.encode(), self.raw_properties
@@ -342,10 +330,7 @@ class Message:
 
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
-    """Return a message's whole length in bytes.
-
-    Raises `InvalidArgument` for lengths that have no room in their field.
-    """
+    """Return a message's length in bytes. Raises `InvalidArgument` for lengths that have no room in their field."""
     if not topic_bytes <= (MAX_TOPIC_V1_BYTES if magic == MAGIC_V1 else 32_767):
         raise InvalidArgument(f"a topic of {topic_bytes:,} bytes doesn't fit this message version")
     if properties_bytes > MAX_PROPERTIES_BYTES:

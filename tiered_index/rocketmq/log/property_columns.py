@@ -29,10 +29,7 @@ _FEW = 8
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """n keys: `message` (i64, n, ascending) says whose each one is, `keys` (large_string, n) are their texts.
-
-    `replaced` counts those that were no UTF-8.
-    """
+    """n keys (large_string), whose `message` each is (i64, n, ascending), and how many were no UTF-8 (`replaced`)."""
 
     message: Int64
     keys: Any
@@ -61,10 +58,7 @@ def _buffers(array: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
 
 
 def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
-    """Return the keys of the messages whose properties are the bytes [starts[i], ends[i]) of `data`.
-
-    The ranges (i64, n each) are ascending and don't overlap.
-    """
+    """Return the keys of messages with properties [starts[i], ends[i]) of `data` (i64, n each; ascending, disjoint)."""
     # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two
     # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
     # The zeros at the end are there so that every position can be read as a word.
@@ -110,10 +104,7 @@ def _last_of_each(begins: Int64, piece_at: Int64, pieces: Int64) -> tuple[Int64,
 def _split(
     text: npt.NDArray[np.uint8], ends_at: Int64, message: Int64, keys: Int64, starts: Int64, stops: Int64
 ) -> tuple[Int64, Int64, Int64]:
-    """Cut the values [starts, stops) of the pieces `keys` at spaces.
-
-    Return message, start and stop of the parts that aren't empty.
-    """
+    """Cut the values [starts, stops) of `keys` at spaces; return message, start and stop of the parts not empty."""
     spaces = np.flatnonzero(text == _SPACE)
     if not len(spaces) or not len(keys):
         return message, starts, stops

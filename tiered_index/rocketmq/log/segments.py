@@ -68,10 +68,7 @@ def segment_name(start: int) -> str:
 
 @contextmanager
 def local_errors(path: Path) -> Iterator[None]:
-    """Turn what the system says of a file into typed errors.
-
-    `FileNotFoundError` passes, because the caller knows what it means.
-    """
+    """Turn `OSError`s of a file into typed errors; `FileNotFoundError` passes: the caller knows what it means."""
     try:
         yield
     except FileNotFoundError:
@@ -172,10 +169,7 @@ class End(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """Messages in a row: `positions` (n) of their first bytes in the data, ascending.
-
-    The next would begin at `stop`.
-    """
+    """Messages in a row: `positions` (n, ascending) of their first bytes in the data; the next would be at `stop`."""
 
     positions: Positions
     stop: int

@@ -51,10 +51,7 @@ class Checkpoint(NamedTuple):
 
     @property
     def safe_ms(self) -> int:
-        """Up to when commit log and consume queues are both flushed for certain.
-
-        The smaller of the two less three seconds, at least 0.
-        """
+        """Up to when commit log and consume queues are certainly flushed: the smaller less 3 s, at least 0."""
         return max(0, min(self.commit_log_ms, self.consume_queue_ms) - _SAFETY_MS)
 
     @property
@@ -102,10 +99,7 @@ class StoreDirectory:
 
     @classmethod
     def open(cls, folder: Path, name: str | None = None) -> StoreDirectory:
-        """Return the store in a folder; by default it is called by its resolved path.
-
-        Raises `InvalidArgument` where there is none.
-        """
+        """Return the store in a folder, named by default by its resolved path. Raises `InvalidArgument` for none."""
         folder = absolute_path(folder).resolve()
         if name is not None and not name.strip():
             raise InvalidArgument("a store's name is not empty")
@@ -139,10 +133,7 @@ class StoreDirectory:
 
     @property
     def has_lost_log(self) -> bool:
-        """Whether the folder of segments is missing, though other parts say that a broker was here.
-
-        Brokers never delete it.
-        """
+        """Whether the folder of segments is missing though a broker was here: brokers never delete it."""
         try:
             return not self.commitlog.exists() and any((self.folder / part).exists() for part in _OF_A_BROKER)
         except OSError:  # it may not be looked at
@@ -175,10 +166,7 @@ class StoreDirectory:
         return None
 
     def messages_named(self, begin: int, end: int) -> int | None:
-        """Return how many messages in [begin, end) of the commit log the consume queues name.
-
-        None where they name none any more.
-        """
+        """Return how many messages in [begin, end) the consume queues name; None where they name none any more."""
         return len(QueuePositions(self.folder / "consumequeue").between(begin, end)) or None
 
     def log_end(self) -> LogEnd | None:

@@ -111,9 +111,7 @@ class DurableFiles:
         self._in_folders(target, chunks, lambda temporary: self.disk.rename(temporary, target))
 
     def publish_if_absent(self, target: Path, chunks: Callable[[], Iterable[Bytes]], name: str) -> None:
-        """As `publish`, but raise `ObjectExists` (naming `name`) where `target` exists; of racing processes one
-        wins.
-        """
+        """As `publish`, but `ObjectExists` (naming `name`) where `target` exists; of racing processes one wins."""
         self._in_folders(target, chunks, lambda temporary: self._link(temporary, target, name))
 
     def sweep(self, older_than_ms: int) -> int:

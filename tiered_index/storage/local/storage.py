@@ -131,9 +131,7 @@ class LocalStorage(Storage):
         return ObjectInfo(name, status.st_size, status.st_mtime_ns // 1_000_000)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """Yield objects in order of name; each folder is read when the listing reaches it, and only if it can hold a
-        match.
-        """
+        """Yield objects in order of name; a folder is read when the listing reaches it, if it can hold a match."""
         check_prefix(prefix)
         check_prefix(start_after)
         return self._list(prefix, start_after)
@@ -176,10 +174,7 @@ class LocalStorage(Storage):
         return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Verify and concatenate the parts, publish the object, drop the upload.
-
-        Needs room for the object once more.
-        """
+        """Verify and concatenate the parts, publish the object (needs its room once more), drop the upload."""
         target = self._path(handle.name)
         with typed_errors(f"completing {handle.name!r}"):
             folder = self._existing(handle)

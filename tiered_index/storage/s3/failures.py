@@ -125,9 +125,7 @@ _UNREACHABLE = (
 
 
 def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
-    """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage
-    `uri`.
-    """
+    """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage."""
     if isinstance(error, ClientError):
         return _translate_answer(error, doing, uri, name)
     # in the body of an error, which botocore reads by itself

@@ -88,9 +88,7 @@ class S3Options:
         return _FEWEST_CONNECTIONS if self.max_pool_connections is None else self.max_pool_connections
 
     def sized_for(self, parallel_reads: int | None) -> S3Options:
-        """Return options whose pool holds a connection for each of `parallel_reads` and a few for other work, where
-        nobody set its size.
-        """
+        """Return options whose pool has a connection for each read and a few more, where nobody set its size."""
         if self.max_pool_connections is not None or parallel_reads is None:
             return self
         return replace(self, max_pool_connections=max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))

@@ -57,10 +57,7 @@ class _Way:
 
 
 class RangeGets:
-    """GETs of ranges, each one attempt within `S3Calls.run`.
-
-    `client` is one that `build_client` made; None: all go by the client's method.
-    """
+    """GETs of ranges, each an attempt within `S3Calls.run`; without `client` all go by the client's own method."""
 
     def __init__(self, calls: S3Calls, bucket: str, client: S3Client | None) -> None:
         self._calls = calls

@@ -214,9 +214,7 @@ class S3Storage(Storage):
         return self._base + check_name(name)
 
     def _name(self, key: str) -> str | None:
-        """Return the object name of `key`, or None for a key that is not an object of ours (a folder marker, odd
-        characters).
-        """
+        """Return the object name of `key`; None for a key that is no object of ours."""
         name = key.removeprefix(self._base)
         try:
             return check_name(name)

@@ -95,10 +95,7 @@ class Bodies:
         return body
 
     def read(self, connection: sqlite3.Connection, body: int, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes of `body` from `start`, touching only the rows they lie in.
-
-        Raises `CorruptFile`.
-        """
+        """Return `length` bytes of `body` from `start`, touching only the rows they lie in. Raises `CorruptFile`."""
         if not length:
             return b""
         end = start + length
@@ -123,9 +120,7 @@ class Bodies:
         return found[0] if len(found) == 1 else b"".join(found)
 
     def give_up(self, connection: sqlite3.Connection, bodies: Iterable[int]) -> list[int]:
-        """Remove bodies that nothing names any more; large ones become drafts, whose numbers are returned for
-        `finish`.
-        """
+        """Remove bodies that nothing names; return the large ones, which become drafts, for `finish`."""
         return [body for body in bodies if not self._removed_at_once(connection, body)]
 
     def _removed_at_once(self, connection: sqlite3.Connection, body: int) -> bool:
@@ -140,10 +135,7 @@ class Bodies:
         return True
 
     def finish(self, given_up: Iterable[int]) -> None:
-        """Remove what `give_up` returned, once its transaction is done.
-
-        A failure is no reason to fail the call: `sweep` comes by.
-        """
+        """Remove what `give_up` returned, after its transaction; what can't be removed now, `sweep` removes."""
         with contextlib.suppress(TieredIndexError):
             for body in given_up:
                 self._remove(body)
@@ -175,9 +167,7 @@ class Bodies:
             pass
 
     def _remove_some(self, connection: sqlite3.Connection, body: int) -> bool:
-        """Remove rows of a draft; return whether there are more. Its writer, should it live, finds the draft's row
-        gone.
-        """
+        """Remove rows of a draft, whose writer may live and finds its row gone; return whether there are more."""
         pieces = connection.execute(
             "SELECT chunk, start FROM pieces WHERE body = ? LIMIT ?", (body, 4 * _ROWS_A_TRANSACTION)
         ).fetchall()

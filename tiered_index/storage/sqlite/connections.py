@@ -40,7 +40,6 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -60,7 +59,6 @@ __all__ = [
     "CHUNK_BYTES",
     "VERSION",
     "ConnectionPool",
-    "Contents",
     "adopt",
     "create",
     "is_passing",
@@ -80,9 +78,7 @@ _MOVED = sqlite3.SQLITE_READONLY_DBMOVED
 
 
 def is_passing(error: sqlite3.Error) -> bool:
-    """Return whether the same call may succeed a moment later: another connection was in the way, or the file was
-    replaced.
-    """
+    """Return whether a repeat may succeed: another connection was in the way, or the file was replaced."""
     code = _code(error)
     return code & _PRIMARY in _PASSING or code == _MOVED
 
@@ -144,10 +140,7 @@ _TABLES = (
 
 
 def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
-    """Yield rows whose values are of `kinds`, numbers not negative: SQLite keeps any value in any column.
-
-    Raises `CorruptFile`.
-    """
+    """Yield rows, their values checked to be of `kinds`, numbers not negative. Raises `CorruptFile`."""
     for row in rows:
         for value, kind in zip(row, kinds, strict=True):
             if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
@@ -157,15 +150,8 @@ def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator
         yield row
 
 
-class Contents(Enum):
-    """What a database file holds."""
-
-    NOTHING = "nothing"
-    OURS = "ours"
-
-
-def recognise(connection: sqlite3.Connection, path: Path) -> Contents:
-    """Return what the file holds.
+def recognise(connection: sqlite3.Connection, path: Path) -> bool:
+    """Return whether the file holds our tables; False where it holds nothing.
 
     Raises `UnsupportedVersion` for a later version of ours, `StorageMisconfigured` for anything else.
     """
@@ -178,10 +164,10 @@ def recognise(connection: sqlite3.Connection, path: Path) -> Contents:
                 expected=VERSION,
                 found=version,
             )
-        return Contents.OURS
+        return True
     if application or version or tables:
         raise StorageMisconfigured(f"{path} is a database of another program; correct the storage's URI")
-    return Contents.NOTHING
+    return False
 
 
 def _marks(connection: sqlite3.Connection) -> tuple[int, int, int]:
@@ -199,10 +185,7 @@ def _marks(connection: sqlite3.Connection) -> tuple[int, int, int]:
 
 
 def adopt(connection: sqlite3.Connection) -> None:
-    """Set what holds for one connection.
-
-    FULL: a commit is on the disk when it returns, whatever the library was built with.
-    """
+    """Set what holds for one connection. FULL: a commit is on the disk when it returns."""
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA trusted_schema=OFF")
     # Some builds overwrite what is deleted, which would write every dropped object once more.
@@ -224,7 +207,7 @@ def create(connection: sqlite3.Connection, path: Path) -> None:
         )
     connection.execute("BEGIN IMMEDIATE")
     try:
-        if recognise(connection, path) is Contents.NOTHING:
+        if not recognise(connection, path):
             for table in _TABLES:
                 connection.execute(table)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
@@ -276,10 +259,7 @@ class ConnectionPool:
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 
     def write(self, doing: str, action: Callable[[sqlite3.Connection], _T]) -> _T:
-        """Run `action` in one write transaction, durable when this returns, undone whole if it raises.
-
-        `action` may be called again.
-        """
+        """Run `action`, perhaps again, in one write transaction: durable at the return, undone whole if it raises."""
         return self._repeat(doing, lambda: self._write(doing, action))
 
     def close(self) -> None:
@@ -374,7 +354,7 @@ class ConnectionPool:
         connection = self._open(make=make)
         try:
             adopt(connection)
-            if recognise(connection, self.path) is Contents.NOTHING:
+            if not recognise(connection, self.path):
                 if not make:
                     connection.close()
                     return None

@@ -55,10 +55,7 @@ _LAST = "\x7f"
 
 
 class SqliteStorage(Storage):
-    """The objects in the database file at `path` (made absolute).
-
-    `busy_timeout_s` bounds every wait for another writer.
-    """
+    """Objects in the database file at `path`; `busy_timeout_s` bounds every wait for another writer."""
 
     def __init__(self, path: Path, *, busy_timeout_s: float = 30.0, clock: Clock | None = None) -> None:
         self.path = path.absolute()
@@ -106,9 +103,7 @@ class SqliteStorage(Storage):
         )
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist; the unique name decides between processes. Raises
-        `ObjectExists`.
-        """
+        """Store `data` where `name` does not exist; the unique name decides. Raises `ObjectExists`."""
         check_name(name)
         view = memoryview(data).cast("B")
 
