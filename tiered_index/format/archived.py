@@ -15,6 +15,7 @@ from __future__ import annotations
 import struct
 import zlib
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -50,17 +51,8 @@ class SegmentTable:
     def encode(self) -> bytes:
         """Return the bytes that follow the segment."""
         table = self.pieces.astype(">u4").tobytes()
-        head = (
-            SEGMENT_MAGIC,
-            SEGMENT_VERSION,
-            self.piece_bytes,
-            self.start,
-            self.size_bytes,
-            self.crc32,
-            zlib.crc32(table),
-            0,
-        )
-        tail = _TAIL.pack(*head, 0)[:-4]
+        sizes = (self.piece_bytes, self.start, self.size_bytes)
+        tail = _TAIL.pack(SEGMENT_MAGIC, SEGMENT_VERSION, *sizes, self.crc32, zlib.crc32(table), 0, 0)[:-4]
         return table + tail + zlib.crc32(tail).to_bytes(4, "big")
 
     @classmethod
@@ -69,26 +61,18 @@ class SegmentTable:
 
         Raises `CorruptFile`, also where `data` is shorter than table and tail, and `UnsupportedVersion`.
         """
-        at = object_bytes - _TAIL.size
+        damage = partial(CorruptFile, file, offset=object_bytes - _TAIL.size)
         if len(data) < _TAIL.size or not data.endswith(zlib.crc32(data[-_TAIL.size : -4]).to_bytes(4, "big")):
-            raise CorruptFile(file, "the tail of an archived segment does not match its CRC32", offset=at)
+            raise damage("the tail of an archived segment does not match its CRC32")
         magic, version, piece_bytes, start, size_bytes, crc32, table_crc32, zero, _ = _TAIL.unpack(data[-_TAIL.size :])
         if magic != SEGMENT_MAGIC:
-            raise CorruptFile(
-                file, "wrong magic of an archived segment", offset=at, expected=SEGMENT_MAGIC, found=magic
-            )
+            raise damage("wrong magic of an archived segment", expected=SEGMENT_MAGIC, found=magic)
         if version != SEGMENT_VERSION:
-            raise UnsupportedVersion(
-                file, f"archived segment of version {version}", expected=SEGMENT_VERSION, found=version
-            )
+            problem = f"archived segment of version {version}"
+            raise UnsupportedVersion(file, problem, expected=SEGMENT_VERSION, found=version)
         if zero or not piece_bytes or segment_object_bytes(size_bytes, piece_bytes) != object_bytes:
-            raise CorruptFile(
-                file,
-                "the sizes in the tail of an archived segment don't add up to the object's",
-                offset=at,
-                expected=object_bytes,
-                found=(size_bytes, piece_bytes),
-            )
+            problem = "the sizes in the tail of an archived segment don't add up to the object's"
+            raise damage(problem, expected=object_bytes, found=(size_bytes, piece_bytes))
         table = data[-(object_bytes - size_bytes) : -_TAIL.size]
         if len(table) != object_bytes - size_bytes - _TAIL.size or zlib.crc32(table) != table_crc32:
             raise CorruptFile(file, "the table of an archived segment does not match its CRC32", offset=size_bytes)

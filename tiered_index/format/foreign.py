@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import numpy as np
@@ -53,6 +53,7 @@ Array = npt.NDArray[Any]
 Read = Callable[[int, int], bytes]
 # Bytes from the start of a file that `recognise` and `ForeignCompacted.open` need
 HEAD_SIZE = HEADER_SIZE + SLOT_SIZE
+_NO_BYTES = "no bytes at all; RocketMQ uploads such an object for an index file without entries"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +75,7 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     for a later version.
     """
     if not file_size:
-        raise CorruptFile(file, "no bytes at all; RocketMQ uploads such an object for an index file without entries")
+        raise CorruptFile(file, _NO_BYTES)
     header = read_header(head, file)
     if header.magic == SHARD_MAGIC:
         Tail.decode(tail, file, file_size)
@@ -134,37 +135,21 @@ class ForeignUnsealed:
 
     def __init__(self, data: Any, layout: Layout, file: str) -> None:
         view = memoryview(data)
-        self.layout, self.file = layout, file
+        self.layout, self.file, damage = layout, file, partial(CorruptFile, file)
         self.header: Header = read_header(view[:HEADER_SIZE], file)
         magics = (layout.preset.begin_magic, layout.preset.end_magic)
         if self.header.magic not in magics:
-            raise CorruptFile(
-                file,
-                f"not a {layout.preset.name} file",
-                offset=0,
-                expected=[f"{m:#x}" for m in magics],
-                found=f"{self.header.magic:#x}",
-            )
+            expected, found = [f"{m:#x}" for m in magics], f"{self.header.magic:#x}"
+            raise damage(f"not a {layout.preset.name} file", offset=0, expected=expected, found=found)
         if len(view) != layout.unsealed_size:
+            cut_off = "file is cut off, or " if len(view) < layout.unsealed_size else ""
             problem = (
-                "file is cut off, or the geometry is wrong"
-                if len(view) < layout.unsealed_size
-                else "the geometry is wrong"
+                f"{cut_off}the geometry is wrong: {layout.slots} slots and {layout.items} items do not fit its size"
             )
-            raise CorruptFile(
-                file,
-                f"{problem}: {layout.slots} slots and {layout.items} items do not fit its size",
-                expected=layout.unsealed_size,
-                found=len(view),
-            )
+            raise damage(problem, expected=layout.unsealed_size, found=len(view))
         if self.header.items > layout.capacity:
-            raise CorruptFile(
-                file,
-                "more entries than the geometry holds",
-                offset=24,
-                expected=layout.capacity,
-                found=self.header.items,
-            )
+            problem = "more entries than the geometry holds"
+            raise damage(problem, offset=24, expected=layout.capacity, found=self.header.items)
         self.count = self.header.items
         self.entries = entries_view(view, layout, self.count)
         self._check_heads(view)
@@ -181,13 +166,8 @@ class ForeignUnsealed:
         stored = self.entries["key_hash"][values[known] - 1]
         agree = int((normal_hashes(stored).astype(np.int64) % layout.slots == used[known]).sum())
         if agree < len(used) - agree or (not agree and bool((self.entries["key_hash"] > 0).any())):
-            raise CorruptFile(
-                self.file,
-                "slots and entries contradict each other: the geometry is wrong",
-                offset=HEADER_SIZE,
-                expected=len(used),
-                found=agree,
-            )
+            problem = "slots and entries contradict each other: the geometry is wrong"
+            raise CorruptFile(self.file, problem, offset=HEADER_SIZE, expected=len(used), found=agree)
 
     @cached_property
     def interval_ms(self) -> tuple[int, int] | None:
@@ -240,47 +220,33 @@ class ForeignCompacted:
     @classmethod
     def open(cls, read: Read, file_size: int, file: str) -> ForeignCompacted:
         """Return the file behind `read`, by two small reads. Raises `CorruptFile` where what they say can't be."""
+        damage = partial(CorruptFile, file)
         if not file_size:
-            raise CorruptFile(
-                file, "no bytes at all; RocketMQ uploads such an object for an index file without entries"
-            )
+            raise damage(_NO_BYTES)
         head = read_exactly(read, 0, min(HEAD_SIZE, file_size), file)
         header = read_header(head, file)
         if header.magic != ROCKETMQ.end_magic:
-            expected = f"{ROCKETMQ.end_magic:#x}"
-            raise CorruptFile(
-                file, "not a compacted rocketmq file", offset=0, expected=expected, found=f"{header.magic:#x}"
-            )
+            expected, found = f"{ROCKETMQ.end_magic:#x}", f"{header.magic:#x}"
+            raise damage("not a compacted rocketmq file", offset=0, expected=expected, found=found)
         slots = bare_slots(head[HEADER_SIZE:], file)
         items_position = HEADER_SIZE + SLOT_SIZE * slots
         if items_position > file_size:
-            raise CorruptFile(
-                file,
-                "slot 0 points behind the file's end",
-                offset=HEADER_SIZE,
-                expected=file_size,
-                found=items_position,
-            )
+            problem = "slot 0 points behind the file's end"
+            raise damage(problem, offset=HEADER_SIZE, expected=file_size, found=items_position)
         count, rest = divmod(file_size - items_position, ROCKETMQ.schema.item.itemsize)
         last_at = items_position - SLOT_SIZE
         last = read_exactly(read, last_at, SLOT_SIZE, file)
         end = int.from_bytes(last[:4], "big", signed=True) + int.from_bytes(last[4:], "big", signed=True)
         if end != file_size or rest:
-            raise CorruptFile(
-                file, "the last slot's array does not end the file", offset=last_at, expected=file_size, found=end
-            )
+            problem = "the last slot's array does not end the file"
+            raise damage(problem, offset=last_at, expected=file_size, found=end)
         if not header.slots_in_use <= slots or not count <= header.items:
-            raise CorruptFile(
-                file,
-                "header and slot table contradict each other",
-                offset=20,
-                expected=(slots, count),
-                found=(header.slots_in_use, header.items),
-            )
+            problem, found_both = "header and slot table contradict each other", (header.slots_in_use, header.items)
+            raise damage(problem, offset=20, expected=(slots, count), found=found_both)
         try:
             layout = Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, count + 1))
         except ConfigError as error:
-            raise CorruptFile(file, f"impossible geometry: {error}", offset=HEADER_SIZE) from error
+            raise damage(f"impossible geometry: {error}", offset=HEADER_SIZE) from error
         return cls(layout, header, count, file_size, file)
 
     def lookup(self, read: Read, key_hash: int, begin_ms: int, end_ms: int) -> Array:

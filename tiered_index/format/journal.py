@@ -12,6 +12,7 @@ import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from tiered_index.documents import (
@@ -213,33 +214,23 @@ def _apply(journal: Journal | None, document: Any, file: str, position: int) -> 
     def read(check: Check[T]) -> T:
         return checked(check, document, file, "journal record", offset=position)
 
-    kind = read(_KIND)
+    kind, damage = read(_KIND), partial(CorruptFile, file, offset=position)
     if journal is None:
         if kind != "open":
-            raise CorruptFile(
-                file, "journal does not start with its open record", offset=position, expected="open", found=kind[:40]
-            )
+            raise damage("journal does not start with its open record", expected="open", found=kind[:40])
         return read(_OPEN)
     if kind == "batch":
         values = read(_BATCH)
         positions, topics = values.pop("positions"), values.pop("topics")
         batch = BatchRecord(**values)
         if batch.first != journal.count + 1 or batch.first + batch.count - 1 > journal.layout.capacity:
-            raise CorruptFile(
-                file, "batches do not follow each other", offset=position, expected=journal.count + 1, found=batch.first
-            )
+            raise damage("batches do not follow each other", expected=journal.count + 1, found=batch.first)
         if journal.sealed and batch.count:
-            raise CorruptFile(file, "entries behind the seal", offset=position)
+            raise damage("entries behind the seal")
         if batch.second_min > batch.second_max:
-            raise CorruptFile(
-                file,
-                "a batch ends before it begins",
-                offset=position,
-                expected=batch.second_min,
-                found=batch.second_max,
-            )
+            raise damage("a batch ends before it begins", expected=batch.second_min, found=batch.second_max)
         if any(journal.topics.setdefault(topic_id, name) != name for topic_id, name in topics):
-            raise CorruptFile(file, "a topic id gets another name", offset=position)
+            raise damage("a topic id gets another name")
         journal.batches.append(batch)
         journal.positions.update(positions)
     elif kind == "seal":

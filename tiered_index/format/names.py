@@ -53,13 +53,8 @@ __all__ = [
 UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
 INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"
-LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX, DATA_PREFIX = (
-    "log/",
-    "checkpoint/",
-    "epoch/",
-    "lease/",
-    "data/",
-)
+LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX = "log/", "checkpoint/", "epoch/"
+LEASE_PREFIX, DATA_PREFIX = "lease/", "data/"
 SEGMENTS_PREFIX, SEGMENT_SUFFIX = "segments/", ".log"
 STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")

@@ -41,16 +41,8 @@ BASE_COLUMNS = (
     Column("size", ">i4"),
     Column("time_diff_s", ">i4"),
 )
-_RESERVED = {c.name for c in BASE_COLUMNS} | {
-    PREVIOUS,
-    "topic",
-    "second",
-    "timestamp_ms",
-    "keys",
-    "key",
-    "source",
-    "source_position",
-}
+_NOT_STORED = {"topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
+_RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
 
 
 @dataclass(frozen=True)
@@ -70,13 +62,7 @@ class Schema:
                 dtype = np.dtype(c.dtype)
             except (TypeError, ValueError, SyntaxError) as error:
                 raise ConfigError(f"schema {self.name}: column {c.name!r} has no such type {c.dtype!r}") from error
-            if (
-                dtype.kind not in "iufS"
-                or dtype.itemsize == 0
-                or dtype.shape
-                or dtype.byteorder == "<"
-                or dtype.byteorder == "="
-            ):
+            if dtype.kind not in "iufS" or dtype.itemsize == 0 or dtype.shape or dtype.byteorder in ("<", "="):
                 raise ConfigError(
                     f"schema {self.name}: column {c.name!r} needs a big-endian fixed-width type such as '>u4' or "
                     f"'S16', not {c.dtype!r}"
@@ -144,14 +130,8 @@ class Schema:
             return IndexItem
         if self == KEYED_SCHEMA:
             return KeyedIndexItem
-        fields = [
-            (
-                c.name,
-                int if np.dtype(c.dtype).kind in "iu" else float if np.dtype(c.dtype).kind == "f" else bytes,
-                column(c.dtype, identity=c.identity),
-            )
-            for c in self.extra
-        ]
+        kinds = {"i": int, "u": int, "f": float, "S": bytes}
+        fields = [(c.name, kinds[np.dtype(c.dtype).kind], column(c.dtype, identity=c.identity)) for c in self.extra]
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
 

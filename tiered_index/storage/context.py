@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.errors import BudgetExceeded
 
 if TYPE_CHECKING:
-    from tiered_index.storage.metering import MeteredStorage, Usage
+    from tiered_index.storage.metering import MeteredStorage, RepeatCounter, Usage
 
 __all__ = [
     "UNBOUNDED",
-    "Listener",
     "RequestContext",
     "active_context",
     "check_deadline",
@@ -33,18 +32,6 @@ __all__ = [
     "sending",
     "wasted",
 ]
-
-
-class Listener(Protocol):
-    """Receives a backend's requests and wasted bytes. Called from any thread."""
-
-    def sending(self) -> None:
-        """Called before a request is sent; an exception prevents it."""
-        ...
-
-    def wasted(self, size_bytes: int) -> None:
-        """Called for at most `size_bytes` bytes that were delivered and are requested again."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +43,7 @@ class RequestContext:
 
     deadline_s: float | None = None
     usages: tuple[tuple[MeteredStorage | None, Usage], ...] = ()
-    listeners: tuple[Listener, ...] = ()
+    listeners: tuple[RepeatCounter, ...] = ()
     submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
 
     def until(self, deadline_s: float | None) -> RequestContext:

@@ -27,7 +27,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 
-__all__ = ["MeteredStorage", "PriceTable", "Usage"]
+__all__ = ["MeteredStorage", "PriceTable", "RepeatCounter", "Usage"]
 
 _READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
@@ -226,7 +226,7 @@ class MeteredStorage(WrapperStorage):
         begun = replace(call, requests=0) if call.is_further else call
         _begin(usages, begun)
         try:
-            repeats = _Repeats(usages, begun)
+            repeats = RepeatCounter(usages, begun)
             # a metered storage below counts what only it is asked, and every repeat is told to all above
             others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
             with RequestContext(context.deadline_s, others, (*context.listeners, repeats)).active():
@@ -247,7 +247,7 @@ class MeteredStorage(WrapperStorage):
         return result
 
 
-class _Repeats:
+class RepeatCounter:
     """Admits and counts the requests that a backend sends for one call beyond its first ones, and wasted bytes."""
 
     def __init__(self, usages: Sequence[Usage], call: Call) -> None:
@@ -258,6 +258,7 @@ class _Repeats:
         self.told = False
 
     def sending(self) -> None:
+        """Count a request that is about to be sent; an exception prevents it."""
         with self._lock:
             self.told = True
             if self._counted:
@@ -266,6 +267,7 @@ class _Repeats:
         _begin(self._usages, self._again)
 
     def wasted(self, size_bytes: int) -> None:
+        """Count at most `size_bytes` bytes that were delivered and are requested again."""
         for usage in self._usages:
             usage.end(self._again, read=size_bytes)
 

@@ -135,12 +135,8 @@ class SegmentArchiver:
         if segment.start in self._passed_over and self._passed_over[segment.start][0] == seen:
             return False
         if segment.file_size < segment.end - segment.start:
-            raise CorruptFile(
-                str(segment.path),
-                "was cut short and is not archived",
-                expected=segment.end - segment.start,
-                found=segment.file_size,
-            )
+            whole, problem = segment.end - segment.start, "was cut short and is not archived"
+            raise CorruptFile(str(segment.path), problem, expected=whole, found=segment.file_size)
 
         def read(position: int, length: int) -> bytes:
             if self._stopped.is_set():
@@ -158,9 +154,9 @@ class SegmentArchiver:
         return fresh
 
     def _rewritten_ms(self, segment: Segment) -> int | None:
-        return (
-            None if self._dispatcher is None else self._dispatcher.fingerprints.rewritten_ms(segment.start, segment.end)
-        )
+        if self._dispatcher is None:
+            return None
+        return self._dispatcher.fingerprints.rewritten_ms(segment.start, segment.end)
 
 
 def _stamp(path: Path) -> Stamp:

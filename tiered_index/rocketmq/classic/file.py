@@ -105,20 +105,15 @@ class ClassicIndexFile:
         """Take a whole file's bytes (a `bytearray` can be written to); `CorruptFile` where the geometry is another."""
         _check_geometry(geometry)
         if len(data) != geometry.file_bytes:
-            raise CorruptFile(
-                file,
-                f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items",
-                expected=geometry.file_bytes,
-                found=len(data),
-            )
+            problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
+            raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
         self.data = data
         self.geometry = geometry
         self.file = file
         self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
         if self.header.index_count > geometry.items:
-            raise CorruptFile(
-                file, "more entries than items", offset=36, expected=geometry.items, found=self.header.index_count
-            )
+            found = self.header.index_count
+            raise CorruptFile(file, "more entries than items", offset=36, expected=geometry.items, found=found)
 
     @classmethod
     def create(

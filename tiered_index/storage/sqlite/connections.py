@@ -158,12 +158,8 @@ def recognise(connection: sqlite3.Connection, path: Path) -> bool:
     application, version, tables = _marks(connection)
     if application == APPLICATION_ID:
         if version != VERSION:
-            raise UnsupportedVersion(
-                str(path),
-                "this database was written by another version of tiered_index",
-                expected=VERSION,
-                found=version,
-            )
+            problem = "this database was written by another version of tiered_index"
+            raise UnsupportedVersion(str(path), problem, expected=VERSION, found=version)
         return True
     if application or version or tables:
         raise StorageMisconfigured(f"{path} is a database of another program; correct the storage's URI")
