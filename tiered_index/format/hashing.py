@@ -39,8 +39,6 @@ __all__ = [
     "java_string_hash",
     "key_hash",
     "normal_hashes",
-    "polynomials",
-    "power_at",
 ]
 
 # Code units summed at a time; the tables of powers fit the CPU cache

@@ -29,6 +29,7 @@ from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.slot_order import identity_columns
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
 
 __all__ = ["ShardWriter", "answer_sorted", "entry_checksum"]
@@ -45,11 +46,8 @@ def answer_sorted(
 
     `seconds` (n) are epoch seconds. Stable. Memory: 40 bytes an entry.
     """
-    identity = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     ranks = slots.ranks_of(normal_hashes(items["key_hash"]))
-    return np.lexsort(
-        [*identity, items["queue_id"].astype(np.int32), ~items["offset"].astype(np.int64), -seconds, ranks]
-    )
+    return np.lexsort([*identity_columns(items, schema), ~items["offset"].astype(np.int64), -seconds, ranks])
 
 
 def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:

@@ -43,11 +43,6 @@ class SlotMap:
         """How many slots there are."""
         return self.base * self.split if self.join == 1 else -(-self.base // self.join)
 
-    @property
-    def step(self) -> int:
-        """Shards are cut at multiples of this many slots, where every map of the index has a border."""
-        return self.split
-
     def slots_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return the slots (i64, n) of normal hashes (n), i.e. 0 to 2**31 - 1."""
         above, base_slot = np.divmod(hashes.astype(np.int64), self.base)
@@ -58,9 +53,9 @@ class SlotMap:
     def slot_of(self, key_hash: int) -> int:
         """Return the slot of one normal hash."""
         above, base_slot = divmod(key_hash, self.base)
-        return (
-            base_slot // self.join if self.join > 1 else base_slot * self.split + above * self.split // self.quotients
-        )
+        if self.join > 1:
+            return base_slot // self.join
+        return base_slot * self.split + above * self.split // self.quotients
 
     def ranks_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
         """Return the ranks (i64, n) of normal hashes (n)."""

@@ -17,7 +17,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
 
-__all__ = ["hash_rank", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
+__all__ = ["hash_rank", "identity_columns", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -126,7 +126,7 @@ def order_chunk(items: Array, layout: Layout) -> Int64:
     picked = order[places]
     part = items[picked]
     offsets, differences = part["offset"].astype(np.int64), part["time_diff_s"].astype(np.int32)
-    columns = [*_identity_columns(part, layout.schema), ~offsets, ~differences, keys[places]]
+    columns = [*identity_columns(part, layout.schema), ~offsets, ~differences, keys[places]]
     # of equal entries the one put first comes first
     order[places] = picked[np.lexsort([~picked, *columns])]
     return order
@@ -153,12 +153,12 @@ def order_giant(
         places = np.flatnonzero(tied)
         picked = order[places]
         part = entries[numbers[picked]]
-        columns = [*_identity_columns(part, layout.schema), ~part["offset"].astype(np.int64), keys[places]]
+        columns = [*identity_columns(part, layout.schema), ~part["offset"].astype(np.int64), keys[places]]
         order[places] = picked[np.lexsort([numbers[picked], *columns])]
     return order
 
 
-def _identity_columns(items: Array, schema: Schema) -> list[Array]:
+def identity_columns(items: Array, schema: Schema) -> list[Array]:
     """Return the columns that order items of one second and offset, the most significant one last."""
     columns = [items[name].astype(items[name].dtype.newbyteorder("=")) for name in reversed(schema.identity_extra)]
     return [*columns, items["queue_id"].astype(np.int32)]

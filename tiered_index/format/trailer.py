@@ -25,7 +25,6 @@ from tiered_index.format.metadata import Metadata
 
 __all__ = [
     "BLOCK_DTYPE",
-    "FORMAT_VERSION",
     "GROUP_DTYPE",
     "TAIL_MAGIC",
     "TAIL_SIZE",

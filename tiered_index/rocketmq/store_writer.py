@@ -325,14 +325,8 @@ class StoreWriter:
         if self._index is None:
             return
         known = len(self._index.files)
-        self._index.put(
-            message.topic,
-            named.get(UNIQ_KEY),
-            named.get(KEYS),
-            message.physical_offset,
-            message.store_ms,
-            message.sys_flag,
-        )
+        keys, place = (named.get(UNIQ_KEY), named.get(KEYS)), (message.physical_offset, message.store_ms)
+        self._index.put(message.topic, *keys, *place, message.sys_flag)
         for file in self._index.files[max(known - 1, 0) :]:
             self._dirty[file.file] = file
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import islice, pairwise
 from typing import TypeAlias, TypeVar
 
@@ -91,7 +91,7 @@ class UploadHandle:
 
     def to_json(self) -> dict[str, str | int]:
         """Return a JSON-ready dict that `from_json` takes."""
-        return {"name": self.name, "upload_id": self.upload_id, "started_ms": self.started_ms}
+        return asdict(self)
 
     @classmethod
     def from_json(cls, document: dict[str, str | int]) -> UploadHandle:

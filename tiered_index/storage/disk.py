@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
@@ -64,9 +63,7 @@ class WriteBehind:
     def __enter__(self) -> WriteBehind:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
 

@@ -284,14 +284,11 @@ class RocketmqMessages:
         state: MessageState = "missing"
         if problem is None:
             if search.deleted:
-                state, problem = (
-                    "expired",
-                    "the broker has deleted this part of its commit log, and " + self._not_archived,
-                )
+                state = "expired"
+                problem = f"the broker has deleted this part of its commit log, and {self._not_archived}"
             else:
-                problem = self._not_archived + (
-                    "" if self._folder is not None else ", and no store directory was given"
-                )
+                no_log = "" if self._folder is not None else ", and no store directory was given"
+                problem = self._not_archived + no_log
         return Fetched(
             item=search.item,
             state=state,

@@ -26,7 +26,6 @@ from tiered_index.format.hashing import java_string_hash
 
 __all__ = [
     "DEFAULT_GEOMETRY",
-    "ENTRY",
     "ClassicHeader",
     "ClassicIndexFile",
     "Geometry",

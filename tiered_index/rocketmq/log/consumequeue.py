@@ -95,12 +95,8 @@ class ConsumeQueue:
             entries = decode_entries(data)
             if (bad := entries["offset"] < 0).any():
                 at = int(bad.argmax())
-                raise CorruptFile(
-                    str(file.path),
-                    "a consume queue entry with a negative offset",
-                    offset=low + at * ENTRY_BYTES,
-                    found=int(entries["offset"][at]),
-                )
+                problem, found = "a consume queue entry with a negative offset", int(entries["offset"][at])
+                raise CorruptFile(str(file.path), problem, offset=low + at * ENTRY_BYTES, found=found)
             parts.append(entries)
             wanted += len(entries)
             if wanted * ENTRY_BYTES < file.start + file.file_size:

@@ -55,12 +55,9 @@ from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
 __all__ = [
     "BODY_CRC_MASK",
     "HEAD_BYTES",
-    "MAX_BODY_BYTES",
     "MAX_MESSAGE_BYTES",
     "BodyFormat",
     "Buffer",
-    "Head",
-    "Host",
     "Message",
     "body_crc",
     "check_head",

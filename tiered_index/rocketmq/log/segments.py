@@ -26,10 +26,8 @@ from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC
 from tiered_index.rocketmq.log.message import Buffer
 
 __all__ = [
-    "NAME_DIGITS",
     "End",
     "Segment",
-    "Walk",
     "candidates",
     "list_segments",
     "local_errors",
@@ -238,11 +236,9 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
             return End.DAMAGED, f"the message's size lies: {size}, with {left} bytes left in the segment"
         return (End.MORE, None) if len(data) < segment_end else (End.DAMAGED, "the segment ends within a message")
     if magic == BLANK:
-        return (
-            (End.SEGMENT, None)
-            if size == left
-            else (End.DAMAGED, f"a blank of {size} bytes where {left} are left in the segment")
-        )
+        if size == left:
+            return End.SEGMENT, None
+        return End.DAMAGED, f"a blank of {size} bytes where {left} are left in the segment"
     if size == 0 and magic == 0:
         return End.OPEN, None
     return End.DAMAGED, f"neither message nor blank begins here: magic {magic:#010x}"

@@ -27,16 +27,8 @@ __all__ = ["WORK_FOLDER", "DurableFiles", "check_regular", "typed_errors"]
 WORK_FOLDER = ".%work"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}
-_SET_UP = {
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.ENOTDIR,
-    errno.ELOOP,
-    errno.ENAMETOOLONG,
-    errno.EFBIG,
-    errno.EISDIR,
-}
+_NOT_ALLOWED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_NOT_POSSIBLE = {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG, errno.EISDIR}
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
 
 
@@ -45,7 +37,7 @@ def _typed(error: OSError, doing: str) -> StorageError | DiskFull:
     text = f"{doing}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
     if error.errno in _FULL:
         return DiskFull(f"{text}: make room or move the storage")
-    if error.errno in _SET_UP:
+    if error.errno in _NOT_ALLOWED | _NOT_POSSIBLE:
         return StorageMisconfigured(f"{text}: check the folder and its permissions")
     return StorageUnavailable(text)
 

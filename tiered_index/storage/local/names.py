@@ -74,17 +74,15 @@ def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] |
     return kind, text
 
 
-def walk(root: Path, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-    """Yield the objects under `root` in ascending order of whole name; one folder is read at a time.
+def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bool = False) -> Iterator[ObjectInfo]:
+    """Yield the objects under `path` in ascending order of whole name; one folder is read at a time.
+
+    `stem` is what names begin with there, and `in_chunk` whether the folder is a chunk's.
 
     Within a folder the order is that of ``text`` for an object and ``text/`` for a folder: then every name below a
     folder sorts between its neighbours, because no sibling's key starts with ``text/``. Only a chunk and the folder of
     the same text interleave (``K/...`` and ``K0...``), so those two are merged.
     """
-    return _walk(root, "", False, prefix, start_after)
-
-
-def _walk(path: Path, stem: str, in_chunk: bool, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
     objects: dict[str, os.DirEntry[str]] = {}
     folders: dict[str, Path] = {}
     chunks: dict[str, Path] = {}
@@ -119,9 +117,9 @@ def _walk(path: Path, stem: str, in_chunk: bool, prefix: str, start_after: str) 
             continue
         below: list[Iterator[ObjectInfo]] = []
         if order == 1:
-            below.append(_walk(chunks[text], stem + text, True, prefix, start_after))
+            below.append(walk(chunks[text], prefix, start_after, stem + text, True))
         if text in folders:
-            below.append(_walk(folders[text], stem + text + "/", False, prefix, start_after))
+            below.append(walk(folders[text], prefix, start_after, stem + text + "/"))
         yield from heapq.merge(*below, key=lambda info: info.name) if len(below) > 1 else below[0]
 
 

@@ -16,49 +16,43 @@ __all__ = ["S3Options", "check_endpoint"]
 
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
+_POSITIVE = ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts")
 _FEWEST_CONNECTIONS = 10
+# Beside lookups: the log, uploads, the lease
 _SPARE_CONNECTIONS = 4
-# beside lookups: the log, uploads, the lease
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class S3Options:
     """How to reach and use an S3 service. Raises `ConfigError` for a value that can't be right."""
 
+    # Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile says.
     endpoint_url: str | None = None
-    """Where the service answers; None: Amazon's, or what `AWS_ENDPOINT_URL_S3` / `AWS_ENDPOINT_URL` or the profile
-    says.
-    """
+    # None: what the environment or the profile says.
     region: str | None = None
-    """None: what the environment or the profile says."""
+    # Name of a profile in the AWS configuration files; None: the default chain.
     profile: str | None = None
-    """Name of a profile in the AWS configuration files; None: the default chain."""
+    # `path`, `virtual` or `auto`; None: `path` for any endpoint but Amazon's, which chooses by itself.
     addressing_style: str | None = None
-    """`path`, `virtual` or `auto`; None: `path` for any endpoint but Amazon's, which chooses by itself."""
+    # Server-side encryption of every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
     sse: str | None = None
-    """Server-side encryption asked for on every write: `AES256`, `aws:kms`, `aws:kms:dsse`; None: the bucket's default.
-    """
+    # The key for `aws:kms*`; None: the account's default key.
     sse_kms_key_id: str | None = None
-    """The key for `aws:kms*`; None: the account's default key."""
     connect_timeout_s: float = 5.0
     read_timeout_s: float = 30.0
+    # Connections kept open; requests beyond them open further ones and close them again. None: what the opener's
+    # parallel reads need.
     max_pool_connections: int | None = None
-    """Connections kept open (requests beyond them open further ones and close them again); None: what the opener's
-    parallel reads need.
-    """
+    # How many attempts of one call may meet an error that passes (5xx, throttling) or a lost connection.
     max_attempts: int = 5
-    """How many attempts of one call may meet an error that passes (5xx, throttling) or a lost connection."""
+    # How many may meet anything else that passes: an answer that broke off or was not as asked, and a conflict (409).
     transfer_attempts: int = 4
-    """How many may meet anything else that passes: an answer that broke off or was not as asked, and a conflict (409).
-    """
+    # After fault n of a kind: a random time up to `backoff_s * 2**n`, at most 5 s; `backoff_s` counts as 0.5 at least
+    # after throttling.
     backoff_s: float = 0.1
-    """After fault n of a kind: a random time up to `backoff_s * 2**n`, at most 5 s; after throttling `backoff_s` counts
-    as 0.5 at least.
-    """
+    # Whether ranges are read with less of botocore around each request (`reads`); False for tools that trace the
+    # client's methods.
     lean_gets: bool = True
-    """Whether ranges are read with less of botocore around each request (`reads`); False for tools that trace the
-    client's methods.
-    """
 
     def __post_init__(self) -> None:
         if self.addressing_style not in _STYLES:
@@ -67,16 +61,10 @@ class S3Options:
             raise ConfigError(f"sse is AES256, aws:kms or aws:kms:dsse, not {self.sse!r}")
         if self.sse_kms_key_id is not None and (self.sse is None or not self.sse.startswith("aws:kms")):
             raise ConfigError("sse_kms_key_id needs sse=aws:kms (or aws:kms:dsse)")
-        for name in (
-            "connect_timeout_s",
-            "read_timeout_s",
-            "max_pool_connections",
-            "max_attempts",
-            "transfer_attempts",
-        ):
+        for name in _POSITIVE:
             value = getattr(self, name)
             if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, not {getattr(self, name)!r}")
+                raise ConfigError(f"{name} must be positive, not {value!r}")
         if self.backoff_s < 0:
             raise ConfigError(f"backoff_s must not be negative, not {self.backoff_s!r}")
         if self.endpoint_url is not None:

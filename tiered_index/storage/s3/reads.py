@@ -204,11 +204,10 @@ class VerifiedReads:
         answer = self._gets(key, f"bytes={start}-{start + length - 1}")
         got = self._extent(answer, what)
         if got.total is not None and start + length > got.total:
-            self._refuse(answer)
+            answer["Body"].close()
             raise InvalidArgument(f"{what} in {self._calls.uri}: the object has {got.total} bytes")
         if (got.start, got.length) != (start, length):
-            self._refuse(answer)
-            raise PassingFault(f"{what} in {self._calls.uri}: the answer is {got}")
+            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {got}")
         return self._body(answer, length, what)
 
     def _suffix(self, what: str, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
@@ -227,8 +226,7 @@ class VerifiedReads:
             return self._body(answer, size, what), size  # the whole object, which is what was asked for
         got = self._extent(answer, what)
         if got.total is None or got.length != min(length, got.total) or got.start + got.length != got.total:
-            self._refuse(answer)
-            raise PassingFault(f"{what} in {self._calls.uri}: the answer is {got}")
+            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {got}")
         return self._body(answer, got.length, what), got.total
 
     def _extent(self, answer: dict[str, Any], what: str) -> _Extent:
@@ -237,7 +235,7 @@ class VerifiedReads:
         header = str(answer.get("ContentRange", ""))
         match = _CONTENT_RANGE.fullmatch(header)
         if status != 206 or match is None:
-            self._refuse(answer)
+            answer["Body"].close()
             problem = f"status {status} instead of 206" if status != 206 else f"Content-Range {header!r}"
             raise StorageUnavailable(f"{what} in {self._calls.uri}: the service does not honour ranges ({problem})")
         start, last = int(match[1]), int(match[2])
@@ -248,27 +246,23 @@ class VerifiedReads:
         body = answer["Body"]
         announced = answer.get("ContentLength")
         if announced != length:
-            self._refuse(answer)
-            raise PassingFault(f"{what} in {self._calls.uri}: a body of {announced} bytes instead of {length}")
+            raise self._refused(answer, f"{what} in {self._calls.uri}: a body of {announced} bytes instead of {length}")
         try:
             # Reading a range by its length, not to the end, also keeps botocore from comparing it with the whole
             # object's checksum, which some services send along with a range.
             data: bytes = body.read() if _status(answer) == 200 else _read_exactly(body, length or 0)
         except (BotoCoreError, HTTPError, OSError) as error:
-            self._refuse(answer)
-            raise PassingFault(
-                f"{what} in {self._calls.uri}: the body broke off: {error}", wasted_bytes=length or 0
-            ) from error
+            problem = f"{what} in {self._calls.uri}: the body broke off: {error}"
+            raise self._refused(answer, problem, wasted_bytes=length or 0) from error
         if length is not None and len(data) != length:
-            self._refuse(answer)
-            raise PassingFault(
-                f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}", wasted_bytes=length
-            )
+            problem = f"{what} in {self._calls.uri}: a body of {len(data)} bytes instead of {length}"
+            raise self._refused(answer, problem, wasted_bytes=length)
         return data
 
-    def _refuse(self, answer: dict[str, Any]) -> None:
-        """Close the connection instead of reading a body that nobody wants."""
+    def _refused(self, answer: dict[str, Any], problem: str, *, wasted_bytes: int = 0) -> PassingFault:
+        """Close the connection, instead of reading a body that nobody wants, and return the fault."""
         answer["Body"].close()
+        return PassingFault(problem, wasted_bytes=wasted_bytes)
 
 
 def _status(answer: Mapping[str, Any]) -> int:

@@ -8,12 +8,7 @@ waiting is polling and starves some. Every wait is bounded by `busy_timeout_s`; 
 
 Forks: locks on files don't pass to a child, but the library's memory of them does, and a child that believed it could
 lose another process's data. So before a fork every connection is closed, and both sides open new ones. Threads: any
-number.
-
-What each failure of SQLite means for the caller. Pure, any thread.
-
-`is_passing` marks what another attempt may cure; `translate` is for what remains. Messages name the file and say what
-to do.
+number. Messages of errors name the file and say what to do.
 
 What the database file of a `SqliteStorage` consists of, and how one is recognised, refused or made.
 
@@ -27,7 +22,6 @@ What the database file of a `SqliteStorage` consists of, and how one is recognis
 Invariants: every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state, so that
 nothing a crash leaves is lost from sight; a body's number is never used again; the pieces of a body cover it from 0 on
 without holes. The file says what it is by SQLite's own header fields: `APPLICATION_ID` and, as user_version, `VERSION`.
-Pure but for the connection it is given; any thread.
 """
 
 from __future__ import annotations
@@ -40,6 +34,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -54,21 +49,10 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 
-__all__ = [
-    "APPLICATION_ID",
-    "CHUNK_BYTES",
-    "VERSION",
-    "ConnectionPool",
-    "adopt",
-    "create",
-    "is_passing",
-    "recognise",
-    "translate",
-]
+__all__ = ["APPLICATION_ID", "CHUNK_BYTES", "ConnectionPool", "adopt", "create"]
 
-_PRIMARY = 0xFF
 # An extended result code holds the primary one in its lowest byte.
-
+_PRIMARY = 0xFF
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_SCHEMA})
 _SET_UP = frozenset(
     {sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH, sqlite3.SQLITE_NOLFS}
@@ -110,32 +94,28 @@ def _code(error: sqlite3.Error) -> int:
     return int(getattr(error, "sqlite_errorcode", sqlite3.SQLITE_INTERNAL))
 
 
+# `TIDX`, in SQLite's header at byte 68
 APPLICATION_ID = 0x54494458
-"""`TIDX`, in SQLite's header at byte 68."""
+# Of these tables, in SQLite's header at byte 60
 VERSION = 1
-"""Of these tables, in SQLite's header at byte 60."""
+# Bytes of a row of `chunks`; a body's last row is shorter. A reader takes the sizes from `pieces`.
 CHUNK_BYTES = 1 << 20
-"""Bytes of a row of `chunks`; a body's last row is shorter. A reader takes the sizes from `pieces`."""
-
-_PAGE_BYTES = 16_384
 # A row's bytes are a chain of pages: larger pages shorten it, smaller ones make the commit of a small object cheaper.
+_PAGE_BYTES = 16_384
 _WAL_KEPT_BYTES = 64 << 20
 
 _TABLES = (
-    "CREATE TABLE objects (name TEXT PRIMARY KEY, body INTEGER NOT NULL, size_bytes INTEGER NOT NULL, modified_ms "
-    "INTEGER NOT NULL)"
-    " WITHOUT ROWID",
-    "CREATE TABLE pieces (body INTEGER NOT NULL, start INTEGER NOT NULL, size_bytes INTEGER NOT NULL, chunk INTEGER "
-    "NOT NULL,"
-    " PRIMARY KEY (body, start)) WITHOUT ROWID",
+    "CREATE TABLE objects (name TEXT PRIMARY KEY, body INTEGER NOT NULL, size_bytes INTEGER NOT NULL, "
+    "modified_ms INTEGER NOT NULL) WITHOUT ROWID",
+    "CREATE TABLE pieces (body INTEGER NOT NULL, start INTEGER NOT NULL, size_bytes INTEGER NOT NULL, "
+    "chunk INTEGER NOT NULL, PRIMARY KEY (body, start)) WITHOUT ROWID",
     "CREATE TABLE chunks (id INTEGER PRIMARY KEY, data BLOB NOT NULL)",
     # AUTOINCREMENT: a number that a killed writer still knows must not become somebody else's body
     "CREATE TABLE drafts (body INTEGER PRIMARY KEY AUTOINCREMENT, touched_ms INTEGER NOT NULL)",
     "CREATE TABLE uploads (id TEXT PRIMARY KEY, name TEXT NOT NULL, started_ms INTEGER NOT NULL) WITHOUT ROWID",
     "CREATE INDEX uploads_by_name ON uploads (name, started_ms)",
-    "CREATE TABLE parts (upload TEXT NOT NULL, number INTEGER NOT NULL, body INTEGER NOT NULL, size_bytes INTEGER "
-    "NOT NULL,"
-    " etag TEXT NOT NULL, PRIMARY KEY (upload, number)) WITHOUT ROWID",
+    "CREATE TABLE parts (upload TEXT NOT NULL, number INTEGER NOT NULL, body INTEGER NOT NULL, "
+    "size_bytes INTEGER NOT NULL, etag TEXT NOT NULL, PRIMARY KEY (upload, number)) WITHOUT ROWID",
 )
 
 
@@ -217,8 +197,8 @@ def create(connection: sqlite3.Connection, path: Path) -> None:
 _T = TypeVar("_T")
 _ATTEMPTS = 8
 _LONGEST_WAIT_S = 0.25
+# Idle connections; a burst of more threads opens more and closes them again
 _KEPT = 16
-# idle connections; a burst of more threads opens more and closes them again
 
 
 @dataclass(frozen=True)
@@ -412,7 +392,7 @@ def _before_fork() -> None:
         pool._before_fork()
 
 
-def _after_fork(*, child: bool) -> None:
+def _after_fork(child: bool) -> None:
     for pool in _held:
         pool._after_fork(child=child)
     _held.clear()
@@ -420,7 +400,5 @@ def _after_fork(*, child: bool) -> None:
 
 
 os.register_at_fork(
-    before=_before_fork,
-    after_in_parent=lambda: _after_fork(child=False),
-    after_in_child=lambda: _after_fork(child=True),
+    before=_before_fork, after_in_parent=partial(_after_fork, False), after_in_child=partial(_after_fork, True)
 )
