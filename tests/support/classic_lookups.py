@@ -5,15 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.classic.file import (
-    ENTRY_BYTES,
-    HEADER_BYTES,
-    SLOT_BYTES,
-    ClassicIndexFile,
-    _entry,
-    _slot,
-    classic_hash,
-)
+from tiered_index.format.hashing import absolute_hash
+from tiered_index.rocketmq.classic.file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, ClassicIndexFile, _entry, _slot
 from tiered_index.rocketmq.classic.service import ClassicIndex
 
 __all__ = ["MAX_COUNT", "ClassicAnswer", "find", "find_in", "is_time_matched", "query", "select_offsets"]
@@ -67,7 +60,7 @@ def select_offsets(
     The range is inclusive. Java stops at the first entry older than the range, though older entries may lie behind
     it in the chain. Raises `CorruptFile` where the chain runs in a circle.
     """
-    hashed = classic_hash(key)
+    hashed = absolute_hash(key)
     count = file.header.index_count
     (index,) = _slot.unpack_from(file.data, HEADER_BYTES + SLOT_BYTES * (hashed % file.geometry.slots))
     if not 0 < index <= count or count <= 1:
@@ -96,7 +89,7 @@ def find_in(file: ClassicIndexFile, key: str, begin_ms: int = 0, end_ms: int = 2
     entry's time is the begin: what it holds counts from the end of the file before. Raises `CorruptFile` where a
     chain is none.
     """
-    hashed = classic_hash(key)
+    hashed = absolute_hash(key)
     slot = hashed % file.geometry.slots
     (index,) = _slot.unpack_from(file.data, HEADER_BYTES + SLOT_BYTES * slot)
     found = []

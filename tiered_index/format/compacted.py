@@ -106,10 +106,8 @@ class Compaction:
         block_of_run = _Checksums(blocks, self.layout.items_position)
         held = FilterBuilder(self.count)
         begin_s = self.header.begin_ms // 1000
-        block_starts = (
-            ((blocks["offset"].astype(np.int64) - self.layout.items_position) // item_size) if len(blocks) else None
-        )
-        bounds = _BlockBounds(blocks, block_starts, begin_s)
+        first_items = (blocks["offset"].astype(np.int64) - self.layout.items_position) // item_size
+        bounds = _BlockBounds(blocks, first_items, begin_s)
         for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
             picked = records.take(self._order[start:stop])
             if not (ordered or self.layout.preset.newest_first):
@@ -218,16 +216,12 @@ class _Checksums:
 class _BlockBounds:
     """Smallest and greatest hash and second of each block."""
 
-    def __init__(self, blocks: Array, starts: Array | None, begin_s: int) -> None:
+    def __init__(self, blocks: Array, starts: Array, begin_s: int) -> None:
         self._blocks, self._starts, self._begin_s = blocks, starts, begin_s
-        if len(blocks):
-            limits = np.iinfo(np.int32)
-            blocks["hash_min"], blocks["hash_max"] = limits.max, limits.min
-            blocks["second_min"], blocks["second_max"] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
+        blocks["hash_min"], blocks["hash_max"] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
+        blocks["second_min"], blocks["second_max"] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
 
     def add(self, first: int, items: Array) -> None:
-        if self._starts is None:
-            return
         for index in range(len(self._blocks)):
             low = max(int(self._starts[index]) - first, 0)
             high = min(int(self._starts[index]) + int(self._blocks["count"][index]) - first, len(items))
@@ -259,10 +253,7 @@ def bare_slots(first_slot_item: bytes, file: str) -> int:
 
 
 def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
-    """Return (position, length) in bytes of a slot's array from the slot's 8 bytes.
-
-    Raises `CorruptFile` where they contradict the file's size or geometry.
-    """
+    """Return (position, length) in bytes of a slot's array, from its 8 bytes. Raises `CorruptFile` for wrong ones."""
     at = HEADER_SIZE + SLOT_SIZE * slot
     position, length = _SLOT.unpack_from(slot_item)
     size = layout.schema.item.itemsize
@@ -306,11 +297,6 @@ class SealedFile:
             writer=self.writer,
             more={name: value for name, value in self.to_json().items() if name in _MORE},
         )
-
-    @property
-    def entry(self) -> np.dtype[Any]:
-        """Dtype of the entries."""
-        return self.layout.schema.entry
 
     def to_json(self) -> dict[str, Any]:
         """Return what `from_json` takes once it is JSON; without `log_number` where that is unknown."""

@@ -58,10 +58,7 @@ _NO_BYTES = "no bytes at all; RocketMQ uploads such an object for an index file 
 
 @dataclass(frozen=True, slots=True)
 class FileKind:
-    """What a file is: its state, its preset, and whether it ends in a trailer with an intact tail.
-
-    A shard's `preset` is always `NATIVE`; its true one is in its trailer.
-    """
+    """A file's state, its preset (of shards `NATIVE`: the trailer has the true one), whether it has a trailer."""
 
     state: Literal["unsealed", "compacted", "shard"]
     preset: Preset
@@ -187,10 +184,7 @@ class ForeignUnsealed:
         return keys
 
     def lookup(self, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return the items (a copy) of `key_hash`, a normal hash, newest insertion first.
-
-        Of those stored in [begin_ms, end_ms], inclusive, epoch milliseconds.
-        """
+        """Return the items (a copy, newest insertion first) of a normal hash in [begin_ms, end_ms], epoch ms."""
         low, high = np.searchsorted(self._chains, np.array([key_hash << 32, (key_hash + 1) << 32], np.uint64))
         rows = (self._chains[low:high] & np.uint64(0xFFFFFFFF))[::-1].astype(np.int64)
         return _within(

@@ -32,6 +32,7 @@ from tiered_index.errors import InvalidArgument
 
 __all__ = [
     "CodeUnits",
+    "absolute_hash",
     "code_units",
     "fingerprint",
     "hash_batch",
@@ -217,11 +218,13 @@ def java_string_hash(text: str) -> int:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash under which a key is indexed: the absolute value of the Java hash of topic#key.
+    """Return a key's hash, 0 to 2**31 - 1: the absolute value of Java's of topic#key, 0 where that has none."""
+    return absolute_hash(f"{topic}#{key}")
 
-    From 0 to 2**31 - 1; `Integer.MIN_VALUE`, which has no absolute value, becomes 0.
-    """
-    value = abs(java_string_hash(f"{topic}#{key}"))
+
+def absolute_hash(text: str) -> int:
+    """Return the absolute value of the Java hash of `text`, 0 where that has none."""
+    value = abs(java_string_hash(text))
     return 0 if value == 1 << 31 else value
 
 

@@ -92,9 +92,8 @@ class Layout:
             )
         if self.compacted_size(self.capacity) > _MAX_POSITION:
             raise ConfigError(
-                f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a "
-                f"compacted file of "
-                f"{self.compacted_size(self.capacity):,} bytes; the format's limit is {_MAX_POSITION:,}"
+                f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a compacted "
+                f"file of {self.compacted_size(self.capacity):,} bytes; the format's limit is {_MAX_POSITION:,}"
             )
 
     @property

@@ -306,10 +306,7 @@ def build_trailer(position: int, directory: Directory, metadata: Metadata, filte
 
 
 def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:
-    """Return the trailer from the last bytes of a file, after verifying all of it.
-
-    `data` begins at the directory or before it. Raises `CorruptFile`, `UnsupportedVersion`.
-    """
+    """Return the trailer in a file's last bytes, all of it verified. Raises `CorruptFile`, `UnsupportedVersion`."""
     tail = Tail.decode(data, file, file_size)
     needed = file_size - tail.directory_position
     if len(data) < needed:

@@ -53,10 +53,7 @@ class PreparedBatch:
 
 
 class UnsealedTable:
-    """Counters and chain heads of one unsealed file.
-
-    `heads` is an i32 array of `layout.slots`; with the writer's own copy it takes 8 bytes of memory a slot.
-    """
+    """Counters and chain heads (i32, one a slot) of one unsealed file. Memory: 8 bytes a slot."""
 
     def __init__(self, layout: Layout, begin_ms: int) -> None:
         self.layout = layout
@@ -106,10 +103,7 @@ class UnsealedTable:
         return PreparedBatch(first, entries, heads, fresh_slots, end_ms)
 
     def commit(self, batch: PreparedBatch) -> None:
-        """Make a prepared batch visible to readers.
-
-        It must be the last one prepared and follow the committed entries. Raises `InvalidArgument` where it does not.
-        """
+        """Make the last prepared batch visible to readers. Raises `InvalidArgument` where entries came between."""
         if batch.first != self.count + 1:
             raise InvalidArgument(f"batch starts at entry {batch.first}, the table's next is {self.count + 1}")
         self._prepared = False

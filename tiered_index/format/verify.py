@@ -147,7 +147,7 @@ class FileCheck:
             self._report("interval", outside, "lie outside the file's interval", run, items)
             if len(topics):
                 self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run, items)
-            if words is not None and len(absent := self._denied(items, meta, words)):
+            if words is not None and len(absent := _denied(items, meta, words)):
                 first_denied = run.offset + dtype.itemsize * int(absent[0]) if not denied else first_denied
                 denied += len(absent)
             if run.offset in bounds:
@@ -164,17 +164,18 @@ class FileCheck:
                 part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0])
             )
 
-    def _denied(self, items: Array, meta: Metadata, words: Array) -> Array:
-        """Return the indices of the items that the filter, wrongly, reports as absent."""
-        hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
-        return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
-
     def _block_bounds(self, run: Run, block: Any, items: Array, seconds: Array) -> None:
         hashes = normal_hashes(items["key_hash"])
         found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
         stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
         if found != stored:
             self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
+
+
+def _denied(items: Array, meta: Metadata, words: Array) -> Array:
+    """Return the indices of the items that the filter, wrongly, reports as absent."""
+    hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
+    return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
 
 
 def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
@@ -352,10 +353,7 @@ WINDOW_BYTES = 8 << 20
 
 
 class WindowedRead:
-    """A `Read` over `read` that fetches windows of 8 MiB and keeps the last one. One thread.
-
-    `seen(start, window)` is called for each window that is fetched.
-    """
+    """A `Read` over `read` in windows of 8 MiB, the last one kept; `seen(start, window)` gets each. One thread."""
 
     def __init__(self, read: Read, size_bytes: int, seen: Callable[[int, bytes], None] | None = None) -> None:
         self._read = read

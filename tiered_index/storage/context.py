@@ -55,10 +55,6 @@ class RequestContext:
         """Return this context with `usage` counting, too, what is asked of `storage`; None: of any."""
         return RequestContext(self.deadline_s, (*self.usages, (storage, usage)), self.listeners, self.submit)
 
-    def usages_of(self, storage: MeteredStorage) -> list[Usage]:
-        """Return the usages that count what is asked of `storage`."""
-        return [usage for owner, usage in self.usages if owner is None or owner is storage]
-
     @property
     def is_limited(self) -> bool:
         """Whether requests or bytes are limited."""

@@ -69,8 +69,6 @@ class WriteBehind:
 
 # Prefix of unfinished files: recovery deletes them, listings never show them.
 TEMPORARY_PREFIX = ".tmp-"
-
-
 # From this size on a thread of its own writes a file
 _LARGE_BYTES = 16 << 20
 # No write permission for others, whatever the umask

@@ -20,6 +20,7 @@ from sortedcontainers import SortedDict
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
+    PAGE,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -34,8 +35,6 @@ from tiered_index.storage.base import (
 )
 
 __all__ = ["MemoryStorage"]
-
-_PAGE = 1000
 
 
 @dataclass(slots=True)
@@ -199,11 +198,11 @@ class MemoryStorage(Storage):
             from_name = max(prefix, after)
             with self._shelf.lock:
                 names = self._shelf.objects.irange(minimum=from_name, inclusive=(after < from_name or not after, True))
-                page = [(name, *self._shelf.objects[name]) for name in islice(names, _PAGE)]
+                page = [(name, *self._shelf.objects[name]) for name in islice(names, PAGE)]
             for name, data, modified_ms in page:
                 if not name.startswith(prefix):
                     return
                 yield ObjectInfo(name, len(data), modified_ms)
-            if len(page) < _PAGE:
+            if len(page) < PAGE:
                 return
             after = page[-1][0]

@@ -220,7 +220,7 @@ class MeteredStorage(WrapperStorage):
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         context = active_context()
-        usages = [self.total, *context.usages_of(self)]
+        usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
         # Whether a further page is a request is known only when it is sent or, with a backend that doesn't report its
         # requests, by a page that isn't empty.
         begun = replace(call, requests=0) if call.is_further else call

@@ -51,10 +51,7 @@ def open_storage(
 
 
 def split_uri(uri: str) -> SplitResult:
-    """Return the parts of a storage URI whose scheme and parameters are known and which holds no credentials.
-
-    Raises `ConfigError`. Pure.
-    """
+    """Return a storage URI's parts. Raises `ConfigError` for an unknown scheme or parameter, or credentials. Pure."""
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme.lower() not in _OPENERS:
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
@@ -74,10 +71,14 @@ def split_uri(uri: str) -> SplitResult:
     return parts
 
 
-def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
+def _local_path(parts: SplitResult, example: str) -> str:
     if parts.netloc not in {"", "localhost"}:
-        raise ConfigError(f"file://{parts.netloc}... is not absolute: write file:///dir")
-    folder = unquote(parts.path)
+        raise ConfigError(f"{parts.scheme}://{parts.netloc}... is not absolute: write {example}")
+    return unquote(parts.path)
+
+
+def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
+    folder = _local_path(parts, "file:///dir")
     if not folder.startswith("/") or "\0" in folder:
         raise ConfigError("a file URI is absolute: file:///dir")
     return LocalStorage(absolute_path(folder), disk=disk)
@@ -97,9 +98,7 @@ def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Stora
 
 
 def _open_sqlite(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    if parts.netloc not in {"", "localhost"}:
-        raise ConfigError(f"sqlite://{parts.netloc}... is not absolute: write sqlite:///file.db")
-    path = unquote(parts.path)
+    path = _local_path(parts, "sqlite:///file.db")
     if not path.startswith("/") or path.endswith("/") or "\0" in path:
         raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
     return SqliteStorage(absolute_path("/" + path.lstrip("/")))

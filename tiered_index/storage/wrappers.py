@@ -50,8 +50,7 @@ class LatencyStorage(WrapperStorage):
 class PrefixedStorage(WrapperStorage):
     """The objects of `inner` under `prefix` (a name without closing slash), named by the rest of their names.
 
-    Closing it leaves `inner` open, which other prefixes may share. `abort_uploads` aborts only uploads under the
-    prefix.
+    Closing it leaves `inner` open, which other prefixes may share.
     """
 
     def __init__(self, inner: Storage, prefix: str) -> None:

@@ -90,8 +90,6 @@ class SegmentArchiver:
     def run_once(self) -> int:
         """Archive what is closed and isn't archived; return how many segments that was.
 
-        May be called as often as one likes.
-
         Every segment has its turn; then the first `CorruptFile` is raised, unless they are skipped: one that was cut
         short, or differs from what was archived of it. Raises `StorageUnavailable`, `StorageMisconfigured` and
         `WriterFenced` at once. Whatever is raised, call it again later.

@@ -308,12 +308,8 @@ def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
         begin = search.offset
         end = min(begin + min(search.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), segment.end)
         last = runs[-1] if runs else None
-        if (
-            last is not None
-            and last.segment == segment
-            and begin <= last.end + _GAP_BYTES
-            and end - last.begin <= _RUN_BYTES
-        ):
+        is_near = last is not None and last.segment == segment and begin <= last.end + _GAP_BYTES
+        if last is not None and is_near and end - last.begin <= _RUN_BYTES:
             last.end = max(last.end, end)
             last.searches.append(search)
         else:

@@ -22,17 +22,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.format.hashing import java_string_hash
+from tiered_index.format.hashing import absolute_hash
 
-__all__ = [
-    "DEFAULT_GEOMETRY",
-    "ClassicHeader",
-    "ClassicIndexFile",
-    "Geometry",
-    "classic_hash",
-    "decode_header",
-    "infer_geometry",
-]
+__all__ = ["DEFAULT_GEOMETRY", "ClassicHeader", "ClassicIndexFile", "Geometry", "decode_header", "infer_geometry"]
 
 HEADER_BYTES = 40
 SLOT_BYTES = 4
@@ -76,12 +68,6 @@ class ClassicHeader(NamedTuple):
     slots_in_use: int
     # One more than there are entries; never below 1.
     index_count: int
-
-
-def classic_hash(key: str) -> int:
-    """Return the hash of `topic#key`: the absolute value of Java's, 0 where that has none."""
-    value = abs(java_string_hash(key))
-    return 0 if value == 2**31 else value
 
 
 def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
@@ -143,7 +129,7 @@ class ClassicIndexFile:
             return False
         if not isinstance(self.data, bytearray):
             raise InvalidArgument(f"{self.file} was opened for reading")
-        hashed = classic_hash(key)
+        hashed = absolute_hash(key)
         slot_at = HEADER_BYTES + SLOT_BYTES * (hashed % self.geometry.slots)
         (newest,) = _slot.unpack_from(self.data, slot_at)
         if not 0 < newest <= header.index_count:

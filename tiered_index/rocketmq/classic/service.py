@@ -38,7 +38,7 @@ from tiered_index.rocketmq.classic.file import (
     infer_geometry,
 )
 from tiered_index.rocketmq.follow.dispatcher import check_one_store
-from tiered_index.rocketmq.log.columns import IndexBatch
+from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.segments import local_errors, pread
@@ -95,11 +95,7 @@ def classic_file_names(folder: Path) -> list[str]:
 def load_classic_index(
     folder: Path, geometry: Geometry | None = None, *, names: Iterable[str] | None = None
 ) -> ClassicIndex:
-    """Return the index files of a folder, read into memory (420 MB each by default; `names` chooses some) for reading.
-
-    Without `geometry` each file's own contents say it. Raises `CorruptFile` naming the file, and `StorageMisconfigured`
-    without permission.
-    """
+    """Read the index files of a folder (`names`: some) whole. Raises `CorruptFile`, `StorageMisconfigured`."""
     files = []
     for name in classic_file_names(folder) if names is None else sorted(names):
         path = folder / name
@@ -185,7 +181,7 @@ class ClassicImport:
         return set(hashed.tolist()) <= self._last_hashes
 
     def _advance(self, position: int) -> None:
-        self.put(pa.RecordBatch.from_pydict(_NOTHING), self.source, position)
+        self.put(decode_index_columns(b"", position).columns, self.source, position)
         self.position = position
 
     def _names(self) -> list[str]:
@@ -266,14 +262,3 @@ class ClassicImport:
             elif offset != self._judged:
                 self._judged = offset
                 self.hidden += 1
-
-
-# by `nulls`: `array` imports pandas where it is there, and every command would wait for that
-_NOTHING: dict[str, Any] = {
-    "topic": pa.nulls(0, pa.string()),
-    "queue_id": pa.nulls(0, pa.int32()),
-    "key": pa.nulls(0, pa.large_string()),
-    "offset": pa.nulls(0, pa.int64()),
-    "size": pa.nulls(0, pa.int32()),
-    "timestamp_ms": pa.nulls(0, pa.int64()),
-}

@@ -264,17 +264,15 @@ class Dispatcher:
         self._torn = None
         if done.state is End.TORN and self.position is not None:
             # believed only if it was seen before it was read: what is seen now may be whole by now
-            self._torn = (
-                torn if torn is not None and torn.begin == self.position else TornTail(self.position, self.position)
-            )
+            seen_before = torn is not None and torn.begin == self.position
+            self._torn = torn if seen_before else TornTail(self.position, self.position)
             done = replace(done, torn=torn or torn_tail(self.store, self.position))
         return replace(done, caught_up=done.state is not End.OPEN or not self._may_be_hole())
 
     def call_damage(self) -> bool:
-        """Return whether what is torn at the position is followed exactly by a whole message, though an older one.
+        """Return whether a whole message follows what is torn at the position; the next round calls it damage then.
 
-        The next round calls it damage then. For callers that won't look again: it may also be a message that is being
-        written where the broker truncated its log.
+        For callers that won't look again: the broker may be writing a message where it truncated its log.
         """
         if self._torn is None or self._torn.begin != self.position or not is_followed(self.store, self._torn):
             return False

@@ -298,10 +298,7 @@ class LogFingerprints:
         self.ranges[: len(settled)] = [*kept, settled[-1]]
 
     def is_changed(self, segments: Sequence[Segment], span_bytes: int, most: int | None = None) -> bool:
-        """Return whether anything covered of the last `span_bytes` bytes differs from the segments of the log.
-
-        With `most`, only so many of the newest fingerprints are compared.
-        """
+        """Return whether the last `span_bytes`, of the newest `most` fingerprints (None: all), differ from the log."""
         newest = reversed(self.ranges[-most:] if most else self.ranges)
         return any(
             one.compare(segments) is Verdict.CHANGED

@@ -264,16 +264,18 @@ class CommitLogReader:
             )
             if batch.state is not End.MORE or batch.messages:
                 return batch
-            if at + len(data) >= segment.file_size or len(data) < min(chunk, segment.file_size - at):
-                # the file ends here, though its segment doesn't
+            left, has_head = segment.file_size - at, len(data) >= HEAD_BYTES
+            # the file ends here, though its segment doesn't
+            if (
+                len(data) >= left
+                or len(data) < min(chunk, left)
+                or (has_head and int.from_bytes(data[:4], "big") > left)
+            ):
                 problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
                 return replace(batch, state=End.DAMAGED, damage=problem)
-            if len(data) < HEAD_BYTES:
+            if not has_head:
                 chunk = max(HEAD_BYTES, chunk + 1)
                 continue
-            if int.from_bytes(data[:4], "big") > segment.file_size - at:
-                problem = CorruptFile(str(segment.path), "the segment ends within a message", offset=at)
-                return replace(batch, state=End.DAMAGED, damage=problem)
             try:
                 chunk = max(_claimed(segment, at, offset, at_once=chunk), chunk + 1)
             except CorruptFile as error:

@@ -78,12 +78,7 @@ def local_errors(path: Path) -> Iterator[None]:
 
 
 def list_segments(folder: Path) -> tuple[Segment, ...]:
-    """Return the files of a folder in order; other names, and folders, are nobody's business here.
-
-    A missing folder is empty.
-
-    Raises `StorageMisconfigured` where it may not be read.
-    """
+    """Return a folder's files by offset, none for a missing folder. Raises as `local_errors`."""
     found: list[tuple[int, int, Path]] = []
     with local_errors(folder):
         try:
@@ -105,10 +100,7 @@ def list_segments(folder: Path) -> tuple[Segment, ...]:
 
 
 def pread(path: Path, size_bytes: int, position: int) -> bytes:
-    """Return up to `size_bytes` bytes at `position`, fewer only at the end of the file.
-
-    Raises `FileNotFoundError` where it is gone, else `StorageMisconfigured` or `StorageUnavailable`.
-    """
+    """Return up to `size_bytes` bytes at `position`, fewer only at the file's end. Raises as `local_errors`."""
     with local_errors(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -128,10 +120,7 @@ def segment_at(segments: Iterable[Segment], offset: int) -> Segment | None:
 
 
 def stored_bytes(segments: Iterable[Segment], offset: int, size_bytes: int) -> bytes | None:
-    """Return the bytes [offset, offset + size_bytes) of the commit log, fewer where their segment ends before.
-
-    None where no segment holds the offset, or its file is deleted by now.
-    """
+    """Return [offset, offset + size_bytes) of the log, fewer at their segment's end; None without that segment."""
     if (segment := segment_at(segments, offset)) is None:
         return None
     try:

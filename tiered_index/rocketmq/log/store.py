@@ -63,9 +63,8 @@ class Checkpoint(NamedTuple):
 def decode_checkpoint(data: bytes, file: str = "checkpoint") -> Checkpoint:
     """Return what a checkpoint says; raises `CorruptFile` where it is cut short or holds a negative time."""
     if len(data) < _FIELDS.size:
-        raise CorruptFile(
-            file, "the checkpoint is cut short", offset=len(data), expected=CHECKPOINT_BYTES, found=len(data)
-        )
+        size, problem = len(data), "the checkpoint is cut short"
+        raise CorruptFile(file, problem, offset=size, expected=CHECKPOINT_BYTES, found=size)
     checkpoint = Checkpoint(*_FIELDS.unpack_from(data))
     for place, value in enumerate(checkpoint[:3]):
         if value < 0:

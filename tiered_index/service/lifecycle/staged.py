@@ -177,7 +177,7 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
                 raise
     sealed, pieces, piece_bytes = checked(_STAGED, document, ticket.object, "staged file", offset=position)
     wanted = (ticket.file_id, ticket.entries_bytes, _PIECE_BYTES, -(-ticket.entries_bytes // _PIECE_BYTES))
-    found = (sealed.file_id, sealed.count * sealed.entry.itemsize, piece_bytes, len(pieces))
+    found = (sealed.file_id, sealed.count * sealed.layout.schema.entry.itemsize, piece_bytes, len(pieces))
     if found != wanted:
         raise CorruptFile(
             ticket.object, "staged file is not the one of its ticket", offset=position, expected=wanted, found=found
@@ -197,7 +197,9 @@ def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces:
             spool.write(_verified_range(storage, ticket, first, pieces[first : first + _PIECES_A_RANGE]))
         spool.flush()
         # the map is closed by its last array
-        yield np.frombuffer(mmap.mmap(spool.fileno(), ticket.entries_bytes, access=mmap.ACCESS_READ), sealed.entry)
+        yield np.frombuffer(
+            mmap.mmap(spool.fileno(), ticket.entries_bytes, access=mmap.ACCESS_READ), sealed.layout.schema.entry
+        )
 
 
 def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[int, ...]) -> bytes:

@@ -95,11 +95,7 @@ class DurableFiles:
             folder = folder.parent
 
     def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]]) -> None:
-        """Make `target` hold the bytes of `chunks()`, replacing what was there.
-
-        `chunks` is called again where somebody removed the folders meanwhile. After an error the old file or the new
-        one is there.
-        """
+        """Make `target` hold the bytes of `chunks()`, perhaps called again; after an error it is the old or new one."""
         self._in_folders(target, chunks, lambda temporary: self.disk.rename(temporary, target))
 
     def publish_if_absent(self, target: Path, chunks: Callable[[], Iterable[Bytes]], name: str) -> None:

@@ -203,8 +203,7 @@ class LocalStorage(Storage):
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.
 
-        With an age and no prefix it also removes half-made files that old, which a killed writer left. Choose an age
-        above the longest single put: a younger temporary file may still be somebody's work.
+        With an age, above that of the longest put, and no prefix it also removes half-made files of killed writers.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:

@@ -17,7 +17,7 @@ from botocore.exceptions import BotoCoreError
 from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.s3.failures import translate
-from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
 from tiered_index.storage.s3.retry import RetryLoop, count_requests
 
 if TYPE_CHECKING:
@@ -33,11 +33,8 @@ def build_client(options: S3Options, uri: str) -> S3Client:
     try:
         session = boto3.Session(profile_name=options.profile, region_name=options.region)
         client = _client(session, options, options.addressing_style or ("path" if options.endpoint_url else None))
-        if (
-            options.addressing_style is None
-            and options.endpoint_url is None
-            and not _is_amazon(client.meta.endpoint_url)
-        ):
+        is_chosen = options.addressing_style is not None or options.endpoint_url is not None
+        if not is_chosen and not _is_amazon(client.meta.endpoint_url):
             # The environment or the profile names another service; those seldom have a DNS name for each bucket.
             client.close()
             client = _client(session, options, "path")
@@ -68,7 +65,7 @@ def _client(session: boto3.Session, options: S3Options, addressing_style: str | 
             s3=style,
             connect_timeout=options.connect_timeout_s,
             read_timeout=options.read_timeout_s,
-            max_pool_connections=options.pool_connections,
+            max_pool_connections=options.max_pool_connections or FEWEST_CONNECTIONS,
             retries={"mode": mode, "total_max_attempts": 1},
             request_checksum_calculation="when_supported",
             response_checksum_validation="when_supported",

@@ -27,10 +27,7 @@ REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OS
 
 
 class PassingFault(StorageUnavailable):
-    """A fault that another attempt may not meet: an answer that broke off or is not as asked, or a conflict.
-
-    `wasted_bytes`: how many bytes at most were delivered for nothing.
-    """
+    """A fault that a repeat may not meet. `wasted_bytes` bytes at most were delivered for nothing."""
 
     is_throttled = False
 

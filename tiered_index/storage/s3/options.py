@@ -12,12 +12,12 @@ from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
 
-__all__ = ["S3Options", "check_endpoint"]
+__all__ = ["FEWEST_CONNECTIONS", "S3Options", "check_endpoint"]
 
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
 _POSITIVE = ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts")
-_FEWEST_CONNECTIONS = 10
+FEWEST_CONNECTIONS = 10
 # Beside lookups: the log, uploads, the lease
 _SPARE_CONNECTIONS = 4
 
@@ -70,16 +70,11 @@ class S3Options:
         if self.endpoint_url is not None:
             check_endpoint(self.endpoint_url)
 
-    @property
-    def pool_connections(self) -> int:
-        """How many connections are kept open."""
-        return _FEWEST_CONNECTIONS if self.max_pool_connections is None else self.max_pool_connections
-
     def sized_for(self, parallel_reads: int | None) -> S3Options:
         """Return options whose pool has a connection for each read and a few more, where nobody set its size."""
         if self.max_pool_connections is not None or parallel_reads is None:
             return self
-        return replace(self, max_pool_connections=max(_FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))
+        return replace(self, max_pool_connections=max(FEWEST_CONNECTIONS, parallel_reads + _SPARE_CONNECTIONS))
 
 
 def check_endpoint(endpoint_url: str) -> None:

@@ -74,11 +74,7 @@ class RangeGets:
             self._events.register(_BEFORE_SIGN, self._learn, unique_id=self._handler_id)
 
     def __call__(self, key: str, asked: str) -> dict[str, Any]:
-        """Return the answer to a GET of `asked` (the header `Range`), as botocore names its parts; its body is not yet
-        read.
-
-        Raises what botocore raises.
-        """
+        """Return the answer, body unread, to a GET of `asked` (`Range`). Raises what botocore raises."""
         way = self._way
         try:
             answer = None if way is None else self._lean(way, key, asked)

@@ -28,6 +28,7 @@ from botocore.exceptions import ClientError
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import (
     MAX_NAME_BYTES,
+    PAGE,
     Bytes,
     ObjectInfo,
     PartInfo,
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 __all__ = ["S3Options", "S3Storage"]
 
-_DELETE_BATCH = 1000
 _MAX_KEY_BYTES = 1024
 _URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 _NAMES_SHOWN = 3
@@ -72,11 +72,10 @@ class S3Storage(Storage):
         uniform: Callable[[float, float], float] = random.uniform,
         lean_gets: bool | None = None,
     ) -> None:
-        """Open the storage; no request is sent. `client` replaces the one built from `options`, and
-        repeats requests as it was built to.
+        """Open the storage; no request is sent.
 
-        `lean_gets` is as in `options`; None: as these say where no `client` is given, which may have handlers of its
-        own.
+        `client` replaces the one built from `options`, and repeats requests as it was built to; as it may have handlers
+        of its own, its GETs are lean only where `lean_gets` says so.
         """
         self.options = options or S3Options()
         prefix = prefix.strip("/")
@@ -88,14 +87,8 @@ class S3Storage(Storage):
         self._base = f"{prefix}/" if prefix else ""
         self.uri = _uri(bucket, prefix, self.options)
         self.client = client or build_client(self.options, self.uri)
-        loop = RetryLoop(
-            self.uri,
-            self.options.max_attempts if client is None else 1,
-            self.options.transfer_attempts,
-            self.options.backoff_s,
-            sleep,
-            uniform,
-        )
+        attempts = (self.options.max_attempts if client is None else 1, self.options.transfer_attempts)
+        loop = RetryLoop(self.uri, *attempts, self.options.backoff_s, sleep, uniform)
         self._call = S3Calls(self.client, bucket, loop)
         is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
         self._gets = RangeGets(self._call, bucket, self.client if is_lean else None)
@@ -158,7 +151,7 @@ class S3Storage(Storage):
     def delete_many(self, names: Iterable[str]) -> None:
         """Remove many objects, 1,000 a request; the first request with failures ends it, naming them."""
         keys = iter([self._key(name) for name in names])
-        while batch := list(islice(keys, _DELETE_BATCH)):
+        while batch := list(islice(keys, PAGE)):
             doing = f"deleting {len(batch)} objects"
             objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
             answer = self._call("delete_objects", doing, Delete=objects)
@@ -222,14 +215,8 @@ class S3Storage(Storage):
             return None
 
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
-        parameters = {
-            "Key": self._key(name),
-            "Body": request_body(data),
-            "ChecksumAlgorithm": "CRC32",
-            **self._encryption,
-            **condition,
-        }
-        self._call("put_object", f"writing {name!r}", name, **parameters)
+        sent = {"Key": self._key(name), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
+        self._call("put_object", f"writing {name!r}", name, **sent, **self._encryption, **condition)
 
     def _check_bucket(self) -> None:
         """Tell a missing bucket from a missing object: a HEAD's 404 has no body that would say which."""
@@ -314,8 +301,5 @@ class S3Storage(Storage):
 
 def _uri(bucket: str, prefix: str, options: S3Options) -> str:
     query = {name: value for name in _URI_OPTIONS if (value := getattr(options, name)) is not None}
-    return (
-        f"s3://{bucket}"
-        + (f"/{quote(prefix)}" if prefix else "")
-        + (f"?{urlencode(query, safe=':/')}" if query else "")
-    )
+    folder = f"/{quote(prefix)}" if prefix else ""
+    return f"s3://{bucket}{folder}" + (f"?{urlencode(query, safe=':/')}" if query else "")

@@ -22,10 +22,10 @@ from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool,
 __all__ = ["Bodies"]
 
 _T = TypeVar("_T")
-_ROWS_A_TRANSACTION = 16
 # 16 MiB: what the write-ahead log grows by, and how long other writers wait for their turn
+_ROWS_A_TRANSACTION = 16
+# Older than every age, and no draft that is being written looks so
 _GIVEN_UP_MS = -1
-# older than every age, and no draft that is being written looks so
 
 
 class Bodies:
@@ -42,14 +42,19 @@ class Bodies:
         After an error nothing is named; what was written is removed, or left to `sweep`. `name_it` may be called again.
         """
         starts = range(0, data.nbytes, CHUNK_BYTES)
-        batches = [starts[at : at + _ROWS_A_TRANSACTION] for at in range(0, len(starts), _ROWS_A_TRANSACTION)] or [
-            starts
-        ]
+        firsts = range(0, max(len(starts), 1), _ROWS_A_TRANSACTION)
+        batches = [starts[first : first + _ROWS_A_TRANSACTION] for first in firsts]
         draft: int | None = None
         try:
             for batch in batches[:-1]:
                 draft = self._write_batch(doing, draft, data, batch)
-            return self._write_last(doing, draft, data, batches[-1], name_it)
+
+            def write_last(connection: sqlite3.Connection) -> _T:
+                body = self._append(connection, draft, data, batches[-1])
+                connection.execute("DELETE FROM drafts WHERE body = ?", (body,))
+                return name_it(connection, body)
+
+            return self._pool.write(doing, write_last)
         except TieredIndexError:
             if draft is not None:
                 # What went wrong is what the caller must hear; rows that can't be removed now are swept by age.
@@ -59,21 +64,6 @@ class Bodies:
 
     def _write_batch(self, doing: str, draft: int | None, data: memoryview, starts: range) -> int:
         return self._pool.write(doing, lambda connection: self._append(connection, draft, data, starts))
-
-    def _write_last(
-        self,
-        doing: str,
-        draft: int | None,
-        data: memoryview,
-        starts: range,
-        name_it: Callable[[sqlite3.Connection, int], _T],
-    ) -> _T:
-        def write(connection: sqlite3.Connection) -> _T:
-            body = self._append(connection, draft, data, starts)
-            connection.execute("DELETE FROM drafts WHERE body = ?", (body,))
-            return name_it(connection, body)
-
-        return self._pool.write(doing, write)
 
     def _append(self, connection: sqlite3.Connection, draft: int | None, data: memoryview, starts: range) -> int:
         if draft is None:

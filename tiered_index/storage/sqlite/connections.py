@@ -170,10 +170,7 @@ def adopt(connection: sqlite3.Connection) -> None:
 
 
 def create(connection: sqlite3.Connection, path: Path) -> None:
-    """Make the tables in a file that holds nothing; of racing processes one makes them, the others find them.
-
-    Raises `StorageMisconfigured` where the file system has no shared memory for the write-ahead log.
-    """
+    """Make the tables in an empty file, by one of racing processes; `StorageMisconfigured` where no WAL is possible."""
     connection.execute(f"PRAGMA page_size={_PAGE_BYTES}")
     mode = connection.execute("PRAGMA journal_mode=WAL").fetchone()[0]
     if mode != "wal":
@@ -227,11 +224,7 @@ class ConnectionPool:
             _pools.add(self)
 
     def read(self, doing: str, action: Callable[[sqlite3.Connection], _T], absent: Callable[[], _T]) -> _T:
-        """Return what `action` makes of one consistent state of the database, or `absent()` where there is no database
-        (yet).
-
-        `action` may be called again. Raises its typed errors, and those of `translate`.
-        """
+        """Return what `action`, perhaps called again, makes of one state of the database; `absent()` without one."""
         return self._repeat(doing, lambda: self._transact("BEGIN", action, absent))
 
     def write(self, doing: str, action: Callable[[sqlite3.Connection], _T]) -> _T:

@@ -30,6 +30,7 @@ from typing import NoReturn
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import (
+    PAGE,
     ByteRange,
     Bytes,
     ObjectInfo,
@@ -48,7 +49,6 @@ from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 
 __all__ = ["SqliteStorage"]
 
-_PAGE = 1000
 _DELETE_BATCH = 500
 # Sorts after every character of a name
 _LAST = "\x7f"
@@ -226,8 +226,7 @@ class SqliteStorage(Storage):
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.
 
-        With an age and no prefix it also removes rows that killed writers left and nobody has written to since. Choose
-        an age above the longest pause of a single put: a younger draft may still be somebody's work.
+        With an age, above that of a put's longest pause, and no prefix it also removes drafts of killed writers.
         """
         aborted = super().abort_uploads(prefix, older_than_ms=older_than_ms)
         if older_than_ms is not None and not prefix:
@@ -286,14 +285,14 @@ class SqliteStorage(Storage):
             rows = connection.execute(
                 "SELECT name, size_bytes, modified_ms FROM objects WHERE name >= ? AND name > ? AND name < ? ORDER "
                 "BY name LIMIT ?",
-                (prefix, start_after, prefix + _LAST, _PAGE),
+                (prefix, start_after, prefix + _LAST, PAGE),
             )
             return tuple(ObjectInfo(*row) for row in typed(self.path, rows, str, int, int))
 
         while True:
             infos: tuple[ObjectInfo, ...] = self._pool.read(f"listing {prefix!r}", page, lambda: ())
             yield from infos
-            if len(infos) < _PAGE:
+            if len(infos) < PAGE:
                 return
             start_after = infos[-1].name
 
