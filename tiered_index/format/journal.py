@@ -11,7 +11,7 @@ import json
 import struct
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Any, TypeVar
 
@@ -55,6 +55,9 @@ class BatchRecord:
     second_min: int
     second_max: int
     end_ms: int
+
+
+_BATCH_FIELDS = tuple(each.name for each in fields(BatchRecord))
 
 
 @dataclass
@@ -129,7 +132,7 @@ def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence
     the batch's record: a crash may keep the second page of a write and lose the first one, and two records in one write
     would then look like damage.
     """
-    document = {"kind": "batch", **asdict(batch), "positions": positions}
+    document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
     return _record(document | {"topics": topics} if topics else document)
 
 
