@@ -19,7 +19,7 @@ from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.merge import plan
 from tiered_index.service.merge import writing as task_module
-from tiered_index.service.merge.pieces import SourceReader
+from tiered_index.service.merge.pieces import InputReader
 
 KINDS: dict[str, dict[str, Any]] = {
     "native": {},
@@ -93,14 +93,14 @@ def test_pieces_of_any_size_are_the_same_entries(most: int, step: int, slots: in
             sources = list(state.objects.values())
             low = slots // 3 // step * step
             for first, last in ((0, slots), (low, slots)):
-                reader = SourceReader(cold, sources, state.genesis.layout.schema, slots, first, last, step)
+                reader = InputReader(cold, sources, state.genesis.layout.schema, slots, first, last, step)
                 pieces = list(reader.pieces(most))
                 bounds = [(piece.low, piece.high) for piece in pieces if piece.part in (None, 0)]
                 assert all(high <= next_low for (_, high), (next_low, _) in pairwise(bounds))
                 for piece in pieces:
                     base = piece.items["key_hash"].astype(np.int64) % slots
                     assert ((base >= piece.low) & (base < piece.high)).all() and piece.low % step == 0
-                whole = SourceReader(cold, sources, state.genesis.layout.schema, slots, first, last, step).pieces(
+                whole = InputReader(cold, sources, state.genesis.layout.schema, slots, first, last, step).pieces(
                     1 << 30
                 )
                 together = [(len(piece.items), entry_checksum(piece.items, piece.seconds)) for piece in whole]

@@ -129,7 +129,7 @@ def _remark_left(out: Output, left: Sequence[tuple[str, str]]) -> None:
 def _describe_job(job: MergeJob, prices: PriceTable) -> dict[str, Any]:
     cost = estimate(job, prices)
     return {
-        "sources": [_described(source) for source in job.sources],
+        "sources": [_described(stored) for stored in job.inputs],
         "windows": [
             {"begin_ms": w.begin_s * 1000, "window_s": w.window_s, "slots": w.slots.slots, "entries": w.entries}
             for w in job.windows

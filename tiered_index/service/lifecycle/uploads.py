@@ -104,16 +104,16 @@ class Uploads:
     def _move(self, file: CompactedFile) -> Path:
         """Move a file to ``uploaded``, durably; return where it is."""
         root = self._files.root
-        source, target = root.index_path(COMPACTED, file.file_id), root.index_path(UPLOADED, file.file_id)
+        before, after = root.index_path(COMPACTED, file.file_id), root.index_path(UPLOADED, file.file_id)
         try:
-            if source.exists():
-                root.disk.publish(source, target)
+            if before.exists():
+                root.disk.publish(before, after)
             else:  # an earlier try moved it, but could not make that durable
-                root.disk.sync_folder(target.parent)
-                root.disk.sync_folder(source.parent)
+                root.disk.sync_folder(after.parent)
+                root.disk.sync_folder(before.parent)
         except OSError as error:
-            raise disk_error(error, f"moving {source} to {target}") from error
-        return target
+            raise disk_error(error, f"moving {before} to {after}") from error
+        return after
 
     def _let_go(self, file: CompactedFile) -> None:
         """Drop a file that is in the log no more: an earlier try, or a job, published it and a merge has removed it

@@ -4,15 +4,13 @@
 loses a number reads the winner, looks again at what it wanted to do, and tries the next one. A writer that meets a
 higher epoch is fenced and stops.
 
-Threads: every method from any thread; appends of one process are serialised by a lock, which is never held by readers.
+A checkpoint is a stored state, so that whoever opens the log needs not read it from its beginning. It is a cache: one
+that is gone or damaged costs requests, never data, and one that can't be written doesn't fail its record. The newest
+two are kept, older ones go several at a time. Which there are is known from the listing at opening and from what was
+written since.
 
-Checkpoints of the storage's log: stored states, so that whoever opens the log needs not read it from its beginning.
-
-A checkpoint is a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't
-fail its record. The newest two are kept, older ones go several at a time. Which there are is known from the listing at
-opening and from what was written since.
-
-Threads: `newest` from any; `write` from one at a time.
+Threads: every method from any thread, `Checkpoints.write` from one at a time; appends of one process are serialised by
+a lock, which is never held by readers.
 """
 
 from __future__ import annotations
@@ -202,18 +200,18 @@ class StorageLog:
 
     def _read_on(self, state: LogState) -> int:
         """Read what follows `state` and go there, as far as it can be read; return the number reached."""
-        fold = state.folding()
+        replay = state.folding()
         try:
             names = self._names_behind(state.number)
             if names and self._writes and state.number:
                 self._check_end(state)  # or records of another log would be taken for this one's
             for name in names:
-                fold.add(self._record(name), name)
+                replay.add(self._record(name), name)
         except (StorageError, BudgetExceeded):
-            self._advance(fold.state())
+            self._advance(replay.state())
             raise
-        self._advance(fold.state())
-        return fold.number
+        self._advance(replay.state())
+        return replay.number
 
     def _names_behind(self, last: int) -> list[str]:
         """Return the names of the records behind `last`. Raises `CorruptFile` where one is missing among them."""
@@ -238,9 +236,9 @@ class StorageLog:
         self._end = (record.number, data[-_TAIL_BYTES:], len(data))
         return record
 
-    def create(self, genesis: IndexDescriptor) -> LogState:
-        """Write record 1 unless there is one; return the state with whoever's genesis it is."""
-        record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=genesis)
+    def create(self, descriptor: IndexDescriptor) -> LogState:
+        """Write record 1 unless there is one; return the state with whoever's descriptor it is."""
+        record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=descriptor)
         data = record.encode()
         with self._append_lock:
             try:

@@ -1,12 +1,10 @@
 """A writer's standing in the storage: the log, the epoch it claimed, and its lease.
 
 A root that already belongs to an index may start while the storage is down: the claim is then made by the life cycle,
-and until then files wait locally. Threads: the life cycle's, and the opener's before that starts.
-
-The lease: decides when another host may claim the index. Correctness never depends on it, only the log's fences count.
-
-Renewals are numbered objects ``lease/EPOCH/N``, the greatest name counts. A lease names the root it belongs to: whoever
-holds that root's lock takes over at once; anyone else waits until it has expired or was released.
+and until then files wait locally. The lease decides when another host may claim the index; correctness never depends on
+it, only the log's fences count. Renewals are numbered objects ``lease/EPOCH/N``, the greatest name counts. It names its
+root: whoever holds that root's lock takes over at once, anyone else waits until it has expired or was released.
+Threads: the life cycle's, and the opener's before that starts.
 """
 
 from __future__ import annotations
@@ -147,8 +145,8 @@ def check_genesis(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) 
         )
 
 
-def _declared(genesis: IndexDescriptor) -> str:
-    schema = genesis.layout.schema
+def _declared(descriptor: IndexDescriptor) -> str:
+    schema = descriptor.layout.schema
     extra = ", ".join(f"{c.name}: {c.dtype}" for c in schema.extra)
     return f"{schema.name}({extra})"
 

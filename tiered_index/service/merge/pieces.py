@@ -1,8 +1,8 @@
-"""The sources of a merge, read in bounded pieces: neighbouring base slots of all sources at a time.
+"""The inputs of a merge, read in bounded pieces: neighbouring base slots of all inputs at a time.
 
 How many entries lie where is known from the directories, so pieces are cut before a byte of items is read. A base slot
 with more entries than a piece may hold (one hot key) comes in several pieces of its own, each with a time of its own,
-newest first. Threads: one reader a task, which reads some sources side by side. Memory: the directories, and some 100
+newest first. Threads: one reader a task, which reads some inputs side by side. Memory: the directories, and some 100
 bytes an entry of one piece.
 """
 
@@ -25,12 +25,12 @@ from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import read_items
 from tiered_index.service.log.records import StoredObject
 
-__all__ = ["Piece", "SourceReader"]
+__all__ = ["InputReader", "Piece"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 _READERS = 8
-# sources read at the same time
+# inputs read at the same time
 _ALWAYS = (-(2**62), 2**62)
 
 
@@ -49,8 +49,8 @@ class Piece:
     part: int | None
 
 
-class SourceReader:
-    """Reads the run of base slots [`low`, `high`) of every source, and of that the inclusive range `seconds`.
+class InputReader:
+    """Reads the run of base slots [`low`, `high`) of every input, and of that the inclusive range `seconds`.
 
     Raises `SchemaMismatch`, and what reading raises.
     """
@@ -58,7 +58,7 @@ class SourceReader:
     def __init__(
         self,
         cold: ColdPath,
-        sources: Sequence[StoredObject],
+        inputs: Sequence[StoredObject],
         schema: Schema,
         base: int,
         low: int,
@@ -66,19 +66,19 @@ class SourceReader:
         step: int,
         seconds: tuple[int, int] = _ALWAYS,
     ) -> None:
-        self._sources = [StorageBytes(cold, stored) for stored in sources]
+        self._inputs = [StorageBytes(cold, stored) for stored in inputs]
         self._schema = schema
         self._base, self._low, self._high, self._step = base, low, high, step
         self._seconds = seconds
         with ThreadPoolExecutor(_READERS) as pool:
-            self._trailers: list[Trailer] = list(pool.map(lambda source: source.trailer_of(schema), self._sources))
-        for stored, trailer in zip(sources, self._trailers, strict=True):
+            self._trailers: list[Trailer] = list(pool.map(lambda one: one.trailer_of(schema), self._inputs))
+        for stored, trailer in zip(inputs, self._trailers, strict=True):
             if trailer.metadata.slot_map.base != base:
                 raise SchemaMismatch(
                     f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {base:,}"
                 )
         self.topics, self._topic_ids = _common_topics(self._trailers)
-        self.read_counts = dict.fromkeys((stored.name for stored in sources), 0)
+        self.read_counts = dict.fromkeys((stored.name for stored in inputs), 0)
 
     def pieces(self, most: int) -> Iterator[Piece]:
         """Yield everything in pieces of about `most` entries, in order of base slots."""
@@ -126,25 +126,25 @@ class SourceReader:
         )
 
     def _side_by_side(self, low: int, high: int, seconds: tuple[int, int]) -> list[tuple[Array, Int64]]:
-        """Return what `_read` does for each source; some are asked at once, since each is a request or a few."""
+        """Return what `_read` does for each input; some are asked at once, since each is a request or a few."""
         with ThreadPoolExecutor(_READERS) as pool:
-            return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._sources))))
+            return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._inputs))))
 
     def _read(self, index: int, low: int, high: int, seconds: tuple[int, int]) -> tuple[Array, Int64]:
-        """Return the items of base slots [low, high) of one source that lie in an inclusive range of seconds, and their
+        """Return the items of base slots [low, high) of one input that lie in an inclusive range of seconds, and their
         seconds.
         """
         trailer = self._trailers[index]
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
         runs = trailer.directory.runs_between(first, last, *seconds)
-        items = read_items(self._sources[index], runs, self._schema.item)
+        items = read_items(self._inputs[index], runs, self._schema.item)
         base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self._base
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
         kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
         if not kept.all():
             items, times = items[kept], times[kept]
-        self.read_counts[self._sources[index].file] += len(items)
+        self.read_counts[self._inputs[index].file] += len(items)
         return self._with_common_topics(index, items), times
 
     def _with_common_topics(self, index: int, items: Array) -> Array:
@@ -224,9 +224,9 @@ def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int
 
 
 def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
-    """Return the topic table of the result, and for each source which of its ids become others.
+    """Return the topic table of the result, and for each input which of its ids become others.
 
-    Where one source has no table the result has none either: a table that doesn't name every id would hide entries.
+    Where one input has no table the result has none either: a table that doesn't name every id would hide entries.
     """
     if any(not trailer.metadata.topics for trailer in trailers):
         return {}, [{} for _ in trailers]

@@ -1,15 +1,12 @@
-"""What a merge does, decided from the log's state alone: sources, windows, tasks. Pure.
+"""What a merge does, decided from the log's state alone: inputs, windows, tasks. Pure.
 
-Sources are whole objects: every entry of a source goes to the table of its window in the same log record that removes
-the source. Files that share a window belong to one job. A window that has a table already gets a further, small one,
+Inputs are whole objects: every entry of an input goes to the table of its window in the same log record that removes
+the input. Files that share a window belong to one job. A window that has a table already gets a further, small one,
 until these are worth folding.
 
-Where a merge is cut into tasks: runs of base slots, and groups of neighbouring windows, so that a task holds a bounded
-amount. Pure.
-
-A task holds two parts of an upload for each window that it writes, and 8 bytes an entry. A source that lies in several
-groups of windows is read by a task of each; more runs of slots mean more shards, each smaller. Sizes are estimates, the
-numbers of windows are not.
+A task is a run of base slots and a group of neighbouring windows: it holds two parts of an upload for each window that
+it writes, and 8 bytes an entry. An input that lies in several groups is read by a task of each; more runs of slots mean
+more shards, each smaller. Sizes are estimates, the numbers of windows are not.
 """
 
 from __future__ import annotations
@@ -34,12 +31,12 @@ _MOST_WINDOWS = 48
 _HELD_BYTES = FULL_WINDOWS * (32 << 20)
 # what the uploads of a task may hold; where all that there is is less, windows need not be counted
 _MOST_READ = 1.5
-# times that a byte of the sources is read, on average, before there are more runs of slots
+# times that a byte of the inputs is read, on average, before there are more runs of slots
 _LEAST_BYTES = 4 << 20
 # of a shard, on average, that is made to read less
 
 Span = tuple[int, int, int]
-"""First and last window of a source, and its bytes."""
+"""First and last window of an input, and its bytes."""
 
 
 def cut_windows(
@@ -74,7 +71,7 @@ def _groups(sizes: Mapping[int, int], runs: int, shard_bytes: int) -> list[list[
 
 
 def _read(groups: Sequence[Sequence[int]], spans: Sequence[Span]) -> float:
-    """Return how often a byte of the sources is read, on average."""
+    """Return how often a byte of the inputs is read, on average."""
     begins = [group[0] for group in groups]
     read = sum(
         size * (bisect_right(begins, last) - max(0, bisect_right(begins, first) - 1)) for first, last, size in spans
@@ -109,20 +106,20 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One run of base slots, [`base_low`, `base_high`), and a group of windows, of every source that may have entries
+    """One run of base slots, [`base_low`, `base_high`), and a group of windows, of every input that may have entries
     of both.
 
     A shard is written for each window that has some; other entries are another task's. `sequence` is the shards': the
-    greatest of all of the job's sources.
+    greatest of all of the job's inputs.
     """
 
     number: int
     base_low: int
     base_high: int
     sequence: int
-    sources: tuple[StoredObject, ...]
+    inputs: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
-    genesis: IndexDescriptor
+    descriptor: IndexDescriptor
 
     @property
     def seconds(self) -> tuple[int, int]:
@@ -132,21 +129,21 @@ class MergeTask:
 
 @dataclass(frozen=True, slots=True)
 class MergeJob:
-    """Sources that are removed and windows that are added by one log record."""
+    """Inputs that are removed and windows that are added by one log record."""
 
-    sources: tuple[StoredObject, ...]
+    inputs: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
     tasks: tuple[MergeTask, ...]
 
     @property
     def entries(self) -> int:
         """Entries that are read and written."""
-        return sum(source.count for source in self.sources)
+        return sum(stored.count for stored in self.inputs)
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the sources."""
-        return sum(source.size_bytes for source in self.sources)
+        """Bytes of the inputs."""
+        return sum(stored.size_bytes for stored in self.inputs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +167,7 @@ def plan_merge(
     """Return what there is to merge into windows of `window_s` seconds (aligned to the epoch, UTC).
 
     Only windows that ended `min_age_s` or more ago are written, and only files whose seconds lie within [`begin_s`,
-    `end_s`) are read. Tables of shorter windows are sources, too. Raises `InvalidArgument`.
+    `end_s`) are read. Tables of shorter windows are inputs, too. Raises `InvalidArgument`.
     """
     if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
         raise InvalidArgument(
@@ -198,22 +195,22 @@ def plan_merge(
             present.setdefault(_begin_s(shards), []).append(shards)
     jobs = []
     for component in _components(chosen, window_s):
-        sources = [stored for objects in component for stored in objects]
-        counts = _estimates(sources, window_s)
+        inputs = [stored for objects in component for stored in objects]
+        counts = _estimates(inputs, window_s)
         for begin, count in list(counts.items()):
             tables = present.get(begin * window_s, [])
             held = sum(stored.count for shards in tables for stored in shards)
             if tables and (held <= _FOLD_RATIO * count or len(tables) >= _MAX_TABLES):
-                sources += [stored for shards in tables for stored in shards]
+                inputs += [stored for shards in tables for stored in shards]
                 counts[begin] += held
-        jobs.append(_job(sources, counts, window_s, state.genesis, shard_bytes))
+        jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes))
     return MergePlan(tuple(jobs), tuple(left))
 
 
 def _job(
-    sources: Sequence[StoredObject], counts: dict[int, int], window_s: int, genesis: IndexDescriptor, shard_bytes: int
+    inputs: Sequence[StoredObject], counts: dict[int, int], window_s: int, descriptor: IndexDescriptor, shard_bytes: int
 ) -> MergeJob:
-    base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
+    base, item_size = descriptor.layout.slots, descriptor.layout.schema.item.itemsize
     # a piece holds whole slots of every window: those of a small one must not be so coarse that they are too many
     # entries of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
@@ -225,11 +222,11 @@ def _job(
     units = -(-base // step)
     sizes = {begin: count * item_size for begin, count in counts.items()}
     spans = [
-        (stored.second_min // window_s, stored.second_max // window_s, stored.count * item_size) for stored in sources
+        (stored.second_min // window_s, stored.second_max // window_s, stored.count * item_size) for stored in inputs
     ]
     runs, groups = cut_windows(sizes, spans, shard_bytes, units)
     cuts = sorted({min(base, units * number // runs * step) for number in range(runs)} | {base})
-    ordered = tuple(sorted(sources, key=lambda stored: stored.name))
+    ordered = tuple(sorted(inputs, key=lambda stored: stored.name))
     sequence = max(stored.sequence for stored in ordered)
     by_begin = {window.begin_s: window for window in windows}
     tasks: list[MergeTask] = []
@@ -240,7 +237,7 @@ def _job(
         for low, high in itertools.pairwise(cuts):
             # a directory is read once for each task that needs it: of large tables only those of neighbouring shards
             has = tuple(stored for stored in inside if _has(stored, low, high))
-            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, genesis))
+            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor))
     return MergeJob(ordered, windows, tuple(tasks))
 
 
@@ -266,12 +263,12 @@ def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[lis
     return components
 
 
-def _estimates(sources: Iterable[StoredObject], window_s: int) -> dict[int, int]:
-    """Return how many entries each window (number) may get, as if each source's were spread evenly over its seconds; at
+def _estimates(inputs: Iterable[StoredObject], window_s: int) -> dict[int, int]:
+    """Return how many entries each window (number) may get, as if each input's were spread evenly over its seconds; at
     least 1.
     """
     counts: dict[int, int] = {}
-    for stored in sources:
+    for stored in inputs:
         first, last = stored.second_min // window_s, stored.second_max // window_s
         seconds = stored.second_max - stored.second_min + 1
         for number in range(first, last + 1):

@@ -1,20 +1,12 @@
-"""A merge in this process: plan, tasks in threads, publish.
+"""A merge in this process: plan, tasks in threads, proof, one log record; and what it will cost, before anything is
+read. Small installations need nothing else; Spark runs the same tasks elsewhere.
 
-Small installations need nothing else; Spark runs the same tasks elsewhere.
+Repeating it is harmless: what was merged is no input any more. A job that another merge has overtaken is planned anew,
+a bounded number of times. `publish` is called once with one result of each task; whatever fails before its record
+leaves the index as it was. Threads: several merges at once are safe, the log decides.
 
-Repeating it is harmless: what was merged is no source any more. A job that another merge has overtaken is planned anew,
-a bounded number of times. Threads: one merge at a time is the caller's business; several are safe, the log decides.
-
-The end of a merge: proof that nothing was lost or doubled, then one log record that swaps tables for sources.
-
-Whoever drives the tasks calls `publish` once with one result of each. Before the record is appended the uploads are
-completed, which makes objects that nobody knows of; whatever fails before the record leaves the index as it was, and
-the leftovers to `orphans`.
-
-What a merge will cost, by its plan: requests, bytes and dollars before anything is read. Pure.
-
-The counts follow from how a task works: a range to the end of each source for its directory, a range a source and piece
-(8 MiB at most), and for each shard one put, or the parts of an upload. A source that lies in several groups of windows
+Costs follow from how a task works: a range to the end of each input for its directory, a range an input and piece
+(8 MiB at most), and for each shard one put, or the parts of an upload. An input that lies in several groups of windows
 is read for each. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer pieces or shards
 costs less, and a hot key more.
 """
@@ -54,7 +46,7 @@ __all__ = [
 
 
 class MergeOvertaken(TieredIndexError):
-    """Another job has merged or removed a source meanwhile; nothing was changed. Plan again."""
+    """Another job has merged or removed an input meanwhile; nothing was changed. Plan again."""
 
     exit_code = 3
 
@@ -68,7 +60,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     shards = [shard for result in results for shard in result.shards]
     publication = Publication(storage, log, [shard.sent for shard in shards])
     publication.complete()
-    names = tuple(source.name for source in job.sources)
+    names = tuple(stored.name for stored in job.inputs)
     added = {shard.stored.name for shard in shards}
 
     def make(state: LogState) -> LogRecord | None:
@@ -85,17 +77,17 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
-    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the sources."""
+    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the inputs."""
     numbers = sorted(result.number for result in results)
     if numbers != [task.number for task in job.tasks]:
         raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
-    for source in job.sources:
-        read = sum(result.read_counts.get(source.name, 0) for result in results)
-        if read != source.count:
+    for stored in job.inputs:
+        read = sum(result.read_counts.get(stored.name, 0) for result in results)
+        if read != stored.count:
             raise CorruptFile(
-                source.name,
+                stored.name,
                 "the merge read another number of entries than the log says",
-                expected=source.count,
+                expected=stored.count,
                 found=read,
             )
     shards = [shard for result in results for shard in result.shards]
@@ -206,7 +198,7 @@ def merge(
                 continue
             written = sum(shard.stored.size_bytes for shard in shards)
             tables = len({shard.stored.shard.table for shard in shards if shard.stored.shard is not None})
-            report += MergeReport(1, len(job.sources), tables, len(shards), job.entries, job.size_bytes, written)
+            report += MergeReport(1, len(job.inputs), tables, len(shards), job.entries, job.size_bytes, written)
         if not overtaken:
             return report
     raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row")
@@ -234,19 +226,19 @@ class MergeCost:
 
 def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     """Return what a job will cost."""
-    item_size = job.tasks[0].genesis.layout.schema.item.itemsize
+    item_size = job.tasks[0].descriptor.layout.schema.item.itemsize
     runs = len({task.base_low for task in job.tasks})
-    readers = Counter(source.name for task in job.tasks for source in task.sources)
+    readers = Counter(stored.name for task in job.tasks for stored in task.inputs)
     times = Counter(
-        name for name, _ in {(source.name, task.windows[0].begin_s) for task in job.tasks for source in task.sources}
+        name for name, _ in {(stored.name, task.windows[0].begin_s) for task in job.tasks for stored in task.inputs}
     )
-    moved = sum(source.count * times[source.name] for source in job.sources)
+    moved = sum(stored.count * times[stored.name] for stored in job.inputs)
     requests: Counter[str] = Counter(RECORD_REQUESTS)
     pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
-    # a task reads of each source that has entries for it the directory, and a range a piece
+    # a task reads of each input that has entries for it the directory, and a range a piece
     spans = sum(
-        max(pieces * readers[source.name], -(-source.count * times[source.name] * item_size // _SPAN_BYTES))
-        for source in job.sources
+        max(pieces * readers[stored.name], -(-stored.count * times[stored.name] * item_size // _SPAN_BYTES))
+        for stored in job.inputs
     )
     requests["get_range"] += readers.total() + spans
     shards = 0

@@ -1,16 +1,10 @@
-"""One task of a merge: its run of base slots and its windows of every source, sorted and written as shards, uploaded
+"""One task of a merge: its run of base slots and its windows of every input, sorted and written as shards, uploaded
 but not published.
 
 The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be
-repeated, run twice at once or die at any moment. Memory: one piece of the sources, its sort, and for each window of the
-task two parts of an upload and 8 bytes an entry; `plan` bounds these. Threads: one task is run by one thread; any
-number of tasks by as many threads or processes.
-
-Shards on their way into the storage: pieces of sorted-to-be entries in, uploaded but unpublished objects out.
-
-Names are unique to the attempt, and nothing refers to an object until a log record does. Memory: one piece, its sort,
-two parts of an upload and 8 bytes an entry of a shard. Threads: one run is written by one thread; any number of runs by
-as many threads or processes.
+repeated, run twice at once or die at any moment. Memory: one piece of the inputs, its sort, and for each window of the
+task two parts of an upload and 8 bytes an entry; `plan` bounds these. Threads: one task, and one run, by one thread;
+any number of tasks by as many threads or processes.
 """
 
 from __future__ import annotations
@@ -31,7 +25,7 @@ from tiered_index.format.trailer import Tail
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.publication import FinishedObject, Upload
 from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
-from tiered_index.service.merge.pieces import Piece, SourceReader
+from tiered_index.service.merge.pieces import InputReader, Piece
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
 
@@ -65,7 +59,7 @@ class TableRun:
 
     def __init__(
         self,
-        genesis: IndexDescriptor,
+        descriptor: IndexDescriptor,
         window: Window,
         base_slots: tuple[int, int],
         topics: Mapping[int, str],
@@ -76,14 +70,14 @@ class TableRun:
         beside: int = 1,
     ) -> None:
         self.finished: list[FinishedShard] = []
-        self._genesis, self._window, self._topics, self._storage, self._now_ms = (
-            genesis,
+        self._descriptor, self._window, self._topics, self._storage, self._now_ms = (
+            descriptor,
             window,
             topics,
             storage,
             now_ms,
         )
-        self._schema = genesis.layout.schema
+        self._schema = descriptor.layout.schema
         self._sequence, self._most = sequence, most
         self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, beside)
         self._open: _OpenShard | None = None
@@ -127,7 +121,7 @@ class TableRun:
             upload.abandon()
 
     def _begin(self, low: int, high: int, capacity: int) -> _OpenShard:
-        window, layout = self._window, self._genesis.layout
+        window, layout = self._window, self._descriptor.layout
         begin_ms = window.begin_s * 1000
         file_id = new_file_id(begin_ms)
         upload = Upload(self._storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
@@ -153,7 +147,9 @@ class TableRun:
         writer.slot_range = window.slots.slots_of_base(low, high)
         topics = {topic_id: name for topic_id, name in self._topics.items() if topic_id in shard.used_topics}
         more = {"table": window.table, "window_s": window.window_s, "sequence": self._sequence}
-        trailer = writer.finish(shard.file_id, f"tiered_index {__version__}", self._genesis.offset_space, topics, more)
+        trailer = writer.finish(
+            shard.file_id, f"tiered_index {__version__}", self._descriptor.offset_space, topics, more
+        )
         tail = Tail.decode(trailer, upload.name, upload.size_bytes + len(trailer))
         upload.write(trailer)
         upload.finish()
@@ -177,12 +173,12 @@ class TableRun:
 
 
 PIECE_ITEMS = 1 << 20
-"""Entries of all sources held at a time."""
+"""Entries of all inputs held at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task read, by source, and wrote; both sides' checksums are sums of `entry_checksum`."""
+    """What a task read, by input, and wrote; both sides' checksums are sums of `entry_checksum`."""
 
     number: int
     read_counts: dict[str, int]
@@ -196,7 +192,7 @@ def run_task(
     """Read, sort and write one task; `progress` is told of entries done. What was uploaded before an error is aborted
     or deleted.
     """
-    schema = task.genesis.layout.schema
+    schema = task.descriptor.layout.schema
     cold = ColdPath(
         storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0)
     )
@@ -205,17 +201,17 @@ def run_task(
 
 
 def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progress: Callable[[int], None]) -> TaskResult:
-    if not task.sources:
+    if not task.inputs:
         return TaskResult(task.number, {}, 0, ())
-    schema = task.genesis.layout.schema
+    schema = task.descriptor.layout.schema
     step = max(window.slots.join for window in task.windows)
-    reader = SourceReader(
-        cold, task.sources, schema, task.genesis.layout.slots, task.base_low, task.base_high, step, task.seconds
+    reader = InputReader(
+        cold, task.inputs, schema, task.descriptor.layout.slots, task.base_low, task.base_high, step, task.seconds
     )
-    most = sum(source.count for source in task.sources)
+    most = sum(stored.count for stored in task.inputs)
     tables = [
         TableRun(
-            task.genesis,
+            task.descriptor,
             window,
             (task.base_low, task.base_high),
             reader.topics,

@@ -79,7 +79,7 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(
     assert PART < max(held) <= 2 * PART * FULL_WINDOWS
     directories = Counter(read.name for read in recorder.reads if read.end == recorder.inner.head(read.name).size_bytes)
     # only a file that lies in two groups is read by two tasks
-    assert directories.total() == days + len(job.tasks) - 1 == sum(len(task.sources) for task in job.tasks)
+    assert directories.total() == days + len(job.tasks) - 1 == sum(len(task.inputs) for task in job.tasks)
     cost = estimate(job, PriceTable())
     assert (cost.shards, cost.written_bytes) == (days + 1, job.entries * 32)
     assert cost.read_bytes == cost.written_bytes + (len(job.tasks) - 1) * ROWS * 32
@@ -109,7 +109,7 @@ def test_more_windows_have_smaller_parts(life: Merging) -> None:
     assert FULL_WINDOWS < most <= 48
     fill(life, 1)
     job = life.plan().jobs[0]
-    run = writing.TableRun(job.tasks[0].genesis, job.windows[0], (0, 11), {}, 0, 1, life.storage, 0, most)
+    run = writing.TableRun(job.tasks[0].descriptor, job.windows[0], (0, 11), {}, 0, 1, life.storage, 0, most)
     assert writing._PART_BYTES * FULL_WINDOWS // most == run._part_bytes < writing._PART_BYTES
 
 

@@ -34,13 +34,13 @@ def test_a_directory_is_read_by_the_tasks_that_need_it(life: Merging) -> None:
     assert shards == 4
     (job,) = life.plan(30 * DAY_S, shard_bytes=_SHARD).jobs
     tasks = len(job.tasks)
-    assert tasks >= 3 and {source for task in job.tasks for source in task.sources} == set(job.sources)
-    readers = Counter(source.name for task in job.tasks for source in task.sources)
+    assert tasks >= 3 and {source for task in job.tasks for source in task.inputs} == set(job.inputs)
+    readers = Counter(source.name for task in job.tasks for source in task.inputs)
     # cuts of the tasks and of the shards lie between each other: each shard is of two tasks, at most three
     assert max(readers.values()) < tasks
     recorder = Recorder(life.storage)
     life.merge(30 * DAY_S, storage=recorder, shard_bytes=_SHARD)
-    directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.sources, read.name))
+    directories = Counter(read.name for read in recorder.reads if read.end == _size_of(job.inputs, read.name))
     assert directories == readers
     # one directory and one range for each, for no task has more than a piece
     assert estimate(job, PriceTable()).requests["get_range"] == 2 * readers.total()
