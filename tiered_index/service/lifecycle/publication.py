@@ -21,6 +21,7 @@ from enum import Enum
 from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
+    ObjectNotFound,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -226,6 +227,15 @@ class Publication:
     def sent(self) -> SentObject:
         """A writer's one object."""
         return self._objects[0]
+
+    def is_whole(self) -> bool:
+        """Return whether a writer's object is still there as it was sent; else it is sent anew, and never deleted: its
+        record may still arrive.
+        """
+        try:
+            return self._storage.head(self.sent.name).size_bytes == self.sent.size_bytes
+        except ObjectNotFound:
+            return False
 
     @property
     def is_overdue(self) -> bool:

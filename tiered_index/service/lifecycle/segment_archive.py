@@ -9,7 +9,6 @@ any thread.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import zlib
 from collections.abc import Callable
@@ -210,10 +209,8 @@ class SegmentUploads:
         one that `orphans` may be about to sweep.
         """
         session, sent = self._session, self._sent.get(place)
-        if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue:
-            with contextlib.suppress(ObjectNotFound):
-                sent[1].complete()
-                return sent
+        if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue and sent[1].is_whole():
+            return sent
         sums = SegmentSums()
         # whole pieces, and so large that they can be numbered
         part_bytes = max(self._part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))

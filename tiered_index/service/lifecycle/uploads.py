@@ -12,7 +12,6 @@ from collections.abc import Container
 from functools import partial
 from pathlib import Path
 
-from tiered_index.errors import ObjectNotFound
 from tiered_index.format.names import COMPACTED, DATA_PREFIX, UPLOADED, data_name, data_prefix
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_local, verify_runs, verify_tables
 from tiered_index.service.lifecycle.publication import Publication, stored_file
@@ -80,12 +79,9 @@ class Uploads:
         """Return the publication of a file as sent now, or by an earlier try."""
         session, publication = self._files.session, self._publications.get(file_id)
         if publication is not None:
-            try:
-                publication.complete()
-            except ObjectNotFound:
-                self._forget(file_id)  # sent anew next time
-                raise
-            return publication
+            if publication.is_whole():
+                return publication
+            self._forget(file_id)
         name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._files.config.upload_part_bytes
         self._publications[file_id] = publication = Publication.send(
             session, name, lambda upload: upload.write(data), part_bytes, part_bytes
