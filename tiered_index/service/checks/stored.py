@@ -47,9 +47,7 @@ __all__ = [
 
 
 class RecordCheck:
-    """Checks each record of the log, from the first on: tables come and go whole, and a merge adds as many entries as
-    it removes.
-    """
+    """Checks the log's records in order: tables come and go whole, a merge adds as many entries as it removes."""
 
     def __init__(self, report: Report) -> None:
         self._report = report
@@ -223,9 +221,7 @@ def check_storage(
     threads: int,
     check_objects: CheckObjects | None = None,
 ) -> LogState | None:
-    """Check a storage against itself and against the compacted files of a root; return the log's state where it can be
-    believed.
-
+    """Check a storage against itself and a root's compacted files; return the log's state where it is sound.
     `check_objects` checks the objects elsewhere. Raises `NotAnIndex`, `StorageError`.
     """
     state = _check_log(storage, report)
@@ -258,9 +254,7 @@ def check_object(
 
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
-    """Fold the whole log from record 1, comparing each checkpoint on the way; return the last state, or None where it
-    breaks.
-    """
+    """Replay the whole log, comparing each checkpoint on the way; return the last state, None where it breaks."""
     checkpoints = {}
     for info in storage.list(CHECKPOINT_PREFIX):
         try:

@@ -59,10 +59,7 @@ class Progress:
 
 
 class Lifecycle:
-    """The life cycle of one root's files.
-
-    `errors` holds the last error of each file that could not go on, until it can.
-    """
+    """The life cycle of one root's files; `errors` has the last error of each file that could not go on, until it can."""
 
     def __init__(
         self,
@@ -89,11 +86,8 @@ class Lifecycle:
         self._closed = False
 
     def run_once(self) -> Progress:
-        """Seal what is old, then compact, upload and retire what can be.
-
-        Raises the first error after every file had its turn.
-
-        While the root is not what it was, no file has a turn: another folder may be in its place.
+        """Seal what is old, then compact, upload and retire what can be; raise the first error once every file had its
+        turn. While the root is not the folder that was opened no file has one.
         """
         progress, errors = self._round()
         if errors:
@@ -132,9 +126,7 @@ class Lifecycle:
             return progress, list(self.errors.values())
 
     def tend_damaged(self) -> None:
-        """Let go of damaged files that were published; ask for those that are staged. What fails is repeated by the
-        rounds.
-        """
+        """Let go of damaged files that were published, ask for staged ones; the rounds repeat what fails."""
         with self._lock:
             self._step("damaged", self._tend_damaged)
 
@@ -200,10 +192,7 @@ class Lifecycle:
             self._damaged.staged(file_id)
 
     def _tend(self, progress: Progress) -> None:
-        """Stage what is sealed, take over what jobs have published.
-
-        A storage that fails is left alone for this round.
-        """
+        """Stage what is sealed, adopt what jobs have published; after an error of the storage no more in this round."""
         staged, adopted = self._staging.staged, self._staging.adopted
         for file in self._sealed():
             if not self._step(file.file_id, partial(self._staging.tend, file)) and isinstance(
@@ -221,10 +210,9 @@ class Lifecycle:
         return sorted(files, key=lambda file: (file.lane != QUARANTINE, file.sequence))
 
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
-        """Return local copies that have been kept long enough, and the oldest of those beyond the bound in bytes.
-
-        Where a flush or a compaction found no room the oldest go early, as many as make room for one more file. A copy
-        stays while it is the last to say a source's position: one that the log and the younger local files don't reach.
+        """Return local copies kept long enough, and the oldest of those beyond the bound in bytes. Where a flush or a
+        compaction found no room the oldest go early, to make room for one file. A copy stays while it alone has a
+        source's position: one that the log and younger local files don't reach.
         """
         handles = self._catalog.all()
         known = self._session.log.state.files

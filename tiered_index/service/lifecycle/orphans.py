@@ -47,10 +47,8 @@ class Orphans:
 
 
 def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0) -> Orphans:
-    """Return what no record names and what is older than `older_than_s` (at least an hour).
-
-    The listing comes before the log, so that what is published meanwhile is known. Raises `InvalidArgument`, what the
-    storage raises.
+    """Return what no record names and is older than `older_than_s` (at least `MIN_AGE_S`). The listing comes before the
+    log, so that what is published meanwhile is known. Raises `InvalidArgument`, as the storage.
     """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
@@ -77,11 +75,9 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
 
 
 def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
-    """Delete them, but for what has been published, or asked for by a ticket, since they were found; return what was
-    deleted.
-
-    Costs a listing of the log's end for each thousand, and one of what is staged where that is among them. Raises what
-    the storage raises; what is left is found again.
+    """Delete those that weren't published, or asked for by a ticket, since they were found; return what was deleted.
+    Costs a listing of the log's end a thousand, and one of what is staged. Raises as the storage; the rest is found
+    again.
     """
     deleted: list[ObjectInfo] = []
     doomed = {info.name for info in orphans.objects}
@@ -104,10 +100,7 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
 
 
 def _removed_since(log: StorageLog, last: int, before_ms: int) -> set[str]:
-    """Return the names that records put since `before_ms` remove; costs a request a record, and a listing a thousand.
-
-    It is the storage's word that counts, as for all else here: the records' own times are of clocks of many hosts.
-    """
+    """Return the names that records put since `before_ms`, by the storage's clock, remove; a request a record."""
     removed: set[str] = set()
     for number in log.numbers_since(last, before_ms):
         removed.update(log.record(number).remove)
@@ -119,11 +112,8 @@ def _file_of(info: ObjectInfo) -> str:
 
 
 def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple[Ticket, int]], set[str]]:
-    """Return the tickets among staged objects, each with the time of its last put, and the files of those that are gone
-    meanwhile.
-
-    A damaged one asks for nothing. One that is gone was renewed, or is over: nothing of its file is judged by this
-    listing.
+    """Return the readable tickets, each with the time of its last put, and the files whose ticket is gone meanwhile
+    (renewed, or over): this listing doesn't judge them.
     """
     tickets, renewed = [], set()
     for info in staged:

@@ -56,17 +56,14 @@ _PART_BYTES = 16 << 20
 
 
 class JobOverdue(TieredIndexError):
-    """A job took so long that what it has uploaded may be swept at any moment; nothing was published. Divide the work,
-    run it again.
-    """
+    """A job took so long that its uploads may be swept at any moment; nothing was published. Divide the work."""
 
     exit_code = 3
 
 
 class Upload:
-    """The sender of one object: parts of `part_bytes`, or one put where it is smaller than two parts.
-
-    `last_bytes` is how many the last part, or the one put, has at most; None: less than two parts.
+    """The sender of one object: one put, or parts of `part_bytes`, the last of at most `last_bytes` (None: less than
+    two).
     """
 
     def __init__(
@@ -83,9 +80,7 @@ class Upload:
         self._held_bytes = 0
 
     def write(self, data: bytes | memoryview) -> None:
-        """Take the next bytes; what makes a full part and leaves one behind it is sent. What can't change isn't
-        copied.
-        """
+        """Take the next bytes; full parts that leave one behind them are sent. Read-only buffers aren't copied."""
         view = memoryview(data)
         self._held.append(view if view.readonly else bytes(view))
         self._held_bytes += len(view)
@@ -104,9 +99,7 @@ class Upload:
             self._send(rest)
 
     def abandon(self) -> None:
-        """Take back what was sent; what can't be is left to `orphans`: the error that led here is the one that
-        counts.
-        """
+        """Take back what was sent; what can't be is left to `orphans`: the error that led here counts."""
         self._held.clear()
         with contextlib.suppress(StorageError):
             if self.handle is not None:
@@ -186,8 +179,8 @@ class Publication:
         part_bytes: int,
         last_bytes: int | None = None,
     ) -> Publication:
-        """Send an object whole, of which `fill` writes the bytes. Raises what `fill` and the storage raise,
-        `StorageUnavailable` where the object arrived cut short; what was sent is taken back then.
+        """Send an object whole, of which `fill` writes the bytes; what was sent before an error is taken back. Raises
+        as `fill` and the storage, `StorageUnavailable` where it arrived cut short.
         """
         storage, began_ms = session.storage, session.log.clock.now_ms()
         upload = Upload(storage, name, part_bytes, last_bytes)
@@ -205,10 +198,8 @@ class Publication:
         return publication
 
     def complete(self) -> None:
-        """Complete the uploads, so that each object is there as it was written.
-
-        Raises what the storage raises; where one has another size `CorruptFile` to a job, `StorageUnavailable` to a
-        writer, which sends it again.
+        """Complete the uploads. Raises as the storage; where an object has another size than was sent `CorruptFile` to
+        a job, `StorageUnavailable` to a writer, which sends it again.
         """
         for number, one in enumerate(self._objects):
             if one.upload is not None:
@@ -229,9 +220,7 @@ class Publication:
         return self._objects[0]
 
     def is_whole(self) -> bool:
-        """Return whether a writer's object is still there as it was sent; else it is sent anew, and never deleted: its
-        record may still arrive.
-        """
+        """Return whether a writer's object is there as it was sent. If not it is sent anew, and never deleted."""
         try:
             return self._storage.head(self.sent.name).size_bytes == self.sent.size_bytes
         except ObjectNotFound:
@@ -249,10 +238,9 @@ class Publication:
         return max((abs(now_ms - one.began_ms) for one in self._objects), default=0) / 1000
 
     def record(self, what: str, make: Make, holder: Callable[[LogState], object] = lambda state: "others") -> LogState:
-        """Append the record that `make` returns, which is None where others were first; return the log's state.
-
-        `holder` returns what the log has in the place of the objects. Raises as `StorageLog.append`, what `make`
-        raises, and where it is too late `JobOverdue` to a job, `StorageUnavailable` to a writer.
+        """Append the record that `make` returns (None: others were first); return the log's state. `holder` returns
+        what the log has in the place of the objects. Raises as `StorageLog.append` and `make`, and where it is too late
+        `JobOverdue` to a job, `StorageUnavailable` to a writer.
         """
 
         def made_in_time(state: LogState) -> LogRecord | None:
@@ -315,10 +303,8 @@ def _delete(storage: Storage, name: str) -> None:
 
 
 class Removals:
-    """The files of which a record has removed an object: what the log's state, which names only what exists, doesn't
-    say. Each record is read once, at a request each. One thread.
-
-    Where to look is told by numbers of the log, never by times: clocks of different hosts differ, and are put right.
+    """Files of which a record has removed an object: the log's state names only what exists. A record is read once.
+    Numbers of the log say where to look, never times: clocks of hosts differ. One thread.
     """
 
     def __init__(self, log: StorageLog) -> None:
@@ -327,10 +313,8 @@ class Removals:
         self._files: set[str] = set()
 
     def files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return the ids of the files that records behind number `after`, up to `state`'s, have removed, and maybe
-        older ones'.
-
-        Raises what the storage raises; what was read before is not read again.
+        """Return the ids of files that records behind number `after` have removed, maybe older ones', too. Raises as
+        the storage.
         """
         if after >= self._last:
             self._files = set()

@@ -67,10 +67,8 @@ class Recovered:
 
 
 def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
-    """Bring a root in order and return its files; `state` is the log's, or None while the storage can't be asked.
-
-    A file whose schema, preset or slots are not those of `layout` is not of this index: it is kept aside as damaged,
-    untouched.
+    """Bring a root in order and return its files; `state` is the log's, None while the storage is down. Files of
+    another schema, preset or number of slots than `layout` has become damaged ones, untouched.
     """
     found = Recovered(Deletions(root.disk))
     try:
@@ -291,9 +289,7 @@ def _stranger(
 
 
 def _never_written(path: Path) -> bool:
-    """Return whether nothing follows an unsealed file's header: entries are written only once the journal has its name
-    durably.
-    """
+    """Return whether only zeros follow the header: entries are written once the journal's name is durable."""
     with path.open("rb") as handle:
         handle.seek(HEADER_SIZE)
         while piece := handle.read(_READ_BYTES):

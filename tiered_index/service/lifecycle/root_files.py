@@ -127,11 +127,8 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
 
 
 def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Sequence[Handle]) -> dict[str, int]:
-    """Return the source positions that are true once `file` is published: those before which no entry waits in another
-    of `handles`.
-
-    A main file's positions say nothing of quarantine and of damaged files; a quarantine file's say nothing of main
-    files.
+    """Return the source positions that are true once `file` is published: no entry before them waits in another of
+    `handles`. A main file's are no promise for quarantine and damaged files, a quarantine file's none for main files.
     """
     waiting = [h for h in handles if h.file_id != file.file_id and not _is_stored(h)]
     if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
@@ -232,9 +229,7 @@ class DamagedCopies:
             del self._published[file_id]
 
     def _before(self, state: LogState) -> int:
-        """Return the number of a log record before any that removed a waiting file, as far as journals say it and the
-        bound allows.
-        """
+        """Return a record's number before any that removed a waiting file, as far as journals and the bound allow."""
         if self._looked_from is None:
             begun = [journal.log_number if (journal := self._journals.get(file_id)) else 0 for file_id in self._waiting]
             self._looked_from = max(min(begun), state.number - _MAX_RECORDS)

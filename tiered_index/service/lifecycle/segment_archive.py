@@ -45,12 +45,8 @@ class SegmentArchive:
         return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
 
     def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
-        """Return `length` bytes of the log from `offset`, within `segment`, by one ranged request.
-
-        They are not checked here.
-
-        Raises `ObjectNotFound` where the log has removed the segment since, `CorruptFile` where the log names it and it
-        is gone or short.
+        """Return `length` bytes of the log from `offset`, within `segment`, unchecked, by one request. Raises
+        `ObjectNotFound` where the log has removed the segment since, `CorruptFile` where the object is gone or short.
         """
         if not segment.start <= offset <= offset + length <= segment.end:
             raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
@@ -66,9 +62,8 @@ class SegmentArchive:
             ) from error
 
     def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """Return the checksums of a segment's pieces, by one request.
-
-        Raises `CorruptFile` where they contradict the log.
+        """Return the checksums of a segment's pieces, by one request. Raises `CorruptFile` where the log contradicts
+        them.
         """
         data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
         if size != segment.object_bytes:
@@ -105,9 +100,7 @@ class SegmentUploads:
         modified_ms: int | None,
         rewritten_ms: int | None = None,
     ) -> bool:
-        """Upload a segment unless it is archived; return whether it was uploaded. Arguments and errors as
-        `IndexService.archive`.
-        """
+        """Upload a segment unless it is archived; return whether it was uploaded. As `IndexService.archive`."""
         if start < 0 or size_bytes <= 0:
             raise InvalidArgument(
                 f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}"
@@ -138,9 +131,7 @@ class SegmentUploads:
             return self._publish((store, start), size_bytes, read, modified_ms)
 
     def _replace(self, known: ArchivedSegment, read: ReadSegment) -> bool:
-        """Archive a segment in the place of what it was before; the old object goes with a later start's sweep: readers
-        may be at it.
-        """
+        """Archive a segment anew in its place; readers may be at the old object, which a later start sweeps."""
         self._sent.pop(known.place, None)  # of before, like the other one
         return self._publish(known.place, known.size_bytes, read, None, known.name)
 
@@ -181,8 +172,8 @@ class SegmentUploads:
         modified_ms: int | None,
         instead_of: str | None = None,
     ) -> bool:
-        """Append the record of a segment, whose upload is sent unless an earlier try did; return whether it is the one
-        at its place. `instead_of` names the one that the same record removes, where that is the one at its place still.
+        """Append a segment's record; return whether it is the one in its place. The record removes `instead_of` where
+        that is still there.
         """
         segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read)
 
@@ -205,9 +196,7 @@ class SegmentUploads:
     def _uploaded(
         self, place: tuple[str, int], size_bytes: int, read: ReadSegment
     ) -> tuple[ArchivedSegment, Publication]:
-        """Return the segment as uploaded now, or by an earlier try whose record is not known to be in the log; not by
-        one that `orphans` may be about to sweep.
-        """
+        """Return the segment as sent now, or by an earlier try that is not overdue and whose object is whole."""
         session, sent = self._session, self._sent.get(place)
         if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue and sent[1].is_whole():
             return sent
@@ -247,10 +236,7 @@ def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
 
 
 def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
-    """Raise `CorruptFile` where a segment isn't what was archived of it.
-
-    One that is older than its archived copy is known by its head.
-    """
+    """Raise `CorruptFile` where a segment differs from its archived copy; of one older than that only the head is read."""
     where = _called(known.store, known.start)
     if size_bytes != known.size_bytes:
         raise CorruptFile(

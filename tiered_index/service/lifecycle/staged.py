@@ -60,12 +60,8 @@ _PIECES_A_RANGE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ticket:
-    """Says that `object` has file `file_id`, staged by the writer of `epoch`.
-
-    `created_ms` is the file's, `staged_ms` the object's.
-
-    `log_number` is that of a record of the log before any that names the file; 0, as in older tickets, where none is
-    known.
+    """Asks for file `file_id`, staged as `object` by the writer of `epoch`, to be compacted. `created_ms` is the
+    file's, `staged_ms` the object's; `log_number` is of a record before any that names the file, 0 where none is known.
     """
 
     file_id: str
@@ -130,10 +126,8 @@ _STAGED = record(
 def send_entries(
     session: StorageSession, sealed: SealedFile, entries: Array, part_bytes: int
 ) -> tuple[Ticket, Publication]:
-    """Put `entries` (structured, n, verified) and `sealed` into the storage, whole; return the ticket, which is not put
-    yet.
-
-    Raises what the storage raises; what was sent is taken back then.
+    """Send `entries` (structured, n, verified) and `sealed` whole; return the ticket, which isn't put yet. Raises as
+    the storage; what was sent is taken back then.
     """
     data = memoryview(entries.view(np.uint8).reshape(-1))  # type: ignore[arg-type]
 
@@ -163,10 +157,7 @@ def send_entries(
 
 
 def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int, ...]]:
-    """Return what a staged object says beside the entries, and the CRC32 of each piece.
-
-    Raises `CorruptFile`, what the storage raises.
-    """
+    """Return a staged file's description and the CRC32 of each piece. Raises `CorruptFile`, as the storage."""
     position, length = ticket.entries_bytes, ticket.size_bytes - ticket.entries_bytes
     for last in (False, True):  # damage on the way is not damage of the object
         try:
@@ -187,10 +178,8 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
 
 @contextmanager
 def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces: tuple[int, ...]) -> Iterator[Array]:
-    """Yield the verified entries (structured, n) over a map of a temporary file: memory does not grow with them, local
-    disk does.
-
-    Raises `CorruptFile`, what the storage raises.
+    """Yield the verified entries (structured, n) over a map of a temporary file: of disk, not of memory. Raises
+    `CorruptFile`, as the storage.
     """
     with tempfile.TemporaryFile(prefix="tiered-index-") as spool:
         for first in range(0, len(pieces), _PIECES_A_RANGE):
@@ -203,9 +192,7 @@ def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces:
 
 
 def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[int, ...]) -> bytes:
-    """Return the bytes of `pieces`, of which `first` is the number of the first one; a wrong answer is asked for once
-    more.
-    """
+    """Return the bytes of `pieces`, from number `first` on; after a wrong answer they are read once more."""
     start = first * _PIECE_BYTES
     length = min(len(pieces) * _PIECE_BYTES, ticket.entries_bytes - start)
     wrong = 0
@@ -226,9 +213,7 @@ def _verified_range(storage: Storage, ticket: Ticket, first: int, pieces: tuple[
 
 @dataclass(frozen=True, slots=True)
 class StagedResult:
-    """What became of one file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: an
-    error stopped it.
-    """
+    """One file: `finished`, or why it was `left`; `corrupt`: its staged object is damaged; `failed`: by an error."""
 
     ticket: Ticket
     finished: FinishedObject | None = None
@@ -238,9 +223,8 @@ class StagedResult:
 
 
 def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
-    """Return the tickets whose files can be compacted now, oldest first, and those that are left.
-
-    Costs a listing, a request a ticket, and one for each log record since the oldest file of the log's epoch was begun.
+    """Return the tickets whose files can be compacted now, oldest first, and those that are left. Costs a listing, a
+    request a ticket, and one for each log record since the oldest file of the log's epoch was begun.
     """
     tickets: list[Ticket] = []
     left: list[StagedResult] = []
@@ -280,10 +264,8 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
 
 
 def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
-    """Compact one file and send it, unpublished; what was sent is taken back where that fails.
-
-    No file stands in the way of another: one that is damaged, or gone because it was published meanwhile, and whatever
-    error storage or disk raise is what the result says.
+    """Compact and send one file, unpublished; what was sent before an error is taken back. Errors of storage, disk and
+    the staged object are in the result: no file stands in the way of another.
     """
     upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
     try:
@@ -311,12 +293,9 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
 def publish_staged(
     results: Sequence[StagedResult], storage: Storage, log: StorageLog
 ) -> tuple[LogState, list[StagedResult]]:
-    """Complete the uploads and append one record with all files that still may come; return the log's state and what
-    became of each.
-
-    Files that may not come any more are told as left, and taken back, and those whose upload can't be completed as
-    failed. Raises `JobOverdue`, and what the log raises: where the record's outcome is unknown what was sent stays, and
-    `orphans` decides.
+    """Complete the uploads and append one record with all files that still may come; return the log's state and each
+    result. Other files are left, and taken back. Raises `JobOverdue`, as the log: where the outcome is unknown what was
+    sent stays.
     """
     done = [_completed(result, storage, log) for result in results]
     finished = [result.finished for result in done if result.finished is not None]

@@ -71,9 +71,7 @@ class Staging:
         return self._enabled and file.ended and not overdue
 
     def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
-        """Let the time of each sealed file of this root run from when it is first told: whatever fails later, it comes
-        to an end.
-        """
+        """Start the time-out of each sealed file when it is first seen, so that its wait ends whatever fails."""
         now_ms = self._files.clock.now_ms()
         self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
 
@@ -97,19 +95,15 @@ class Staging:
         self._stage(file)
 
     def ask_for(self, damaged: Collection[str]) -> list[str]:
-        """Return those of `damaged`, ids of local files that can't be read, that are staged whole: their tickets are
-        renewed once.
-
-        Raises what the storage raises; it may be repeated.
+        """Return those of `damaged` (file ids) that are staged whole, their tickets renewed once. Raises as the
+        storage.
         """
         if damaged and not self._resumed:
             self._resume()
         return [file_id for file_id in damaged if file_id in self._staged]
 
     def settle(self) -> None:
-        """Say in the log which source positions have become true by jobs' records, let go of local copies, sweep what
-        was staged.
-        """
+        """Append source positions that jobs' records made true, let go of local copies, sweep what was staged."""
         if self._published or self._enabled:
             handles, logged = self._catalog.all(), self._session.log.state.positions
             positions: dict[str, int] = {}
@@ -124,9 +118,7 @@ class Staging:
         self._sweep()
 
     def _stage(self, file: UnsealedFile) -> None:
-        """Send the entries, then the ticket, as far as that is not done; anew what no ticket names and `orphans` may
-        sweep soon.
-        """
+        """Send the entries, then the ticket, as far as not done; anew what no ticket names and `orphans` may sweep."""
         known, session, file_id = self._staged.get(file.file_id), self._session, file.file_id
         if known is not None and known.unnamed is None:
             return
@@ -202,11 +194,7 @@ class Staging:
             del self._leftovers[0]
 
     def _resume(self) -> None:
-        """Find what an earlier process staged: renew the tickets of files that still wait, under this epoch; note what
-        is left to sweep.
-
-        Other roots' files are not touched: their writers may come back.
-        """
+        """Find what an earlier process of this root staged: renew tickets of files that still wait, note leftovers."""
         storage, state = self._session.storage, self._session.log.state
         by_file: dict[str, list[ObjectInfo]] = {}
         for info in list(storage.list(STAGING_PREFIX)):
@@ -234,8 +222,8 @@ class Staging:
         self._resumed = True
 
     def _renew(self, file_id: str, count: int | None, infos: list[ObjectInfo]) -> set[str]:
-        """Put a ticket of this epoch for what is staged of a file; return the names that stay. The time of staging
-        stays what it was.
+        """Put a ticket of this epoch for what is staged of a file, with its time of staging; return the names that
+        stay.
         """
         sizes = {info.name: info.size_bytes for info in infos}
         for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):

@@ -31,10 +31,8 @@ class Uploads:
         self._publications: dict[str, Publication] = {}  # by file id; what is not known to be in the log
 
     def upload(self, file: CompactedFile) -> None:
-        """Publish a compacted file, unless the log has it already, and move it to ``uploaded``.
-
-        Raises what the storage raises, `CorruptFile` (the local file does not verify), `WriterFenced`. It may be
-        repeated.
+        """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated. Raises as the
+        storage, `CorruptFile` (the local file does not verify), `WriterFenced`.
         """
         local, file_id = file.local, file.file_id
         assert local is not None
@@ -112,11 +110,8 @@ class Uploads:
         return after
 
     def _let_go(self, file: CompactedFile) -> None:
-        """Drop a file that is in the log no more: an earlier try, or a job, published it and a merge has removed it
-        since.
-
-        What it was merged into is shown first. The local copy stays, as an uploaded one, while it is the last to say a
-        source's position.
+        """Drop a file that a record has removed since. What it was merged into is shown first; the local copy stays, as
+        an uploaded one, while it alone has a source's position.
         """
         files = self._files
         files.refresh()
@@ -129,9 +124,7 @@ class Uploads:
         files.catalog.remove(file.file_id, lambda: files.deletions.unlink([path]))
 
     def sweep_attempts(self, file_ids: set[str]) -> int:
-        """Delete what unfinished uploads of this root's own files left in the storage; return how many objects and
-        uploads that was.
-        """
+        """Delete what unfinished uploads of these files left in the storage; return how many objects and uploads."""
         storage = self._files.session.storage
         swept = 0
         named = set(self._files.session.log.refresh().objects)

@@ -64,10 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one log.
-
-    `every`: records between them; None: so many that a record costs about `_BYTES_A_RECORD` at most.
-    """
+    """The checkpoints of one log, `every` so many records; None: so that a record costs some `_BYTES_A_RECORD` at most."""
 
     def __init__(self, storage: Storage, every: int | None = None) -> None:
         self._storage = storage
@@ -78,12 +75,8 @@ class Checkpoints:
         self._written: list[int] = []
 
     def newest(self) -> LogState:
-        """Return the state in the newest checkpoint that can be believed, or that of an empty log.
-
-        Costs a listing and a GET.
-
-        A writer may sweep them meanwhile: then newer ones are there, so they are listed again, a bounded number of
-        times.
+        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. Where a
+        writer sweeps them meanwhile newer ones are there, so they are listed again, a bounded number of times.
         """
         for listings_left in reversed(range(_LISTINGS)):
             self._listed = self._list()
@@ -181,19 +174,15 @@ class StorageLog:
         return self._state
 
     def open(self) -> LogState:
-        """Read the newest checkpoint and the records behind it: three requests, and one more a record. Raises
-        `NotAnIndex`.
-        """
+        """Read the newest checkpoint, then the records behind it: 3 requests and one a record. Raises `NotAnIndex`."""
         if not self._read_on(self._checkpoints.newest()):
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         return self._state
 
     def refresh(self) -> LogState:
-        """Read records that others have added since: one request, and one more for each; a writer also looks at the
-        last one it knows.
-
-        What was read before an error of the storage, or a spent budget, is not read again. Raises `CorruptFile` where a
-        record is missing.
+        """Read the records behind the last one known: one request, one more for each; a writer looks at that one, too.
+        After an error of the storage, or a spent budget, what was read is kept. Raises `CorruptFile` where a record is
+        missing.
         """
         self._read_on(self._state)
         return self._state
@@ -293,9 +282,7 @@ class StorageLog:
         return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
 
     def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
-        """Yield `last` and the numbers before it of records that were put since `since_ms` by the storage's clock; a
-        listing a thousand.
-        """
+        """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a thousand."""
         while last > 0:
             after = max(0, last - _LISTED)
             listed = self._storage.list(LOG_PREFIX, start_after=log_name(after) if after else "")
@@ -307,13 +294,10 @@ class StorageLog:
             last = after
 
     def append(self, what: str, epoch: int | None, make: Make) -> LogState:
-        """Append what `make` returns for the state at the end of the log; None means there is nothing left to do.
-
-        `epoch` is the writer's; None for jobs (merge, erase), which no writer fences: `make` decides by the state.
-
-        Raises `WriterFenced` where the log holds a higher epoch than `epoch`, `StorageUnavailable` where the outcome is
-        unknown: repeat the call, it finds its own record. After any error that is no `StorageError` the record
-        certainly is not there.
+        """Append what `make` returns for the state at the log's end, unless it is None. `epoch` is the writer's; None
+        for jobs (merge, erase), which no writer fences. Raises `WriterFenced` where the log has a higher epoch,
+        `StorageUnavailable` where the outcome is unknown: a repeated call finds its own record. After any error that is
+        no `StorageError` the record is certainly not there.
         """
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
@@ -338,9 +322,7 @@ class StorageLog:
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 
     def _put(self, record: LogRecord) -> LogRecord:
-        """Return the record that is there under the number of `record`: this one, or who came first. Raises
-        `StorageError` alone.
-        """
+        """Return the record under the number of `record`: it, or an earlier one. Raises only `StorageError`."""
         name, data = log_name(record.number), record.encode()
         try:
             try:
@@ -360,11 +342,8 @@ class StorageLog:
             return self._decoded(self._storage.get(name), name)
 
     def check_end(self) -> None:
-        """Raise `StorageUnavailable` where the newest record known is gone, or is another; records never are deleted or
-        replaced.
-
-        An empty folder where a disk should be mounted looks like the end of the log: a record that is written there is
-        lost to everybody. One with another index in it would get the records of this one.
+        """Raise `StorageUnavailable` where the newest record known is gone or another one. An empty folder where a disk
+        should be mounted looks like the log's end; a record written there would be lost.
         """
         state = self._state
         if state.number:
@@ -403,11 +382,8 @@ def publishing(
     positions: dict[str, int] | None = None,
     removed: Callable[[LogState], Container[str]] = lambda state: (),
 ) -> Make:
-    """Return what makes a record that adds and removes objects; those that are there (or gone) already, by an earlier
-    try, are left out.
-
-    So are files that are there under another name, and those that are among `removed` of the state that the record
-    follows.
+    """Return a `Make` that adds and removes objects, without those that the state has (or lacks) already, files that it
+    has under another name, and files among `removed` of it.
     """
 
     def make(state: LogState) -> LogRecord | None:

@@ -61,11 +61,9 @@ def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, in
 
 @dataclass(frozen=True, slots=True)
 class TableShard:
-    """What part of which window table an object is. All shards of a table come and go in one record.
-
-    The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds; the object holds slots [`slot_low`, `slot_high`) of
-    `slots`. A slot too large for one object is spread over several of the same range, each with the entries of a time
-    of its own.
+    """The part of a window table that an object is; all shards of a table come and go in one record. The window is
+    [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of `slots`. A slot too
+    large for one object has several of one range, each with the entries of a time of its own.
     """
 
     table: str
@@ -89,11 +87,8 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object that exists by the log's word.
-
-    Seconds are inclusive epoch seconds, `size_bytes` is the whole object's.
-
-    `shard` says which part of a window table it is; None: a file of its own.
+    """One object that the log names. Seconds are inclusive epoch seconds, `shard` its part of a window table (None: a
+    file).
     """
 
     name: str
@@ -163,10 +158,7 @@ class ArchivedSegment:
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """The last batch of a stream that was published: its number, and what tells it from another batch of that number.
-
-    `checksum` (u64) is a sum over the entries that depends neither on their order nor on how they were cut into tables.
-    """
+    """The last published batch of a stream; `checksum` (u64) is a sum over its entries, in whatever order and tables."""
 
     number: int
     entries: int
@@ -192,10 +184,7 @@ class IndexDescriptor:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record.
-
-    `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``; others are folded by what they add and remove.
-    """
+    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``; no reader depends on it."""
 
     number: int
     kind: str
@@ -266,9 +255,7 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
 
 
 def check_slots(stored: StoredObject, genesis: IndexDescriptor | None, file: str) -> None:
-    """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup, no merge would find its
-    entries.
-    """
+    """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup would find its entries."""
     base = genesis.layout.slots if genesis is not None else 0
     if stored.shard is not None and stored.shard.slots.base != base:
         raise CorruptFile(

@@ -172,10 +172,8 @@ class StorageSession:
         return self.epoch > 0 and self.fenced is None
 
     def join(self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor]) -> IndexDescriptor:
-        """Open the index in the storage, or create it as `wanted`; return what it is.
-
-        `adapt` says what is wanted of an index that is there already. Raises `SchemaMismatch`, `NotAnIndex`,
-        `StorageError`.
+        """Open the index in the storage, or create it as `wanted`; return its descriptor. `adapt` returns what is
+        wanted of a stored one. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`.
         """
         self._asked = wanted, adapt
         where = self.storage.uri
@@ -196,9 +194,8 @@ class StorageSession:
         self.join(*self._asked)
 
     def claim(self, root_id: str) -> None:
-        """Become the index's writer.
-
-        Raises `LockHeld` where another root's lease is in force, `WriterFenced`, `StorageError`.
+        """Become the index's writer. Raises `LockHeld` where another root holds the lease, `WriterFenced`,
+        `StorageError`.
         """
         check_lease(self.storage, root_id, self._clock)
         probe_put_if_absent(self.storage)

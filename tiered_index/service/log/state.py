@@ -45,10 +45,7 @@ class LogState:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
 
     def apply(self, record: LogRecord, file: str) -> LogState:
-        """Return the state after `record`, which must be the next one.
-
-        Raises `CorruptFile` for one that contradicts the state.
-        """
+        """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
         return self.fold([(record, file)])
 
     def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
@@ -150,10 +147,7 @@ class LogReplay:
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
-        """Add the next record.
-
-        Raises `CorruptFile` where it contradicts those before; nothing may be added after that.
-        """
+        """Add the next record. After `CorruptFile`, where it contradicts the state, nothing may be added."""
         if record.number != self.number + 1:
             raise CorruptFile(
                 file, "log record has another number than its name", expected=self.number + 1, found=record.number

@@ -36,10 +36,8 @@ _ALWAYS = (-(2**62), 2**62)
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Items (structured as compacted items, n) of base slots [`low`, `high`) with their absolute seconds (i64, n), in
-    no order.
-
-    `part` counts the pieces of a base slot that has several, from 0; None: the piece has all entries of its base slots.
+    """Items (structured, n) of base slots [`low`, `high`) with their absolute seconds (i64, n), in no order. `part`
+    counts the pieces of a base slot that has several, from 0; None: the piece has all entries of its base slots.
     """
 
     low: int
@@ -50,9 +48,8 @@ class Piece:
 
 
 class InputReader:
-    """Reads the run of base slots [`low`, `high`) of every input, and of that the inclusive range `seconds`.
-
-    Raises `SchemaMismatch`, and what reading raises.
+    """Reads base slots [`low`, `high`) of every input within the inclusive `seconds`. Raises `SchemaMismatch`, as
+    reading.
     """
 
     def __init__(
@@ -131,9 +128,7 @@ class InputReader:
             return list(pool.map(lambda index: self._read(index, low, high, seconds), range(len(self._inputs))))
 
     def _read(self, index: int, low: int, high: int, seconds: tuple[int, int]) -> tuple[Array, Int64]:
-        """Return the items of base slots [low, high) of one input that lie in an inclusive range of seconds, and their
-        seconds.
-        """
+        """Return one input's items of base slots [low, high) in an inclusive range of seconds, and their seconds."""
         trailer = self._trailers[index]
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
@@ -190,9 +185,8 @@ class InputReader:
 
 
 def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int], most: int) -> list[tuple[int, int]]:
-    """Return inclusive ranges of seconds, newest first, that together cover `interval`, with about `most` entries each.
-
-    `bounds` are (first second, last second, entries); a second is never divided.
+    """Return inclusive ranges of seconds, newest first, that cover `interval`, each with about `most` of the entries of
+    `bounds` (first second, last second, entries). A second is never divided.
     """
     low, high = interval
     marks = sorted(
@@ -224,9 +218,8 @@ def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int
 
 
 def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
-    """Return the topic table of the result, and for each input which of its ids become others.
-
-    Where one input has no table the result has none either: a table that doesn't name every id would hide entries.
+    """Return the topic table of the result and which ids of each input change. Where an input has no table there is
+    none: one that doesn't name every id would hide entries.
     """
     if any(not trailer.metadata.topics for trailer in trailers):
         return {}, [{} for _ in trailers]

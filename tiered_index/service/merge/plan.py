@@ -42,10 +42,7 @@ Span = tuple[int, int, int]
 def cut_windows(
     sizes: Mapping[int, int], spans: Sequence[Span], shard_bytes: int, most_runs: int
 ) -> tuple[int, list[list[int]]]:
-    """Return the number of runs of slots, at most `most_runs`, and the groups of windows; each run and group is a task.
-
-    `sizes` are bytes by number of window.
-    """
+    """Return the number of runs of slots (at most `most_runs`) and the groups of windows; `sizes` are bytes a window."""
     runs = min(most_runs, -(-max(sizes.values()) // shard_bytes))
     groups = _groups(sizes, runs, shard_bytes)
     least = len(sizes) * _LEAST_BYTES
@@ -93,9 +90,7 @@ _ENTRIES_PER_SLOT = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """One table to be written: entries of [`begin_s`, `begin_s` + `window_s`) epoch seconds. `entries` is an
-    estimate.
-    """
+    """A table to write, of [`begin_s`, `begin_s` + `window_s`) epoch seconds; `entries` is an estimate."""
 
     table: str
     begin_s: int
@@ -106,11 +101,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class MergeTask:
-    """One run of base slots, [`base_low`, `base_high`), and a group of windows, of every input that may have entries
-    of both.
-
-    A shard is written for each window that has some; other entries are another task's. `sequence` is the shards': the
-    greatest of all of the job's inputs.
+    """Base slots [`base_low`, `base_high`) and a group of windows, of every input that may have entries of both. A
+    shard is written for each window that has some. `sequence` is the greatest of the job's inputs.
     """
 
     number: int
@@ -164,10 +156,9 @@ def plan_merge(
     begin_s: int = 0,
     end_s: int = 1 << 62,
 ) -> MergePlan:
-    """Return what there is to merge into windows of `window_s` seconds (aligned to the epoch, UTC).
-
-    Only windows that ended `min_age_s` or more ago are written, and only files whose seconds lie within [`begin_s`,
-    `end_s`) are read. Tables of shorter windows are inputs, too. Raises `InvalidArgument`.
+    """Return what to merge into windows of `window_s` seconds (aligned to the epoch, UTC) that ended `min_age_s` or
+    more ago: files whose seconds lie within [`begin_s`, `end_s`), and tables of shorter windows. Raises
+    `InvalidArgument`.
     """
     if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
         raise InvalidArgument(
@@ -264,9 +255,7 @@ def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[lis
 
 
 def _estimates(inputs: Iterable[StoredObject], window_s: int) -> dict[int, int]:
-    """Return how many entries each window (number) may get, as if each input's were spread evenly over its seconds; at
-    least 1.
-    """
+    """Return how many entries (at least 1) each window may get, if each input's are even over its seconds."""
     counts: dict[int, int] = {}
     for stored in inputs:
         first, last = stored.second_min // window_s, stored.second_max // window_s

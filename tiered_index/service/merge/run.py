@@ -52,9 +52,8 @@ class MergeOvertaken(TieredIndexError):
 
 
 def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
-    """Prove, complete and publish one job.
-
-    Raises `CorruptFile` (the proof failed), `MergeOvertaken`, `JobOverdue`, as the storage.
+    """Prove, complete and publish a job. Raises `CorruptFile` (no proof), `MergeOvertaken`, `JobOverdue`, as the
+    storage.
     """
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
@@ -159,9 +158,8 @@ def merge(
     run_tasks: RunTasks | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
-    """Merge what there is to merge. `run_tasks` runs a job's tasks elsewhere; `progress` is told of entries done.
-
-    Raises `CorruptFile`, `SchemaMismatch`, what the storage raises; jobs that were published before stay.
+    """Merge what there is to merge; `run_tasks` runs tasks elsewhere, `progress` gets the number of entries done.
+    Raises `CorruptFile`, `SchemaMismatch`, as the storage; jobs that were published before stay.
     """
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
@@ -212,9 +210,8 @@ RECORD_REQUESTS: Mapping[str, int] = {"get": 1, "head": 1, "put_if_absent": 1, "
 
 @dataclass(frozen=True, slots=True)
 class MergeCost:
-    """Estimates. `requests` by operation; bytes are of items: directories and filters add some 5% to either side.
-
-    `read_bytes` count what is read for several groups of windows as often.
+    """Estimates. `requests` by operation; bytes are of items, without directories and filters (some 5%), and count what
+    several groups of windows read as often.
     """
 
     shards: int
@@ -254,9 +251,7 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
 
 
 def writing_requests(shards: int, size: int) -> Counter[str]:
-    """Return what it takes to send `shards` objects of `size` bytes each, and to see that they are there, by
-    operation.
-    """
+    """Return the requests, by operation, to send `shards` objects of `size` bytes each and to see them there."""
     if size < 2 * _PART_BYTES:
         return Counter(put=shards, head=shards)
     # the last part is what is left: less than two

@@ -50,11 +50,9 @@ class _OpenShard:
 
 
 class TableRun:
-    """One window's run of base slots: the shard that is being written, and those that are finished.
-
-    Pieces come in order of base slots, a giant's parts newest first. `topics` are the names of ids, `most` bounds the
-    entries to come. `beside` is how many runs are written at once: the more, the smaller are the parts of their
-    uploads.
+    """One window's run of base slots: the shard that is being written, and those that are finished. Pieces come in
+    order of base slots, a giant's parts newest first. `topics` are names of ids, `most` bounds the entries to come. The
+    more runs are written at once (`beside`), the smaller are the parts of their uploads.
     """
 
     def __init__(
@@ -189,9 +187,7 @@ class TaskResult:
 def run_task(
     task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None
 ) -> TaskResult:
-    """Read, sort and write one task; `progress` is told of entries done. What was uploaded before an error is aborted
-    or deleted.
-    """
+    """Read, sort and write one task; `progress` gets entries done. What was sent before an error is taken back."""
     schema = task.descriptor.layout.schema
     cold = ColdPath(
         storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0)

@@ -122,9 +122,7 @@ class Root:
         self._identity = self._look()
 
     def check(self) -> None:
-        """Raise a typed error where the folder is gone, another one is in its place, or it can't be written any
-        more.
-        """
+        """Raise a typed error where the folder is gone, is another one, or can't be written any more."""
         if self._identity is None:
             return
         if self._look() != self._identity:
@@ -176,10 +174,7 @@ class Root:
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
     def read_marker(self) -> Marker | None:
-        """Return the marker, or None where the root is empty or absent.
-
-        Raises `NotAnIndex` for a folder of somebody else's.
-        """
+        """Return the marker, None for an empty or absent root. Raises `NotAnIndex` for somebody else's folder."""
         try:
             return Marker.decode(self.marker_path.read_bytes(), str(self.marker_path))
         except FileNotFoundError:
@@ -302,10 +297,8 @@ class Deletions:
         self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:
-        """Delete files in this order, each durably before the next: a power cut must not bring back what the log has
-        forgotten by then.
-
-        What can't be deleted now is left for `again`.
+        """Delete files in this order, each durably before the next: after a power cut none may be there again that the
+        log has forgotten. What can't be deleted now is left for `again`.
         """
         for number, path in enumerate(paths):
             try:
@@ -334,10 +327,7 @@ _WANTED = 1 << 16
 
 
 def allow_many_files() -> None:
-    """Raise the soft limit of open files towards the hard one, where it is low.
-
-    Where that is refused the limit stays as it is.
-    """
+    """Raise the soft limit of open files towards the hard one, where it is low and that is allowed."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:

@@ -124,9 +124,7 @@ class OpenChunk:
 
 @dataclass(slots=True)
 class Chunk:
-    """A run of put entries; `positions` are durable once this chunk and all before it are. `number` grows from chunk to
-    chunk.
-    """
+    """A run of put entries; `positions` are durable once it and all before it are. `number` grows from chunk to chunk."""
 
     number: int
     count: int
@@ -135,9 +133,7 @@ class Chunk:
     _content: OpenChunk | Columns
 
     def columns(self) -> Columns:
-        """Return the entries as columns, computing them the first time; two threads that need them first may both do
-        so.
-        """
+        """Return the entries as columns, computed the first time; two threads that need them may both do so."""
         content = self._content
         if isinstance(content, OpenChunk):
             content = self._content = content.columns()
@@ -185,9 +181,7 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and by estimated bytes; a call that would pass a bound is refused whole, unless the buffer is
-    empty.
-
+    """Bounded by entries and by estimated bytes: a call beyond a bound is refused whole, unless the buffer is empty.
     `name_of` returns the topic that an id means.
     """
 
@@ -224,9 +218,8 @@ class WriteBuffer:
         position: int | None = None,
         agree: Callable[[], None] | None = None,
     ) -> None:
-        """Add the entries of one message.
-
-        Raises `BackPressure`, or what `agree` raises, which is asked last; then nothing was added.
+        """Add one message's entries. Raises `BackPressure`, or as `agree`, which is called last; nothing was added
+        then.
         """
         # what `synchronized` does, on one line for the same reason; spelt out, since it is called for each message
         with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
@@ -276,9 +269,7 @@ class WriteBuffer:
 
     @synchronized
     def close_chunk(self) -> int:
-        """Close the chunk that takes rows; return the number of the newest closed one: everything put so far is in it
-        or before it.
-        """
+        """Close the open chunk; return the number of the newest closed one: all that was put is in it or before."""
         self._close_open()
         return self._newest
 
@@ -347,10 +338,8 @@ class WriteBuffer:
         return (*self._flushing, *self._ready)
 
     def _merge_small(self) -> None:
-        """Keep the chunks' sizes falling by halves, so that a query meets few of them however puts and queries
-        alternate.
-
-        No put waits for it: the lock is held to exchange chunks, not while columns are computed.
+        """Keep the chunks' sizes falling by halves, so that a query meets few. Puts wait only while chunks are
+        exchanged.
         """
         while True:
             pair = self._last_two()

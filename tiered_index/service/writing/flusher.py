@@ -76,11 +76,8 @@ class Flusher:
             raise InvalidArgument("the index is closed")
 
     def run_once(self) -> int:
-        """Flush what is buffered now; return how many entries became durable.
-
-        Raises typed errors; nothing is lost by one.
-
-        It goes in rounds of at most `_ROUND` entries, so that positions become durable, and memory free, as it goes.
+        """Flush what is buffered now; return how many entries became durable. Rounds of at most `_ROUND` entries free
+        memory as they go. Raises typed errors; nothing is lost by one.
         """
         with self._lock:
             self._check_open()

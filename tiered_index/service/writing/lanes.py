@@ -39,11 +39,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class AppenderContext:
-    """What the lanes of one root share.
-
-    `admit` is asked before disk space is taken and raises `BackPressure` where there is none.
-
-    `log_number` says how much of the storage's log is known: files begin with it.
+    """What the appenders of one root share. `admit` raises `BackPressure` where no disk space may be taken;
+    `log_number` says how much of the log is known: files begin with it.
     """
 
     root: Root
@@ -58,10 +55,8 @@ class AppenderContext:
 
 
 class Appender:
-    """One lane; `reserves` says whether the next file's space is taken ahead.
-
-    `known` returns the durable positions of all sources: each file begins with them, so that the newest file and the
-    log's newest record that has any say all of them, whatever becomes of older files.
+    """One sequence of files; `reserves`: the next one's space is taken ahead. Each file begins with `known()`, the
+    durable positions of all sources, so that the newest one has them all, whatever becomes of older files.
     """
 
     def __init__(
@@ -86,9 +81,8 @@ class Appender:
         self._given_up: list[UnsealedFile] = []
 
     def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
-        """Make rows `done`.. of `columns` durable; `progress` is told how many are after each append.
-
-        `positions` become durable with the last row. Raises typed errors; what `progress` was told is kept.
+        """Make rows `done`.. of `columns` durable; `progress` gets how many are, after each append. `positions` become
+        durable with the last row. Raises typed errors; what `progress` got is kept.
         """
         total = len(columns["second"])
         tried = False
@@ -185,10 +179,7 @@ class Appender:
             ) from error
 
     def reserve_next(self) -> None:
-        """Take the next file's disk space ahead, once a file is in use, off the path of writes.
-
-        A failure is retried until it ends.
-        """
+        """Take the next file's space ahead once a file is in use, off the path of writes; a failure is retried."""
         if self._reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
             try:
                 self._reserve = self._take_space()
@@ -211,11 +202,8 @@ class Appender:
             self._end(self.active)
 
     def _end(self, file: UnsealedFile) -> None:
-        """Let go of the active file: one with entries is sealed, any other one given up.
-
-        May be repeated from any line on.
-
-        The positions in the journal of a file that is given up go to the next one, and only then is it deleted.
+        """Let go of the active file: seal one with entries, give up any other. May be repeated from any line on.
+        Positions in the journal of a file that is given up go to the next one, and only then is it deleted.
         """
         if file.count:
             self._show(file)
@@ -239,9 +227,7 @@ class Appender:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile]) -> None:
-        """Take over recovered files, in order of sequence: the newest goes on where it accepts, the others are sealed
-        or given up.
-        """
+        """Take over recovered files, by sequence: the newest goes on where it accepts, others are sealed or given up."""
         for file in files:
             if file.count:
                 self._context.catalog.put(file)
