@@ -9,12 +9,12 @@ import sys
 import pytest
 
 from tiered_index.service.files import unsealed
-from tiered_index.service.writing import lanes
+from tiered_index.service.writing import appenders
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
-WRITING = {lanes.__file__, unsealed.__file__}
+WRITING = {appenders.__file__, unsealed.__file__}
 
 
 class Interrupt(BaseException):

@@ -31,19 +31,19 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.window_table import apply_log_state
+from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
 from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
-from tiered_index.service.lifecycle.root_files import RootFiles
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_genesis
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
-from tiered_index.service.writing.lanes import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
@@ -216,8 +216,20 @@ def _assemble(
     flusher.positions = max_positions(recovered.positions, session.log.state.positions)
     # an earlier process may have published what it began
     begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
-    files = RootFiles(root, catalog, session, cold, config, clock, recovered.deletions, begun, Removals(session.log))
-    lifecycle = Lifecycle(files, flusher, marker.root_id, recovered.damaged, recovered.journals)
+    life = LifecycleContext(
+        root,
+        marker.root_id,
+        catalog,
+        session,
+        cold,
+        config,
+        clock,
+        flusher,
+        recovered.deletions,
+        begun,
+        Removals(session.log),
+    )
+    lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)

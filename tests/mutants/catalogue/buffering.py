@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "positions-with-the-first-piece",
         "a batch's position is durable with its first piece, not with its last",
-        "service/writing/lanes.py",
+        "service/writing/appenders.py",
         "self._append(file, piece, positions if last else {})\n            except OSError as error:",
         "self._append(file, piece, positions)\n            except OSError as error:",
         (CRASHES,),
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "round-begun-again",
         "a flush that failed half-way writes its first half once more",
-        "service/writing/lanes.py",
+        "service/writing/appenders.py",
         "            progress(done)\n",
         "",
         (f"{FULL}::test_a_flush_that_failed_half_way_goes_on_where_it_stopped",),
@@ -106,7 +106,7 @@ MUTANTS = (
     Mutant(
         "difference-wraps",
         "a time difference that doesn't fit 32 bits wraps instead of rolling to the next file",
-        "service/writing/lanes.py",
+        "service/writing/appenders.py",
         "(differences > 2**31 - 1) | (differences < -(2**31))",
         "differences == 2**62",
         (f"{BUFFER}::test_seconds_too_far_apart_for_one_file_take_several",),
@@ -114,7 +114,7 @@ MUTANTS = (
     Mutant(
         "given-up-files-positions-lost",
         "the positions of a file without entries are lost with it",
-        "service/writing/lanes.py",
+        "service/writing/appenders.py",
         """
             piece,
             [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids],
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         "full-file-not-sealed",
         "a file that its last entry filled is not sealed",
-        "service/writing/lanes.py",
+        "service/writing/appenders.py",
         "if file.table.free == 0:",
         "if file.table.free < 0:",
         (f"{BUFFER}::test_the_logs_positions_never_run_ahead_of_entries_in_quarantine",),

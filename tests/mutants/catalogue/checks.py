@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "items-unverified-before-upload",
         "a compacted file with damaged items is published",
-        "service/lifecycle/uploads.py",
+        "service/lifecycle/lifecycle.py",
         "        verify_tables(file)\n        verify_runs(file)\n",
         "        verify_tables(file)\n",
         ("tests/unit/service/test_uploads.py::test_damaged_items_are_not_published",),

@@ -152,7 +152,7 @@ MUTANTS = (
     Mutant(
         "table-waits-for-upload",
         "a window table counts as a file that waits, and the log's positions stand still",
-        "service/lifecycle/root_files.py",
+        "service/lifecycle/context.py",
         "    return isinstance(handle, WindowTable)\n",
         "    return False\n",
         (f"{BESIDE}::test_positions_go_on_in_the_log_after_a_merge",),

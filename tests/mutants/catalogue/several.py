@@ -231,7 +231,7 @@ MUTANTS = (
     Mutant(
         "refresh-removes-what-was-published-meanwhile",
         "a refresh that has read the log before a file was published takes it out of the catalog",
-        "service/lifecycle/root_files.py",
+        "service/lifecycle/context.py",
         "handles, known = self.catalog.all(), self.session.log.state  # in this order, as above",
         "known = self.session.log.state; handles = self.catalog.all()",
         ("tests/regressions/test_refreshes_side_by_side.py::test_a_file_published_during_a_refresh_stays",),

@@ -4,20 +4,25 @@ more.
 `run_once` is one round; each step is idempotent, so a crash between any two calls costs time and nothing else. A file's
 predecessor goes only after its successor serves reads. No lock is held during an upload: the round's own lock keeps
 rounds apart, not readers or writers. Threads: rounds are serialised; everything may be called from any thread.
+
+An upload sends a compacted file under a name of its own, then one log record publishes it. A file that others may have
+published is looked up in the log's records first: a merge may have removed it since. What waited for the log for most
+of a day is sent anew, for `orphans` may be about to sweep it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 
 from tiered_index.errors import (
     BackPressure,
-    CorruptFile,
     DiskFull,
     InvalidArgument,
     StorageError,
@@ -26,17 +31,32 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import COMPACTED, STATES
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, open_stored
+from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
+from tiered_index.service.files.compacted import (
+    CompactedFile,
+    DamagedFile,
+    StorageBytes,
+    open_local,
+    open_stored,
+    verify_runs,
+    verify_tables,
+)
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.root_files import DamagedCopies, RootFiles, positions_of, sealed_form
+from tiered_index.service.lifecycle.context import (
+    DamagedCopies,
+    LifecycleContext,
+    check_size,
+    durable_positions,
+    has_newer_positions,
+    is_needed,
+    sealed_form,
+)
+from tiered_index.service.lifecycle.publication import Publication, stored_file
 from tiered_index.service.lifecycle.staging import Staging
-from tiered_index.service.lifecycle.uploads import Uploads
-from tiered_index.service.log.log import fenced
-from tiered_index.service.log.records import max_positions
+from tiered_index.service.log.log import fenced, publishing
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import disk_error
-from tiered_index.service.writing.flusher import Flusher
-from tiered_index.service.writing.lanes import QUARANTINE
+from tiered_index.service.writing.appenders import QUARANTINE
 
 __all__ = ["Lifecycle", "Progress"]
 
@@ -59,28 +79,22 @@ class Progress:
 
 
 class Lifecycle:
-    """The life cycle of one root's files; `errors` has the last error of each file that could not go on, until it can."""
+    """The life cycle of one root's files; `errors` has the last error of each file, until it can go on."""
 
     def __init__(
         self,
-        files: RootFiles,
-        flusher: Flusher,
-        root_id: str,
+        context: LifecycleContext,
         damaged: Iterable[DamagedFile] = (),
         journals: Mapping[str, Journal] | None = None,
     ) -> None:
         """`damaged`, `journals`: as in `Recovered`."""
-        self._files = files
-        self._root, self._catalog, self._session = files.root, files.catalog, files.session
-        self._config, self._clock = files.config, files.clock
-        self._flusher = flusher
-        self._root_id = root_id
+        self._context = context
         self._lock = threading.Lock()
-        self._refreshed_s = files.clock.monotonic_s()
-        self._uploads = Uploads(files)
-        self._staging = Staging(files)
-        self._damaged = DamagedCopies(files, damaged, journals or {}, flusher.learn)
-        self.refresh, self.sweep_attempts = files.refresh, self._uploads.sweep_attempts
+        self._refreshed_s = context.clock.monotonic_s()
+        self._staging = Staging(context)
+        self._damaged = DamagedCopies(context, damaged, journals or {})
+        self._publications: dict[str, Publication] = {}  # by file id; what is not known to be in the log
+        self.refresh = context.refresh
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
         self._closed = False
@@ -100,28 +114,32 @@ class Lifecycle:
                 raise InvalidArgument("the index is closed")
             self._failed = {}
             progress = Progress()
-            self._flusher.roll_older_than(self._clock.now_ms() - self._config.seal_after_s * 1000)
-            has_root = self._step("root", self._root.check)
+            self._context.flusher.roll_older_than(
+                self._context.clock.now_ms() - self._context.config.seal_after_s * 1000
+            )
+            has_root = self._step("root", self._context.root.check)
             sealed = self._sealed()
             self._staging.begin_clocks(sealed)
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
                 progress.compacted += self._step(file.file_id, partial(self._compact, file))
-            lacks_room = any(isinstance(error, BackPressure) for error in (self._flusher.error, *self._failed.values()))
+            lacks_room = any(
+                isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
+            )
             if self._step("storage", self._claim) and has_root:
                 self._step("damaged", self._tend_damaged)
                 self._tend(progress)
                 for ready in self._ready():
-                    if not self._step(ready.file_id, partial(self._uploads.upload, ready)):
+                    if not self._step(ready.file_id, partial(self._upload, ready)):
                         # in order of sequence, so that source positions in the log never run ahead of the entries
                         break
                     progress.uploaded += 1
-                self._step("staging", self._staging.settle)
+                self._step("staging", self._staging.finish)
                 for old in self._retirable(lacks_room=lacks_room):
                     progress.retired += self._step(old.file_id, partial(self._retire, old))
             if has_root:
-                self._files.deletions.again()
-                self._catalog.reclaim()
-            self._failed |= self._files.deletions.errors()
+                self._context.deletions.again()
+                self._context.catalog.reclaim()
+            self._failed |= self._context.deletions.errors()
             self.errors = self._failed
             return progress, list(self.errors.values())
 
@@ -129,6 +147,23 @@ class Lifecycle:
         """Let go of damaged files that were published, ask for staged ones; the rounds repeat what fails."""
         with self._lock:
             self._step("damaged", self._tend_damaged)
+
+    def sweep_attempts(self, file_ids: set[str]) -> int:
+        """Delete what unfinished uploads of these files left in the storage; return how many objects and uploads."""
+        storage = self._context.session.storage
+        swept = 0
+        named = set(self._context.session.log.refresh().objects)
+        for file_id in sorted(file_ids):
+            for info in list(storage.list(data_prefix(file_id))):
+                if info.name not in named:
+                    storage.delete(info.name)
+                    swept += 1
+        if file_ids:
+            for handle in list(storage.list_uploads(DATA_PREFIX)):
+                if handle.name.split("/")[1] in file_ids:
+                    storage.abort_upload(handle)
+                    swept += 1
+        return swept
 
     def end(self) -> None:
         """From here on `run_once` raises `InvalidArgument`: the root is somebody else's."""
@@ -140,13 +175,13 @@ class Lifecycle:
         with self._lock:
             self._closed = True
             try:
-                self._root.check()
+                self._context.root.check()
             except TieredIndexError as error:
                 _log.warning("nothing is deleted, the next start will: %s", error)
             else:
-                self._catalog.reclaim()
+                self._context.catalog.reclaim()
             try:
-                self._session.release()
+                self._context.session.release()
             except (StorageError, DiskFull) as error:
                 _log.warning("the lease was not released and will expire by itself: %s", error)
 
@@ -155,9 +190,9 @@ class Lifecycle:
         total = 0
         for state in STATES:
             with contextlib.suppress(OSError):  # what can't be looked at is told by whoever needs it
-                for name in self._root.disk.names(self._root.folder(state)):
+                for name in self._context.root.disk.names(self._context.root.folder(state)):
                     with contextlib.suppress(FileNotFoundError):
-                        total += (self._root.folder(state) / name).stat().st_size
+                        total += (self._context.root.folder(state) / name).stat().st_size
         return total
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
@@ -165,26 +200,26 @@ class Lifecycle:
             step()
         except TieredIndexError as error:
             if isinstance(error, WriterFenced):
-                self._session.fenced = error
+                self._context.session.fenced = error
             self._failed[name] = self.errors[name] = without_frames(error)
             return False
         self.errors.pop(name, None)
         return True
 
     def _claim(self) -> None:
-        if self._session.fenced is not None:
-            raise self._session.fenced
-        if not self._session.claimed:
-            self._session.join_again()
-            self._session.claim(self._root_id)
-            self._flusher.learn(self.refresh().positions)
-            self._session.log_error = None
-        if self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s:
+        if self._context.session.fenced is not None:
+            raise self._context.session.fenced
+        if not self._context.session.claimed:
+            self._context.session.join_again()
+            self._context.session.claim(self._context.root_id)
+            self._context.flusher.learn(self.refresh().positions)
+            self._context.session.log_error = None
+        if self._context.clock.monotonic_s() - self._refreshed_s >= self._context.config.refresh_interval_s:
             state = self.refresh()
-            self._refreshed_s = self._clock.monotonic_s()
-            if state.epoch > self._session.epoch:  # told also where it has nothing to publish
-                raise fenced(self._session.storage.uri, state.epoch, self._session.epoch)
-        self._session.renew()
+            self._refreshed_s = self._context.clock.monotonic_s()
+            if state.epoch > self._context.session.epoch:  # told also where it has nothing to publish
+                raise fenced(self._context.session.storage.uri, state.epoch, self._context.session.epoch)
+        self._context.session.renew()
 
     def _tend_damaged(self) -> None:
         self._damaged.tend()
@@ -202,11 +237,11 @@ class Lifecycle:
         progress.staged, progress.adopted = self._staging.staged - staged, self._staging.adopted - adopted
 
     def _sealed(self) -> list[UnsealedFile]:
-        files = [h for h in self._catalog.all() if isinstance(h, UnsealedFile) and h.sealed]
+        files = [h for h in self._context.catalog.all() if isinstance(h, UnsealedFile) and h.sealed]
         return sorted(files, key=lambda file: file.sequence)
 
     def _ready(self) -> list[CompactedFile]:
-        files = [h for h in self._catalog.all() if isinstance(h, CompactedFile) and h.folder == COMPACTED]
+        files = [h for h in self._context.catalog.all() if isinstance(h, CompactedFile) and h.folder == COMPACTED]
         return sorted(files, key=lambda file: (file.lane != QUARANTINE, file.sequence))
 
     def _retirable(self, *, lacks_room: bool) -> list[CompactedFile]:
@@ -214,8 +249,8 @@ class Lifecycle:
         compaction found no room the oldest go early, to make room for one file. A copy stays while it alone has a
         source's position: one that the log and younger local files don't reach.
         """
-        handles = self._catalog.all()
-        known = self._session.log.state.files
+        handles = self._context.catalog.all()
+        known = self._context.session.log.state.files
         kept = [
             h
             for h in handles
@@ -223,26 +258,24 @@ class Lifecycle:
         ]
         kept.sort(key=lambda file: file.sequence)
         total = sum(file.local.size_bytes for file in kept if file.local is not None)
-        bound = self._config.local_keep_bytes
-        before_ms = self._clock.now_ms() - self._config.local_keep_s * 1000
-        logged = self._session.log.state.positions
+        bound = self._context.config.local_keep_bytes
+        before_ms = self._context.clock.now_ms() - self._context.config.local_keep_s * 1000
+        logged = self._context.session.log.state.positions
         wanted = kept[-1].metadata().layout.unsealed_size if kept and lacks_room else 0
         chosen = []
         for file in kept:
             assert file.local is not None and file.stored is not None
             if file.stored.stored.published_ms > before_ms and (bound is None or total <= bound) and wanted <= 0:
                 continue
-            said = max_positions(logged, positions_of([h for h in handles if h.sequence > file.sequence]))
-            own = file.metadata().source_positions
-            if max_positions(said, own) == said:
+            if not is_needed(file, handles, logged):
                 chosen.append(file)
                 total -= file.local.size_bytes
                 wanted -= file.local.size_bytes
         return chosen
 
     def _compact(self, file: UnsealedFile) -> None:
-        disk, target = self._root.disk, self._root.index_path(COMPACTED, file.file_id)
-        temporary = self._root.temporary(COMPACTED)
+        disk, target = self._context.root.disk, self._context.root.index_path(COMPACTED, file.file_id)
+        temporary = self._context.root.temporary(COMPACTED)
         pieces = sealed_form(file).compacted(file.entries())
         try:
             disk.write_file(temporary, pieces)
@@ -251,17 +284,103 @@ class Lifecycle:
             with contextlib.suppress(OSError):  # each round makes one anew
                 disk.unlink(temporary)
             raise disk_error(error, f"compacting {file.path}") from error
-        self._catalog.put(open_local(target), lambda: self._files.drop(file))
+        self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
+
+    def _upload(self, file: CompactedFile) -> None:
+        """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated. Raises as the
+        storage, `CorruptFile` (the local file does not verify), `WriterFenced`.
+        """
+        local, file_id = file.local, file.file_id
+        assert local is not None
+        verify_tables(file)
+        verify_runs(file)
+        context, session, now_ms = self._context, self._context.session, self._context.clock.now_ms()
+        # what reached the storage and is not known to be in the log is published under its name
+        publication = self._publications.get(file_id)
+        if publication is not None and publication.is_overdue:
+            self._forget(file_id)
+            publication = None
+        state = session.refreshed()
+        known = state.object_of(file_id)
+        may_be_gone = publication is not None or file_id in context.outcome_unknown
+        # a record before any that names the file; 0, the log's beginning, for files of older versions
+        removed = partial(context.removals.files, after=int(file.metadata().more.get("log_number", 0)))
+        if known is None and may_be_gone and file_id in removed(state):
+            self._let_go(file)
+            return
+        if known is not None:
+            if publication is not None:
+                publication.resolve(state)
+        else:
+            session.log.check_end()
+            publication = self._sent(file_id, memoryview(local.data))
+            stored = stored_file(publication.sent.name, local.trailer(), local.size_bytes, now_ms)
+            positions = durable_positions(file, context.catalog.all())
+            gone: Callable[[LogState], set[str]] = removed if may_be_gone else lambda state: set()
+            make = publishing(session.epoch, (stored,), positions=positions, removed=gone)
+            state = publication.record("publish", make, lambda state: state.object_of(file_id))
+            known = state.object_of(file_id)
+            if known is None:
+                self._let_go(file)
+                return
+        target = self._move(file)
+        self._end(file_id)
+        if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
+            context.cold.keep(known, local.data)  # else another version's compaction: its bytes are not these
+        context.catalog.put(open_local(target, StorageBytes(context.cold, known)))
+
+    def _sent(self, file_id: str, data: memoryview) -> Publication:
+        """Return the publication of a file as sent now, or by an earlier try."""
+        session, publication = self._context.session, self._publications.get(file_id)
+        if publication is not None:
+            if publication.is_whole():
+                return publication
+            self._forget(file_id)
+        name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._context.config.upload_part_bytes
+        self._publications[file_id] = publication = Publication.send(
+            session, name, lambda upload: upload.write(data), part_bytes, part_bytes
+        )
+        return publication
+
+    def _forget(self, file_id: str) -> None:
+        """Forget what was sent; it is never deleted, since its record may still arrive."""
+        del self._publications[file_id]
+        self._context.outcome_unknown.add(file_id)
+
+    def _end(self, file_id: str) -> None:
+        self._publications.pop(file_id, None)
+        self._context.outcome_unknown.discard(file_id)
+
+    def _move(self, file: CompactedFile) -> Path:
+        """Move a file to ``uploaded``, durably; return where it is."""
+        root = self._context.root
+        before, after = root.index_path(COMPACTED, file.file_id), root.index_path(UPLOADED, file.file_id)
+        try:
+            if before.exists():
+                root.disk.publish(before, after)
+            else:  # an earlier try moved it, but could not make that durable
+                root.disk.sync_folder(after.parent)
+                root.disk.sync_folder(before.parent)
+        except OSError as error:
+            raise disk_error(error, f"moving {before} to {after}") from error
+        return after
+
+    def _let_go(self, file: CompactedFile) -> None:
+        """Drop a file that a record has removed since. What it was merged into is shown first; the local copy stays, as
+        an uploaded one, while it alone has a source's position.
+        """
+        context = self._context
+        context.refresh()
+        logged = context.append_positions(file)
+        self._end(file.file_id)
+        if has_newer_positions(file, logged):
+            context.catalog.put(open_local(self._move(file)))
+            return
+        path = context.root.index_path(COMPACTED, file.file_id)
+        context.catalog.remove(file.file_id, lambda: context.deletions.unlink([path]))
 
     def _retire(self, file: CompactedFile) -> None:
         assert file.stored is not None
         stored = file.stored.stored
-        size = self._session.storage.head(stored.name).size_bytes
-        if size != stored.size_bytes:
-            raise CorruptFile(
-                stored.name,
-                "object has another size than the log says; its local copy is kept",
-                expected=stored.size_bytes,
-                found=size,
-            )
-        self._catalog.put(open_stored(self._files.cold, stored), self._files.dispose(file.file_id))
+        check_size(self._context.session.storage, stored, "its local copy")
+        self._context.catalog.put(open_stored(self._context.cold, stored), self._context.dispose(file.file_id))

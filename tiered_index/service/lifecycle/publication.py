@@ -258,12 +258,12 @@ class Publication:
             is_over = self._epoch is None and not isinstance(error, StorageError | InvalidArgument)
             if is_over or isinstance(error, WriterFenced):
                 # what the log doesn't name now it never will; after `InvalidArgument` the caller may ask otherwise
-                self.settle(self._log.state)
+                self.resolve(self._log.state)
             raise
-        self.settle(state, keep=holder(state) is None)
+        self.resolve(state, keep=holder(state) is None)
         return state
 
-    def settle(self, state: LogState, *, keep: bool = False) -> None:
+    def resolve(self, state: LogState, *, keep: bool = False) -> None:
         """Take `state` as the log's last word: delete what it does not name, unless it may have named it (`keep`)."""
         left = [one for one in self._objects if one.name not in state.objects and one.name not in state.archive]
         self.state = State.TAKEN_OVER if left else State.RECORDED

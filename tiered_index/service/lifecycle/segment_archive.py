@@ -236,7 +236,7 @@ def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
 
 
 def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
-    """Raise `CorruptFile` where a segment differs from its archived copy; of one older than that only the head is read."""
+    """Raise `CorruptFile` where a segment differs from its archived copy; of an older one only the head is read."""
     where = _called(known.store, known.start)
     if size_bytes != known.size_bytes:
         raise CorruptFile(

@@ -22,14 +22,15 @@ from tiered_index.format.names import COMPACTED, STAGING_PREFIX, TICKET_SUFFIX
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
-from tiered_index.service.lifecycle.publication import Publication
-from tiered_index.service.lifecycle.root_files import (
-    RootFiles,
+from tiered_index.service.lifecycle.context import (
+    LifecycleContext,
+    check_size,
     durable_positions,
     has_newer_positions,
-    positions_of,
+    is_needed,
     sealed_form,
 )
+from tiered_index.service.lifecycle.publication import Publication
 from tiered_index.service.lifecycle.staged import Ticket, send_entries
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.storage.base import ObjectInfo
@@ -48,11 +49,10 @@ class _Staged:
 class Staging:
     """The staged files of one root."""
 
-    def __init__(self, files: RootFiles) -> None:
-        self._files = files
-        self._session, self._catalog, self._cold = files.session, files.catalog, files.cold
-        self._enabled = files.config.compaction == "spark"
-        self._timeout_ms = files.config.compact_timeout_s * 1000
+    def __init__(self, context: LifecycleContext) -> None:
+        self._context = context
+        self._enabled = context.config.compaction == "spark"
+        self._timeout_ms = context.config.compact_timeout_s * 1000
         self._resumed = False
         self._since_ms: dict[str, int] = {}  # since when a sealed file is staged, or should be
         self._staged: dict[str, _Staged] = {}
@@ -63,23 +63,23 @@ class Staging:
 
     def waits(self, file: UnsealedFile) -> bool:
         """Return whether a sealed file is not to be compacted here: a job does, or did it."""
-        if file.published or self._session.log.state.object_of(file.file_id) is not None:
+        if file.published or self._context.session.log.state.object_of(file.file_id) is not None:
             return True
         since_ms = self._since_ms.get(file.file_id)
         # either way round: a clock that is put back must not make a file wait for good
-        overdue = since_ms is not None and abs(self._files.clock.now_ms() - since_ms) >= self._timeout_ms
+        overdue = since_ms is not None and abs(self._context.clock.now_ms() - since_ms) >= self._timeout_ms
         return self._enabled and file.ended and not overdue
 
     def begin_clocks(self, files: Iterable[UnsealedFile]) -> None:
         """Start the time-out of each sealed file when it is first seen, so that its wait ends whatever fails."""
-        now_ms = self._files.clock.now_ms()
+        now_ms = self._context.clock.now_ms()
         self._since_ms = {file.file_id: self._since_ms.get(file.file_id, now_ms) for file in files}
 
     def tend(self, file: UnsealedFile) -> None:
         """Do what is next for a sealed file. Raises what the storage raises, `CorruptFile`; it may be repeated."""
         if file.published:
             return
-        stored = self._session.log.state.object_of(file.file_id)
+        stored = self._context.session.log.state.object_of(file.file_id)
         if stored is not None:
             self._adopt(file, stored)
             return
@@ -87,8 +87,8 @@ class Staging:
             return
         if not self._resumed:
             self._resume()
-        if file.file_id in self._files.outcome_unknown and file.file_id in self._files.removals.files(
-            self._session.log.state, file.log_number
+        if file.file_id in self._context.outcome_unknown and file.file_id in self._context.removals.files(
+            self._context.session.log.state, file.log_number
         ):
             self._take_as_published(file)
             return
@@ -102,61 +102,53 @@ class Staging:
             self._resume()
         return [file_id for file_id in damaged if file_id in self._staged]
 
-    def settle(self) -> None:
+    def finish(self) -> None:
         """Append source positions that jobs' records made true, let go of local copies, sweep what was staged."""
         if self._published or self._enabled:
-            handles, logged = self._catalog.all(), self._session.log.state.positions
+            handles, logged = self._context.catalog.all(), self._context.session.log.state.positions
             positions: dict[str, int] = {}
-            # what is published says them alone: the others' are said by the records that publish them
+            # those of published files alone: the others' come with the records that publish them
             for file in [file for file in handles if _is_published(file) and has_newer_positions(file, logged)]:
                 positions = max_positions(positions, durable_positions(file, handles))
-            logged = self._session.log.append_positions(self._session.epoch, positions).positions
+            logged = self._context.session.log.append_positions(self._context.session.epoch, positions).positions
             for kept in sorted(self._published.values(), key=lambda kept: kept.sequence):
-                said = max_positions(logged, positions_of([h for h in handles if h.sequence > kept.sequence]))
-                if not has_newer_positions(kept, said):
+                if not is_needed(kept, handles, logged):
                     self._release(kept)
         self._sweep()
 
     def _stage(self, file: UnsealedFile) -> None:
         """Send the entries, then the ticket, as far as not done; anew what no ticket names and `orphans` may sweep."""
-        known, session, file_id = self._staged.get(file.file_id), self._session, file.file_id
+        known, session, file_id = self._staged.get(file.file_id), self._context.session, file.file_id
         if known is not None and known.unnamed is None:
             return
         session.log.check_end()
         if known is None or known.unnamed is None or known.unnamed.is_overdue:
             ticket, publication = send_entries(
-                session, sealed_form(file), file.entries(), self._files.config.upload_part_bytes
+                session, sealed_form(file), file.entries(), self._context.config.upload_part_bytes
             )
             if known is None:
                 self._since_ms[file_id] = ticket.staged_ms
             else:
                 self._leftovers.append(known.ticket.object)
             self._staged[file_id] = known = _Staged(ticket, publication)
-        self._files.outcome_unknown.add(file_id)
+        self._context.outcome_unknown.add(file_id)
         session.storage.put(known.ticket.name, known.ticket.encode())
         self._staged[file_id] = _Staged(known.ticket, None)
         self.staged += 1
 
     def _adopt(self, file: UnsealedFile, stored: StoredObject) -> None:
-        """Believe a job's object: it has the size that the log says and the trailer of this file."""
-        storage = self._session.storage
+        """Adopt a job's object, where it has the size in the log and the trailer of this file."""
+        storage = self._context.session.storage
         try:
-            size = storage.head(stored.name).size_bytes
+            check_size(storage, stored, "the local file")
         except ObjectNotFound as error:
-            self._files.refresh()
-            if self._session.log.state.object_of(file.file_id) == stored:
+            self._context.refresh()
+            if self._context.session.log.state.object_of(file.file_id) == stored:
                 raise StorageUnavailable(
                     f"{storage.uri}: {stored.name}, which the log names, is gone; {file.path} is kept"
                 ) from error
             return  # merged since: the next round sees it
-        if size != stored.size_bytes:
-            raise CorruptFile(
-                stored.name,
-                "object has another size than the log says; the local file is kept",
-                expected=stored.size_bytes,
-                found=size,
-            )
-        metadata = self._cold.trailer(stored).metadata
+        metadata = self._context.cold.trailer(stored).metadata
         expected, found = (file.file_id, file.count), (metadata.file_id, metadata.count)
         if found != expected:
             raise CorruptFile(
@@ -171,18 +163,18 @@ class Staging:
 
     def _release(self, file: UnsealedFile) -> None:
         """Let the storage answer instead of the local copy, which goes when no query uses it any more."""
-        stored = self._session.log.state.object_of(file.file_id)
+        stored = self._context.session.log.state.object_of(file.file_id)
         if stored is not None:
-            self._catalog.put(open_stored(self._cold, stored), lambda: self._files.drop(file))
+            self._context.catalog.put(open_stored(self._context.cold, stored), lambda: self._context.drop(file))
         else:
-            self._files.refresh()  # what it was merged into is shown before it goes
-            self._catalog.remove(file.file_id, lambda: self._files.drop(file))
+            self._context.refresh()  # what it was merged into is shown before it goes
+            self._context.catalog.remove(file.file_id, lambda: self._context.drop(file))
         del self._published[file.file_id]
 
     def _sweep(self) -> None:
         """Delete tickets and staged objects of files that are published and let go of, whoever compacted them."""
         for file_id, staged in list(self._staged.items()):
-            handle = self._catalog.get(file_id)
+            handle = self._context.catalog.get(file_id)
             if not (
                 isinstance(handle, UnsealedFile | DamagedFile)
                 or (isinstance(handle, CompactedFile) and handle.folder == COMPACTED)
@@ -190,17 +182,17 @@ class Staging:
                 self._leftovers += [staged.ticket.name, staged.ticket.object]
                 del self._staged[file_id]
         while self._leftovers:
-            self._session.storage.delete(self._leftovers[0])
+            self._context.session.storage.delete(self._leftovers[0])
             del self._leftovers[0]
 
     def _resume(self) -> None:
         """Find what an earlier process of this root staged: renew tickets of files that still wait, note leftovers."""
-        storage, state = self._session.storage, self._session.log.state
+        storage, state = self._context.session.storage, self._context.session.log.state
         by_file: dict[str, list[ObjectInfo]] = {}
         for info in list(storage.list(STAGING_PREFIX)):
             by_file.setdefault(info.name.split("/")[1], []).append(info)
         kinds = UnsealedFile | CompactedFile | DamagedFile
-        mine = {handle.file_id: handle for handle in self._catalog.all() if isinstance(handle, kinds)}
+        mine = {handle.file_id: handle for handle in self._context.catalog.all() if isinstance(handle, kinds)}
         leftovers: list[str] = []
         for file_id, infos in by_file.items():
             file = mine.get(file_id)
@@ -228,11 +220,13 @@ class Staging:
         sizes = {info.name: info.size_bytes for info in infos}
         for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):
             with contextlib.suppress(CorruptFile):
-                ticket = replace(Ticket.decode(self._session.storage.get(name), name), epoch=self._session.epoch)
+                ticket = replace(
+                    Ticket.decode(self._context.session.storage.get(name), name), epoch=self._context.session.epoch
+                )
                 if sizes.get(ticket.object) != ticket.size_bytes or (count is not None and ticket.count != count):
                     continue
-                self._files.outcome_unknown.add(file_id)
-                self._session.storage.put(ticket.name, ticket.encode())
+                self._context.outcome_unknown.add(file_id)
+                self._context.session.storage.put(ticket.name, ticket.encode())
                 self._staged[file_id] = _Staged(ticket, None)
                 self._since_ms[file_id] = ticket.staged_ms
                 return {ticket.name, ticket.object}

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class Checkpoints:
-    """The checkpoints of one log, `every` so many records; None: so that a record costs some `_BYTES_A_RECORD` at most."""
+    """The checkpoints of one log, `every` so many records; None: at some `_BYTES_A_RECORD` a record."""
 
     def __init__(self, storage: Storage, every: int | None = None) -> None:
         self._storage = storage
@@ -282,7 +282,7 @@ class StorageLog:
         return LogRecord.decode(self._storage.get(log_name(number)), log_name(number))
 
     def numbers_since(self, last: int, since_ms: int) -> Iterator[int]:
-        """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a thousand."""
+        """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a 1,000."""
         while last > 0:
             after = max(0, last - _LISTED)
             listed = self._storage.list(LOG_PREFIX, start_after=log_name(after) if after else "")

@@ -158,7 +158,7 @@ class ArchivedSegment:
 
 @dataclass(frozen=True, slots=True)
 class StreamBatch:
-    """The last published batch of a stream; `checksum` (u64) is a sum over its entries, in whatever order and tables."""
+    """A stream's last published batch; `checksum` (u64) is a sum over its entries, whatever their order and tables."""
 
     number: int
     entries: int

@@ -42,7 +42,7 @@ Span = tuple[int, int, int]
 def cut_windows(
     sizes: Mapping[int, int], spans: Sequence[Span], shard_bytes: int, most_runs: int
 ) -> tuple[int, list[list[int]]]:
-    """Return the number of runs of slots (at most `most_runs`) and the groups of windows; `sizes` are bytes a window."""
+    """Return the number of runs of slots (at most `most_runs`) and the groups of windows; `sizes`: bytes a window."""
     runs = min(most_runs, -(-max(sizes.values()) // shard_bytes))
     groups = _groups(sizes, runs, shard_bytes)
     least = len(sizes) * _LEAST_BYTES

@@ -124,7 +124,7 @@ class OpenChunk:
 
 @dataclass(slots=True)
 class Chunk:
-    """A run of put entries; `positions` are durable once it and all before it are. `number` grows from chunk to chunk."""
+    """A run of put entries; `positions` are durable once it and all before it are. `number` grows by chunk."""
 
     number: int
     count: int

@@ -15,19 +15,18 @@ from tiered_index.clock import Clock
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.service.answers.validation import Columns
 from tiered_index.service.log.records import max_positions
+from tiered_index.service.writing.appenders import Appender
 from tiered_index.service.writing.buffer import WriteBuffer
-from tiered_index.service.writing.lanes import Appender
 
 __all__ = ["Flusher"]
 
-
-_ROUND = 1 << 19
 # entries of one round, unless a single put_batch was larger
+_ROUND = 1 << 19
 
 
 @dataclass
 class _Round:
-    """What one flush must write; `done` counts rows of each lane that are durable."""
+    """What one flush must write; `done` counts rows of each appender that are durable."""
 
     main: Columns
     quarantine: Columns
@@ -43,7 +42,7 @@ class _Round:
 
 
 class Flusher:
-    """Writes one buffer to two lanes. `quarantined` counts entries whose clock was out of bounds."""
+    """Writes one buffer by two appenders. `quarantined` counts entries whose clock was out of bounds."""
 
     def __init__(
         self,
@@ -67,7 +66,7 @@ class Flusher:
         self._closed = False
 
     def end(self) -> None:
-        """From here on every call raises `InvalidArgument`: the lanes' files are somebody else's."""
+        """From here on every call raises `InvalidArgument`: the files are somebody else's."""
         with self._lock:
             self._closed = True
 
@@ -93,7 +92,7 @@ class Flusher:
             self._round = self._begin()
         current = self._round
         try:
-            # positions become durable with the last rows written: the main lane's, else the quarantine's
+            # positions become durable with the last rows written: the main ones, else the quarantine's
             has_main = bool(len(current.main["second"]))
             if len(current.quarantine["second"]):
                 self._quarantine.write(
@@ -123,13 +122,13 @@ class Flusher:
             self.positions = max_positions(self.positions, positions)
 
     def seal(self) -> None:
-        """Flush, then seal the lanes' files: the quarantine's first, so that the main file's positions cover it."""
+        """Flush, then seal the files: the quarantine's first, so that the main file's positions cover it."""
         with self._lock:
             self.flush()
             self.roll()
 
     def roll(self) -> None:
-        """Seal the lanes' files as they are."""
+        """Seal the files as they are."""
         with self._lock:
             self._check_open()
             self._quarantine.roll()
@@ -139,9 +138,9 @@ class Flusher:
         """Seal the files that were begun before `created_ms`."""
         with self._lock:
             self._check_open()
-            for lane in (self._quarantine, self._main):
-                if lane.active is not None and lane.active.created_ms <= created_ms:
-                    lane.roll()
+            for appender in (self._quarantine, self._main):
+                if appender.active is not None and appender.active.created_ms <= created_ms:
+                    appender.roll()
 
     def _begin(self) -> _Round:
         chunks = self._buffer.begin_flush(_ROUND)

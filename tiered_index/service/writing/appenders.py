@@ -1,8 +1,7 @@
-"""Lanes: where the flusher's batches go.
+"""Appenders: each writes one sequence of unsealed files, of which the last accepts entries: main files, or quarantine
+for implausible clocks.
 
-One lane is a sequence of unsealed files, of which the last one accepts entries.
-
-A lane rolls to a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
+It goes on in a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
 where an append failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one.
 Whatever was raised, and at whatever line, the next write begins by letting go of a file that accepts no more (`_end`):
 nothing else has to be undone. Threads: the flusher's only, but for `active`, which anyone may read.
@@ -32,9 +31,9 @@ from tiered_index.service.root.root import Deletions, Root, disk_error
 __all__ = ["MAIN", "QUARANTINE", "Appender", "AppenderContext"]
 
 MAIN, QUARANTINE = "main", "quarantine"
-_BATCH = 1 << 19
-# entries of one append: bounds the memory of a flush to some 40 MiB
 _log = logging.getLogger(__name__)
+# entries of one append: bounds the memory of a flush to some 40 MiB
+_BATCH = 1 << 19
 
 
 @dataclass
@@ -227,7 +226,7 @@ class Appender:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile]) -> None:
-        """Take over recovered files, by sequence: the newest goes on where it accepts, others are sealed or given up."""
+        """Take over recovered files, by sequence: the newest goes on if it accepts, others are sealed or given up."""
         for file in files:
             if file.count:
                 self._context.catalog.put(file)

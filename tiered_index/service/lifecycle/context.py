@@ -1,10 +1,10 @@
-"""The files of one root, as the steps of their life cycle share them: what the log says of them, which source positions
-are true once one is published, and what becomes of copies that can't be read.
+"""What the steps of the life cycle share: the files of one root, what the log has of them, which source positions are
+true once one is published, and what becomes of copies that can't be read.
 
 A position in the log promises that the storage has everything of the source before it. A damaged copy is let go of once
-the log says that its entries were published: it may have the object still, or a merge has taken it since. The journal,
-where it is whole, says source positions that nothing else may say: it is kept until the log does. What was not
-published stays, untouched. Threads: the life cycle's round; `refresh` and the functions from any.
+the log has, or had, its file. Its journal, where it is whole, may be the only one that has a source's position: it is
+kept until the log has it. What was not published stays, untouched. Threads: the life cycle's round; `refresh` and the
+functions from any.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from tiered_index._version import __version__
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import SchemaMismatch
+from tiered_index.errors import CorruptFile, SchemaMismatch
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.journal import Journal
 from tiered_index.format.names import STATES, UNSEALED, UPLOADED
@@ -26,44 +26,46 @@ from tiered_index.service.files.compacted import CompactedFile, DamagedFile, Sto
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable, apply_log_state
 from tiered_index.service.lifecycle.publication import Removals
-from tiered_index.service.log.records import max_positions
+from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root
-from tiered_index.service.writing.lanes import QUARANTINE
+from tiered_index.service.writing.appenders import QUARANTINE
+from tiered_index.service.writing.flusher import Flusher
+from tiered_index.storage.base import Storage
 
 __all__ = [
     "DamagedCopies",
-    "RootFiles",
+    "LifecycleContext",
+    "check_size",
     "durable_positions",
     "has_newer_positions",
-    "own_positions",
-    "positions_of",
+    "is_needed",
     "sealed_form",
 ]
 
 
 @dataclass(frozen=True)
-class RootFiles:
-    """What every step of the life cycle works with.
-
-    `outcome_unknown` are the ids of files that others may have published: an earlier process, a job that was asked for
-    by a ticket, or a try whose record nobody heard of. They are looked up in `removals` before they are published.
+class LifecycleContext:
+    """One root's files, storage and settings. `outcome_unknown` are ids of files that others may have published (an
+    earlier process, a job, a try without an answer): they are looked up in `removals` before they are published.
     """
 
     root: Root
+    root_id: str
     catalog: Catalog
     session: StorageSession
     cold: ColdPath
     config: IndexConfig
     clock: Clock
+    flusher: Flusher
     deletions: Deletions
     outcome_unknown: set[str]
     removals: Removals
     _refresh_lock: threading.Lock = field(default_factory=threading.Lock)
 
     def refresh(self) -> LogState:
-        """Read the log, show what it says, and return it."""
+        """Read the log on, show its objects, and return its state."""
         with self._refresh_lock:
             self.session.log.refresh()
             # The handles first: whatever is among them was published before, so the log's state taken after them knows
@@ -71,7 +73,7 @@ class RootFiles:
             handles = self.catalog.all()
             state = self.session.log.state
             for handle in handles:
-                # recovered while the storage was down: now the log can tell
+                # recovered while the storage was down: now it is known whether the log has it
                 stored = state.object_of(handle.file_id)
                 if isinstance(handle, DamagedFile) and stored is not None:
                     self.catalog.put(open_stored(self.cold, stored))
@@ -95,14 +97,12 @@ class RootFiles:
         self.deletions.unlink([file.journal_path, file.path])
 
     def append_positions(self, file: CompactedFile | Journal) -> dict[str, int]:
-        """Say in the log what is true once `file` is published; return the log's positions."""
+        """Append the positions that are true once `file` is published; return the log's."""
         positions = durable_positions(file, self.catalog.all())
         return self.session.log.append_positions(self.session.epoch, positions).positions
 
     def _has_news(self, file: CompactedFile) -> bool:
-        """Return whether a local copy says a source's position that the log doesn't reach yet: it stays until the log
-        does.
-        """
+        """Return whether a local copy has a source's position that the log doesn't reach yet."""
         return file.local is not None and has_newer_positions(file, self.session.log.state.positions)
 
 
@@ -134,27 +134,44 @@ def durable_positions(file: CompactedFile | UnsealedFile | Journal, handles: Seq
     if any(isinstance(h, DamagedFile) or h.lane == QUARANTINE or h.sequence < file.sequence for h in waiting):
         return {}
     if waiting:
-        return own_positions(file) if file.lane != QUARANTINE else {}
-    return max_positions(own_positions(file), positions_of(handles))
+        return _own_positions(file) if file.lane != QUARANTINE else {}
+    return max_positions(_own_positions(file), _positions_of(handles))
 
 
-def positions_of(handles: Iterable[Handle]) -> dict[str, int]:
-    """Return the greatest position of each source that local files say."""
+def _positions_of(handles: Iterable[Handle]) -> dict[str, int]:
+    """Return the greatest position of each source in local files."""
     positions: dict[str, int] = {}
     for handle in handles:
         if isinstance(handle, UnsealedFile) or (isinstance(handle, CompactedFile) and handle.local is not None):
-            positions = max_positions(positions, own_positions(handle))
+            positions = max_positions(positions, _own_positions(handle))
     return positions
 
 
-def own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
-    """Return the positions that a file says, or the journal that is left of one."""
+def _own_positions(file: CompactedFile | UnsealedFile | Journal) -> dict[str, int]:
     return file.metadata().source_positions if isinstance(file, CompactedFile) else file.positions
 
 
-def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, said: dict[str, int]) -> bool:
-    """Return whether a file says a source's position that `said` doesn't reach."""
-    return max_positions(said, own_positions(file)) != said
+def has_newer_positions(file: CompactedFile | UnsealedFile | Journal, reached: dict[str, int]) -> bool:
+    """Return whether a file, or the journal that is left of one, has a source's position beyond `reached`."""
+    return max_positions(reached, _own_positions(file)) != reached
+
+
+def is_needed(file: CompactedFile | UnsealedFile, handles: Sequence[Handle], logged: dict[str, int]) -> bool:
+    """Return whether a local file alone has a source's position: neither the log nor younger local files reach it."""
+    younger = [handle for handle in handles if handle.sequence > file.sequence]
+    return has_newer_positions(file, max_positions(logged, _positions_of(younger)))
+
+
+def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:
+    """Raise `CorruptFile` where an object has another size than in the log; `kept` names the local file."""
+    size = storage.head(stored.name).size_bytes
+    if size != stored.size_bytes:
+        raise CorruptFile(
+            stored.name,
+            f"object has another size than the log says; {kept} is kept",
+            expected=stored.size_bytes,
+            found=size,
+        )
 
 
 def _is_stored(handle: Handle) -> bool:
@@ -166,30 +183,21 @@ def _is_stored(handle: Handle) -> bool:
     return isinstance(handle, WindowTable)
 
 
+# a start looks back through so many, a request each: a file that was merged away before stays, as damage
 _MAX_RECORDS = 1000
-# that a start looks back through, a request each: a file that was merged away before stays, as damage
 
 
 class DamagedCopies:
-    """The damaged files of one root, as they were found when it was opened; `journals` are those of their journals that
-    are whole.
-
-    `learn` is told of source positions that need not come again.
-    """
+    """The damaged files of one root when it was opened, and those of their journals that are whole."""
 
     def __init__(
-        self,
-        files: RootFiles,
-        damaged: Iterable[DamagedFile],
-        journals: Mapping[str, Journal],
-        learn: Callable[[dict[str, int]], None],
+        self, context: LifecycleContext, damaged: Iterable[DamagedFile], journals: Mapping[str, Journal]
     ) -> None:
-        self._files = files
+        self._context = context
         # what is of another index was never published here
         self._waiting = {file.file_id: file for file in damaged if not isinstance(file.error, SchemaMismatch)}
         self._published: dict[str, DamagedFile] = {}
         self._journals = journals
-        self._learn = learn
         self._looked_from: int | None = None
 
     @property
@@ -198,34 +206,38 @@ class DamagedCopies:
         return list(self._waiting)
 
     def staged(self, file_id: str) -> None:
-        """Take note that the storage has the entries of a file, whole: their source need not send them again."""
+        """The storage has the entries of a file, whole: their source need not send them again."""
         if (journal := self._journals.get(file_id)) is not None:
-            self._learn(journal.positions)
+            self._context.flusher.learn(journal.positions)
 
     def tend(self) -> None:
         """Let go of what was published. Raises what the storage raises; it may be repeated."""
-        files = self._files
+        context = self._context
         for file_id in self.waiting:
-            state = files.session.log.state
+            state = context.session.log.state
             stored = state.object_of(file_id)
             if stored is None:
-                if file_id not in files.removals.files(state, self._before(state)):
+                if file_id not in context.removals.files(state, self._before(state)):
                     continue
-                files.refresh()  # what it was merged into is shown before it goes
-                files.catalog.remove(file_id)
+                context.refresh()  # what it was merged into is shown before it goes
+                context.catalog.remove(file_id)
             else:
-                files.catalog.put(open_stored(files.cold, stored))
+                context.catalog.put(open_stored(context.cold, stored))
             self.staged(file_id)
             self._published[file_id] = self._waiting.pop(file_id)
         for file_id, file in list(self._published.items()):
             journal = self._journals.get(file_id)
-            if journal is not None and has_newer_positions(journal, files.session.log.state.positions):
-                said = files.append_positions(journal)
-                if has_newer_positions(journal, said):
-                    continue  # an older file waits: it is tried again in each round, and after a restart
+            if (
+                journal is not None
+                and has_newer_positions(journal, context.session.log.state.positions)
+                and has_newer_positions(journal, context.append_positions(journal))
+            ):
+                continue  # an older file waits: it is tried again in each round, and after a restart
             # the journal first: without it an unsealed file is not there
-            paths = [files.root.journal_path(file_id)] if file.place == UNSEALED else []
-            files.deletions.unlink([*paths, files.root.index_path(file.place, file_id)] if file.place in STATES else [])
+            paths = [context.root.journal_path(file_id)] if file.place == UNSEALED else []
+            context.deletions.unlink(
+                [*paths, context.root.index_path(file.place, file_id)] if file.place in STATES else []
+            )
             del self._published[file_id]
 
     def _before(self, state: LogState) -> int:
