@@ -112,8 +112,8 @@ MUTANTS = (
         "segment-forgotten-by-checkpoints",
         "a checkpoint does not hold the archived segments",
         "service/log/state.py",
-        "            **archive_json(self.archive.values()),\n",
-        "            **archive_json([]),\n",
+        "optional_members(self.archive.values(), ",
+        "optional_members([], ",
         (f"{ARCHIVE}::test_a_checkpoint_with_segments_comes_back_as_it_was",),
     ),
     Mutant(

@@ -412,8 +412,8 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
     for state, (objects, segments, positions, epoch) in zip(states[1:], expected, strict=True):
         assert (list(state.objects), list(state.archive)) == (objects, segments)
         assert (state.positions, state.epoch, state.genesis) == (positions, epoch, GENESIS)
-    assert LogState().fold(pairs) == states[-1]
-    assert states[min(cut, len(records))].fold(pairs[cut:]) == states[-1]
+    assert LogState().replayed(pairs) == states[-1]
+    assert states[min(cut, len(records))].replayed(pairs[cut:]) == states[-1]
     storage = MemoryStorage()
     for record, name in pairs:
         storage.put(name, record.encode())
@@ -432,9 +432,9 @@ def test_from_every_checkpoint_the_state_is_the_fold_of_all_records(made, cut, d
 
 def test_a_fold_leaves_the_state_it_began_with_as_it_was():
     begun = LogState().apply(LogRecord(1, "create", 0, "x", 0, genesis=GENESIS), "x")
-    after = begun.fold(
+    after = begun.replayed(
         [(LogRecord(n, "publish", 1, "x", 0, (an_object(n),), archive=(a_segment(n),)), "x") for n in range(2, 9)]
     )
     assert (begun.number, begun.objects, begun.archive) == (1, {}, {})
     assert (after.number, len(after.objects), len(after.archive)) == (8, 7, 7)
-    assert after.fold([]) is after
+    assert after.replayed([]) is after

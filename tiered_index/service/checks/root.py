@@ -1,8 +1,5 @@
-"""Checks of a root: every file in its folders, as far as its journal or trailer vouches for it.
-
-The writer may be at work beside.
-
-One thread.
+"""Checks of a root: every file in its folders, as far as its journal or trailer covers it. The writer may be at work
+beside. One thread.
 """
 
 from __future__ import annotations

@@ -1,18 +1,8 @@
-"""Checks of a storage: every log record and checkpoint, then every object that the log names, against the log and
-against local copies.
+"""Checks of a storage: every log record and checkpoint, then every object that the log names, against the log, its own
+checksums and local copies.
 
-Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about
-objects.
-
-Checks of window tables by the log's word: shards that fit each other, come and go together, and hold what they were
-merged out of.
-
-No request is made. One thread.
-
-Checks of archived segments: each against the log's word and its own checksums. What nobody names is a note, as with
-other objects.
-
-One thread.
+Window tables: shards fit each other, come and go together, and hold what they were merged out of. Objects nobody names
+are notes: a running upload looks the same as what a crash left. A pool of threads asks about objects; else one thread.
 """
 
 from __future__ import annotations
@@ -34,19 +24,10 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "CheckObjects",
-    "RecordCheck",
-    "check_object",
-    "check_segments",
-    "check_shard_record",
-    "check_storage",
-    "check_tables",
-    "note_stray_segments",
-]
+__all__ = ["CheckObjects", "check_object", "check_segments", "check_storage"]
 
 
-class RecordCheck:
+class _RecordCheck:
     """Checks the log's records in order: tables come and go whole, a merge adds as many entries as it removes."""
 
     def __init__(self, report: Report) -> None:
@@ -76,7 +57,7 @@ class RecordCheck:
                 )
 
 
-def check_tables(state: LogState, report: Report) -> None:
+def _check_tables(state: LogState, report: Report) -> None:
     """Check that the shards of each table are of one window and slot map, and that their slots don't overlap."""
     for table, shards in state.tables.items():
         report.count("tables")
@@ -108,8 +89,8 @@ def check_tables(state: LogState, report: Report) -> None:
             reached = max(reached, stored, key=lambda one: (_shard(one).slot_high, -one.second_max))
 
 
-def check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> None:
-    """Check what a shard says of itself against the log's word of it."""
+def _check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> None:
+    """Compare a shard's metadata with the log."""
     shard = _shard(stored)
     if "slot_map" not in meta.more:
         report.add(stored.name, "object", f"it is no shard, the log says it is one of table {shard.table}")
@@ -123,7 +104,7 @@ def check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> 
         meta.count,
         meta.file_id,
     )
-    said = (
+    logged = (
         shard.table,
         shard.begin_s * 1000,
         shard.window_s,
@@ -133,8 +114,8 @@ def check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> 
         stored.count,
         stored.file_id,
     )
-    if found != said:
-        report.add(stored.name, "object", f"its metadata says {found}, the log says {said}")
+    if found != logged:
+        report.add(stored.name, "object", f"its metadata says {found}, the log says {logged}")
 
 
 def _shard(stored: StoredObject) -> TableShard:
@@ -147,8 +128,8 @@ def _range(stored: StoredObject) -> tuple[int, int]:
     return shard.slot_low, shard.slot_high
 
 
-_PIECES = 16
 # read at once
+_PIECES = 16
 
 
 def check_segments(
@@ -162,7 +143,7 @@ def check_segments(
             table = archive.table(segment)
             report.count("segments")
             if deep:
-                _check_bytes(archive, segment, table, report)
+                _check_segment_bytes(archive, segment, table, report)
         except ObjectNotFound:
             report.add(segment.name, "segment", "the log names it, the storage does not have it")
         except CorruptFile as error:
@@ -170,7 +151,9 @@ def check_segments(
         progress(number, "archived segments")
 
 
-def _check_bytes(archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report) -> None:
+def _check_segment_bytes(
+    archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report
+) -> None:
     whole = 0
     step = _PIECES * table.piece_bytes
     for begin in range(0, segment.size_bytes, step):
@@ -188,22 +171,9 @@ def _check_bytes(archive: SegmentArchive, segment: ArchivedSegment, table: Segme
         report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
 
 
-def note_stray_segments(storage: Storage, refreshed: Callable[[], LogState], report: Report) -> None:
-    """Note what lies among the archived segments and isn't named by the log, which `refreshed` reads on."""
-    strays = list(storage.list(SEGMENTS_PREFIX))
-    named = refreshed().archive
-    for info in strays:
-        if info.name not in named:
-            report.note(
-                f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a "
-                f"crash left"
-            )
-    for handle in storage.list_uploads(SEGMENTS_PREFIX):
-        report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")
-
-
-_TRAILER = ("file", "tail", "directory")
 # parts of a file without which no trailer can be read
+_TRAILER = ("file", "tail", "directory")
+_LENGTHS = ("filter_length", "directory_length", "metadata_length")
 _LOCAL_FIELDS = ("count", "second_min", "second_max", "lane", "sequence")
 
 
@@ -227,7 +197,7 @@ def check_storage(
     state = _check_log(storage, report)
     if state is None:
         return None
-    check_tables(state, report)
+    _check_tables(state, report)
     if check_objects is not None:
         check_objects(state)
     else:
@@ -237,8 +207,8 @@ def check_storage(
             for number, _ in enumerate(checks, 1):
                 progress(number, "objects")
         check_segments(storage, state.archive.values(), report, progress, deep=deep)
-    _check_strays(storage, state, report)
-    note_stray_segments(storage, lambda: _refreshed(storage, state), report)
+    _note_strays(storage, state, report, DATA_PREFIX)
+    _note_strays(storage, state, report, SEGMENTS_PREFIX)
     known = {o.file_id for o in state.objects.values()}
     for file in local.values():
         if file.folder == "uploaded" and file.file_id not in known:
@@ -250,7 +220,21 @@ def check_object(
     storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report, *, deep: bool
 ) -> None:
     """Check one object that the log names, and its local copy where there is one. Raises `StorageError`."""
-    _ObjectCheck(storage, report, deep).check(stored, local)
+    name = stored.name
+    try:
+        size = storage.head(name).size_bytes
+        report.count("objects")
+        if size != stored.size_bytes:
+            report.add(name, "object", f"it has {size:,} bytes, the log says {stored.size_bytes:,}")
+            return
+        if not deep or _check_bytes(storage, stored, local, report):
+            _check_trailer(storage, stored, report)
+    except ObjectNotFound:
+        report.add(name, "object", "the log names it, the storage does not have it")
+    except CorruptFile as error:
+        report.add_error(name, "object", error)
+    if local is not None:
+        _check_local(stored, local, report)
 
 
 def _check_log(storage: Storage, report: Report) -> LogState | None:
@@ -261,7 +245,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             checkpoints[number_of(info.name)] = info.name
         except CorruptFile as error:
             report.add_error(info.name, "checkpoint", error)
-    state, records = LogState(), RecordCheck(report)
+    state, records = LogState(), _RecordCheck(report)
     try:
         for info in storage.list(LOG_PREFIX):
             if number_of(info.name) != state.number + 1:
@@ -310,100 +294,62 @@ def _check_checkpoint(storage: Storage, name: str, state: LogState, report: Repo
     report.count("checkpoints")
 
 
-class _ObjectCheck:
-    def __init__(self, storage: Storage, report: Report, deep: bool) -> None:
-        self._storage = storage
-        self._report = report
-        self._deep = deep
-
-    def check(self, stored: StoredObject, local: CompactedFile | None) -> None:
-        name, report = stored.name, self._report
-        try:
-            size = self._storage.head(name).size_bytes
-            report.count("objects")
-            if size != stored.size_bytes:
-                report.add(name, "object", f"it has {size:,} bytes, the log says {stored.size_bytes:,}")
-                return
-            if not self._deep or self._check_bytes(stored, local):
-                self._check_trailer(stored)
-        except ObjectNotFound:
-            report.add(name, "object", "the log names it, the storage does not have it")
-        except CorruptFile as error:
-            report.add_error(name, "object", error)
-        if local is not None:
-            self._check_local(stored, local)
-
-    def _check_trailer(self, stored: StoredObject) -> None:
-        trailer = ColdPath(self._storage).trailer(stored)
-        meta, tail = trailer.metadata, trailer.tail
-        found = (
-            meta.second_min,
-            meta.second_max,
-            meta.lane,
-            tail.position,
-            tail.filter_length,
-            tail.directory_length,
-            tail.metadata_length,
-        )
-        said = (
-            stored.second_min,
-            stored.second_max,
-            stored.lane,
-            stored.trailer_position,
-            stored.filter_length,
-            stored.directory_length,
-            stored.metadata_length,
-        )
-        if found != said:
-            self._report.add(stored.name, "object", f"its trailer says {found}, the log says {said}")
-        if stored.shard is not None:
-            check_shard_record(stored, meta, self._report)
-        elif "slot_map" in meta.more:
-            self._report.add(
-                stored.name, "object", "it is a shard of a window table, the log says it is a file of its own"
-            )
-
-    def _check_bytes(self, stored: StoredObject, local: CompactedFile | None) -> bool:
-        """Check every byte; return whether the trailer is sound, so that it can be compared with the log."""
-        size, name = stored.size_bytes, stored.name
-        mirror = (
-            local.local.data
-            if local is not None and local.local is not None and local.local.size_bytes == size
-            else None
-        )
-        different: list[int] = []
-
-        def compare(start: int, window: bytes) -> None:
-            if mirror is not None and mirror[start : start + len(window)] != window:
-                different.append(start)
-
-        read = WindowedRead(lambda position, length: self._storage.get_range(name, position, length), size, compare)
-        found = (verify_shard if stored.shard is not None else verify_compacted)(read, size, name)
-        self._report.add_all(name, found)
-        read.finish()
-        self._report.count("object_bytes", size)
-        if mirror is not None:
-            self._report.count("compared_bytes", size)
-        if different:
-            self._report.add(name, "copy", "the object and its local copy differ", min(different))
-        return not any(finding.part in _TRAILER for finding in found)
-
-    def _check_local(self, stored: StoredObject, local: CompactedFile) -> None:
-        assert local.local is not None
-        found = (*(getattr(local, field) for field in _LOCAL_FIELDS), local.local.size_bytes)
-        said = (*(getattr(stored, field) for field in _LOCAL_FIELDS), stored.size_bytes)
-        if found != said:
-            self._report.add(local.local.file, "copy", f"the local copy says {found}, the log says {said}")
+def _check_trailer(storage: Storage, stored: StoredObject, report: Report) -> None:
+    trailer = ColdPath(storage).trailer(stored)
+    meta, tail = trailer.metadata, trailer.tail
+    found = (meta.second_min, meta.second_max, meta.lane, tail.position, *(getattr(tail, name) for name in _LENGTHS))
+    logged = (
+        *(stored.second_min, stored.second_max, stored.lane, stored.trailer_position),
+        *(getattr(stored, name) for name in _LENGTHS),
+    )
+    if found != logged:
+        report.add(stored.name, "object", f"its trailer says {found}, the log says {logged}")
+    if stored.shard is not None:
+        _check_shard_record(stored, meta, report)
+    elif "slot_map" in meta.more:
+        report.add(stored.name, "object", "it is a shard of a window table, the log says it is a file of its own")
 
 
-def _check_strays(storage: Storage, state: LogState, report: Report) -> None:
-    strays = [info for info in storage.list(DATA_PREFIX) if info.name not in state.objects]
-    named = _refreshed(storage, state).objects
+def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | None, report: Report) -> bool:
+    """Check every byte; return whether the trailer is sound, so that it can be compared with the log."""
+    size, name = stored.size_bytes, stored.name
+    copy = local.local if local is not None else None
+    mirror = copy.data if copy is not None and copy.size_bytes == size else None
+    different: list[int] = []
+
+    def compare(start: int, window: bytes) -> None:
+        if mirror is not None and mirror[start : start + len(window)] != window:
+            different.append(start)
+
+    read = WindowedRead(lambda position, length: storage.get_range(name, position, length), size, compare)
+    found = (verify_shard if stored.shard is not None else verify_compacted)(read, size, name)
+    report.add_all(name, found)
+    read.finish()
+    report.count("object_bytes", size)
+    if mirror is not None:
+        report.count("compared_bytes", size)
+    if different:
+        report.add(name, "copy", "the object and its local copy differ", min(different))
+    return not any(finding.part in _TRAILER for finding in found)
+
+
+def _check_local(stored: StoredObject, local: CompactedFile, report: Report) -> None:
+    assert local.local is not None
+    found = (*(getattr(local, field) for field in _LOCAL_FIELDS), local.local.size_bytes)
+    logged = (*(getattr(stored, field) for field in _LOCAL_FIELDS), stored.size_bytes)
+    if found != logged:
+        report.add(local.local.file, "copy", f"the local copy says {found}, the log says {logged}")
+
+
+def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str) -> None:
+    """Note what lies below `prefix` and isn't named by the log, which is read on after the listing."""
+    strays = [i for i in storage.list(prefix) if i.name not in state.objects and i.name not in state.archive]
+    after = _refreshed(storage, state)
     for info in strays:
-        if info.name not in named:
+        if info.name not in after.objects and info.name not in after.archive:
             report.note(
                 f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a "
                 f"crash left"
             )
-    for handle in storage.list_uploads(DATA_PREFIX):
+    for handle in storage.list_uploads(prefix):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")

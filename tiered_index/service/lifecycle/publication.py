@@ -2,9 +2,9 @@
 files, compactions, merges and builds on Spark all go this way.
 
 ```
-         ┌─ the record is there ─────────> RECORDED
-send ─> SENT ─ append ─ its answer is lost ──> UNKNOWN ── the log, read again, says which of the others
-         └─ others were first, or fenced ─> TAKEN_OVER: what was sent is deleted
+                ┌─ the record is there ─────────> recorded
+send ─> sent ─ append ─ its answer is lost ──> unknown: the log, read again, shows which of the others
+                └─ others were first, or fenced ─> taken over: what was sent is deleted
 ```
 A writer (`epoch`) keeps what it has sent for its next try; a job (None) takes back what certainly was not published.
 What the log names is never deleted, nor what it may name yet. Nothing is named `MAX_AGE_S` after its sending began.
@@ -16,7 +16,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from enum import Enum
 
 from tiered_index.errors import (
     CorruptFile,
@@ -42,7 +41,6 @@ __all__ = [
     "Publication",
     "Removals",
     "SentObject",
-    "State",
     "Upload",
     "abandon",
     "stored_file",
@@ -151,22 +149,12 @@ class FinishedObject:
         return SentObject(stored.name, stored.size_bytes, stored.published_ms, self.upload, self.parts)
 
 
-class State(Enum):
-    """How far a publication has come."""
-
-    SENT = "sent"
-    RECORDED = "recorded"
-    UNKNOWN = "unknown"
-    TAKEN_OVER = "taken over"
-
-
 class Publication:
     """Objects that were sent, until a record names them or never will. `epoch` is the writer's, None a job's."""
 
     def __init__(
         self, storage: Storage, log: StorageLog, objects: Sequence[SentObject], epoch: int | None = None
     ) -> None:
-        self.state = State.SENT
         self._objects = list(objects)
         self._storage, self._log, self._epoch = storage, log, epoch
 
@@ -249,12 +237,9 @@ class Publication:
                 raise self._overdue(what)
             return record
 
-        before, self.state = self.state, State.UNKNOWN
         try:
             state = self._log.append(what, self._epoch, made_in_time)
         except TieredIndexError as error:
-            if not isinstance(error, StorageError):
-                self.state = before
             is_over = self._epoch is None and not isinstance(error, StorageError | InvalidArgument)
             if is_over or isinstance(error, WriterFenced):
                 # what the log doesn't name now it never will; after `InvalidArgument` the caller may ask otherwise
@@ -266,7 +251,6 @@ class Publication:
     def resolve(self, state: LogState, *, keep: bool = False) -> None:
         """Take `state` as the log's last word: delete what it does not name, unless it may have named it (`keep`)."""
         left = [one for one in self._objects if one.name not in state.objects and one.name not in state.archive]
-        self.state = State.TAKEN_OVER if left else State.RECORDED
         if not keep:
             _take_back(left, self._storage)
 

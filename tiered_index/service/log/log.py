@@ -21,7 +21,6 @@ import secrets
 import threading
 from collections.abc import Callable, Container, Iterator
 from dataclasses import replace
-from functools import partial
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
@@ -38,7 +37,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, max_positions
-from tiered_index.service.log.state import LogState
+from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.storage.base import Storage
 
 __all__ = [
@@ -53,10 +52,10 @@ __all__ = [
     "publishing",
 ]
 
-_BYTES_A_RECORD = 1 << 20
 # a state of up to this size is stored after every record, one of k times the size after every k-th
+_BYTES_A_RECORD = 1 << 20
+# records behind a checkpoint, however large it is
 _MOST_RECORDS = 32
-# behind a checkpoint, however large it is
 _KEPT = 2
 _SWEPT_AT_ONCE = 8
 _LISTINGS = 3
@@ -141,10 +140,10 @@ class Checkpoints:
 
 
 _LISTED = 1000
-_TAIL_BYTES = 16
 # of a record: among them its CRC32
-_MAX_RACES = 1000
+_TAIL_BYTES = 16
 # numbers that may be lost to other writers in one append before it gives up
+_MAX_RACES = 1000
 
 Make = Callable[[LogState], LogRecord | None]
 
@@ -154,42 +153,32 @@ class StorageLog:
 
     def __init__(self, storage: Storage, clock: Clock, *, checkpoint_every: int | None = None) -> None:
         self._storage = storage
-        self._clock = clock
+        self.clock = clock
+        self.state = LogState()  # as far as the log was read
         self._checkpoints = Checkpoints(storage, checkpoint_every)
-        self._state = LogState()
+        # number, tail and size of the newest record that was read or written, by which this log is known
         self._end: tuple[int, bytes, int] = (0, b"", 0)
-        # number, tail and size of the newest record that was read or written: what tells this log from any other
         self._writes = False
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
-
-    @property
-    def clock(self) -> Clock:
-        """This host's clock, of which records have their times."""
-        return self._clock
-
-    @property
-    def state(self) -> LogState:
-        """The state at the position reached so far."""
-        return self._state
 
     def open(self) -> LogState:
         """Read the newest checkpoint, then the records behind it: 3 requests and one a record. Raises `NotAnIndex`."""
         if not self._read_on(self._checkpoints.newest()):
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
-        return self._state
+        return self.state
 
     def refresh(self) -> LogState:
         """Read the records behind the last one known: one request, one more for each; a writer looks at that one, too.
         After an error of the storage, or a spent budget, what was read is kept. Raises `CorruptFile` where a record is
         missing.
         """
-        self._read_on(self._state)
-        return self._state
+        self._read_on(self.state)
+        return self.state
 
     def _read_on(self, state: LogState) -> int:
         """Read what follows `state` and go there, as far as it can be read; return the number reached."""
-        replay = state.folding()
+        replay = LogReplay(state)
         try:
             names = self._names_behind(state.number)
             if names and self._writes and state.number:
@@ -227,7 +216,7 @@ class StorageLog:
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one; return the state with whoever's descriptor it is."""
-        record = LogRecord(1, "create", 0, secrets.token_hex(8), self._clock.now_ms(), genesis=descriptor)
+        record = LogRecord(1, "create", 0, secrets.token_hex(8), self.clock.now_ms(), genesis=descriptor)
         data = record.encode()
         with self._append_lock:
             try:
@@ -236,8 +225,8 @@ class StorageLog:
                 return self.open()
             self._decoded(data, log_name(1))
             self._advance(LogState().apply(record, log_name(1)))
-            self._checkpoints.write(self._state)
-            return self._state
+            self._checkpoints.write(self.state)
+            return self.state
 
     def claim_epoch(self) -> int:
         """Take the next writer epoch and append its fence; from then on every older writer is fenced."""
@@ -251,10 +240,11 @@ class StorageLog:
                 if self._storage.get(epoch_name(epoch)) != attempt.encode():
                     epoch += 1
                     continue
-            fence = LogRecord(0, "fence", epoch, "", 0)
-            self.append("fence", epoch, partial(_always, fence))
-            return epoch
-        raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
+            break
+        else:
+            raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
+        self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
+        return epoch
 
     def publish(
         self,
@@ -275,7 +265,7 @@ class StorageLog:
                 return None
             return LogRecord(0, "positions", epoch, "", 0, positions=positions)
 
-        return self.append("source positions", epoch, make) if make(self._state) is not None else self._state
+        return self.append("source positions", epoch, make) if make(self.state) is not None else self.state
 
     def record(self, number: int) -> LogRecord:
         """Return record `number`: a request. Raises `CorruptFile`, what the storage raises."""
@@ -309,7 +299,7 @@ class StorageLog:
                 made = make(state)
                 if made is None:
                     return state
-                record = replace(made, number=state.number + 1, attempt=attempt, created_ms=self._clock.now_ms())
+                record = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
                 after = state.apply(record, log_name(record.number))
                 winner = self._put(record)
                 if winner.attempt != attempt:
@@ -317,8 +307,8 @@ class StorageLog:
                     self._advance(state)
                     continue
                 self._advance(after)
-                self._checkpoints.write(self._state)
-                return self._state
+                self._checkpoints.write(self.state)
+                return self.state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 
     def _put(self, record: LogRecord) -> LogRecord:
@@ -345,7 +335,7 @@ class StorageLog:
         """Raise `StorageUnavailable` where the newest record known is gone or another one. An empty folder where a disk
         should be mounted looks like the log's end; a record written there would be lost.
         """
-        state = self._state
+        state = self.state
         if state.number:
             self._check_end(state)
 
@@ -370,8 +360,8 @@ class StorageLog:
 
     def _advance(self, state: LogState) -> None:
         with self._advance_lock:
-            if state.number > self._state.number:
-                self._state = state
+            if state.number > self.state.number:
+                self.state = state
 
 
 def publishing(
@@ -401,7 +391,3 @@ def fenced(uri: str, newer: int, epoch: int) -> WriterFenced:
         f"{uri}: a newer writer (epoch {newer}) has taken over from this one (epoch {epoch}); "
         "nothing more is published by it, its local files are kept"
     )
-
-
-def _always(record: LogRecord, state: LogState) -> LogRecord:
-    return record

@@ -75,14 +75,7 @@ class TableShard:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        return {
-            "table": self.table,
-            "begin_s": self.begin_s,
-            "window_s": self.window_s,
-            "slots": self.slots.to_json(),
-            "slot_low": self.slot_low,
-            "slot_high": self.slot_high,
-        }
+        return {**{name: getattr(self, name) for name in self.__slots__}, "slots": self.slots.to_json()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,8 +204,7 @@ class LogRecord:
                 "remove": list(self.remove),
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
-                **archive_json(self.archive),
-                **batches_json(self.batches),
+                **optional_members(self.archive, self.batches),
             }
         )
 
@@ -222,15 +214,11 @@ class LogRecord:
         return checked(_RECORD, decode_document(data, file), file, "log record")
 
 
-def archive_json(segments: Iterable[ArchivedSegment]) -> dict[str, Any]:
-    """Return the optional member of records and checkpoints: none where nothing is archived."""
-    listed = [segment.to_json() for segment in segments]
-    return {"archive": listed} if listed else {}
-
-
-def batches_json(batches: dict[str, StreamBatch]) -> dict[str, Any]:
-    """Return the optional member of records and checkpoints: none where no stream has one."""
-    return {"batches": {stream: batch.to_json() for stream, batch in batches.items()}} if batches else {}
+def optional_members(archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch]) -> dict[str, Any]:
+    """Return the members that records and checkpoints have only where there is something in them."""
+    archived = [segment.to_json() for segment in archive]
+    streams = {stream: batch.to_json() for stream, batch in batches.items()}
+    return ({"archive": archived} if archived else {}) | ({"batches": streams} if streams else {})
 
 
 def encode_document(document: dict[str, Any]) -> bytes:

@@ -21,12 +21,11 @@ from tiered_index.service.log.records import (
     LogRecord,
     StoredObject,
     StreamBatch,
-    archive_json,
-    batches_json,
     check_slots,
     decode_document,
     encode_document,
     max_positions,
+    optional_members,
 )
 
 __all__ = ["LogReplay", "LogState"]
@@ -46,20 +45,14 @@ class LogState:
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
-        return self.fold([(record, file)])
+        return self.replayed([(record, file)])
 
-    def fold(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
-        """Return the state after `records`, each with its name, in order; one copy is made for all. Errors as
-        `apply`.
-        """
-        fold = self.folding()
+    def replayed(self, records: Iterable[tuple[LogRecord, str]]) -> LogState:
+        """Return the state after `records`, each with its name; one copy is made for all. Errors as `apply`."""
+        replay = LogReplay(self)
         for added, file in records:
-            fold.add(added, file)
-        return fold.state() if fold.number > self.number else self
-
-    def folding(self) -> LogReplay:
-        """Return this state as one that records can be added to, one after the other."""
-        return LogReplay(self)
+            replay.add(added, file)
+        return replay.state() if replay.number > self.number else self
 
     def object_of(self, file_id: str) -> StoredObject | None:
         """Return the object that holds file `file_id`, or None."""
@@ -121,8 +114,7 @@ class LogState:
                 "genesis": self.genesis.to_json() if self.genesis else None,
                 "objects": [o.to_json() for o in self.objects.values()],
                 "positions": self.positions,
-                **archive_json(self.archive.values()),
-                **batches_json(self.batches),
+                **optional_members(self.archive.values(), self.batches),
             }
         )
 
@@ -136,14 +128,9 @@ class LogReplay:
     """A state that changes in place while records are added to it."""
 
     def __init__(self, begun: LogState) -> None:
-        self.number, self._epoch, self._genesis, self._positions = (
-            begun.number,
-            begun.epoch,
-            begun.genesis,
-            begun.positions,
-        )
+        self.number, self._epoch, self._genesis = begun.number, begun.epoch, begun.genesis
+        self._positions, self._batches = begun.positions, begun.batches
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
-        self._batches = begun.batches
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
@@ -179,12 +166,9 @@ class LogReplay:
         self.number = record.number
         self._epoch = max(self._epoch, record.epoch)
         self._positions = max_positions(self._positions, record.positions)
-        later = {
-            s: batch
-            for s, batch in record.batches.items()
-            if s not in self._batches or batch.number > self._batches[s].number
-        }
-        self._batches = {**self._batches, **later} if later else self._batches
+        held = self._batches
+        later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
+        self._batches = {**held, **later} if later else held
 
     def state(self) -> LogState:
         """Return the state reached."""

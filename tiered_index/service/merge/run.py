@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tiered_index.clock import Clock
@@ -137,15 +137,7 @@ class MergeReport:
 
 def plan(log: StorageLog, clock: Clock, options: MergeOptions) -> MergePlan:
     """Return what a merge would do now."""
-    return plan_merge(
-        log.refresh(),
-        window_s=options.window_s,
-        now_s=clock.now_ms() // 1000,
-        min_age_s=options.min_age_s,
-        shard_bytes=options.shard_bytes,
-        begin_s=options.begin_s,
-        end_s=options.end_s,
-    )
+    return plan_merge(log.refresh(), now_s=clock.now_ms() // 1000, **asdict(options))
 
 
 def merge(

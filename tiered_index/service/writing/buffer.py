@@ -1,20 +1,14 @@
 """The write buffer: what was put and isn't in a file yet, searchable at once.
 
 `append_rows` and `append_columns` take a short lock and return; rows are hashed by whoever needs their chunk first, a
-query or the flusher. A chunk stays visible to queries until the flusher says that it is in a file. Order of chunks is
-order of puts.
+query or the flusher. A chunk stays visible to queries until the flusher has it in a file. Order of chunks is order of
+puts. A closed chunk never changes but for its columns; a call is in one chunk whole; `size` counts entries not yet
+released. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes at
+once, between whose stores no signal handler runs), or leaves behind only what is put right when the chunk is closed.
 
-Invariants: a closed chunk never changes; a call is in one chunk whole; `size` counts entries not yet released. Callers
-may be interrupted at any line, and go on: each change is one assignment (to several attributes at once, between whose
-stores no signal handler runs), or leaves behind only what is put right when the chunk is closed.
-
-Chunks of the write buffer: runs of entries that were put and aren't in a file yet.
-
-`OpenChunk` takes messages one by one: numbers packed into a block of bytes, keys in a list. No object that the garbage
+`OpenChunk` packs the numbers of messages into a block of bytes, their keys into a list. No object that the garbage
 collector would have to visit is made for a row, and a block is small, so that turning one into columns never keeps the
-interpreter lock for long. A message is in it from the one step on that adds its keys: a caller who is interrupted
-before has added nothing. A `Chunk` is closed: it never changes but for its columns being computed by whoever needs them
-first, a query or the flusher.
+interpreter lock for long. A message is in it from the one step on that adds its keys.
 """
 
 from __future__ import annotations
@@ -48,19 +42,7 @@ ROWS = 1 << 12
 Record = tuple[Any, ...]
 """(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
 _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
-_FORMATS = {
-    "i1": "b",
-    "i2": "h",
-    "i4": "i",
-    "i8": "q",
-    "u1": "B",
-    "u2": "H",
-    "u4": "I",
-    "u8": "Q",
-    "f2": "e",
-    "f4": "f",
-    "f8": "d",
-}
+_FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "bhiqBHIQefd", strict=True))
 
 
 class RowCodec:
@@ -151,8 +133,8 @@ class Chunk:
         )
 
 
-_MERGE_BELOW = 1 << 16
 # small chunks are merged so that a query meets few; larger ones are not worth copying
+_MERGE_BELOW = 1 << 16
 
 
 class BufferedChunk(LocalHandle):
@@ -242,7 +224,7 @@ class WriteBuffer:
             chunk = self._open = OpenChunk(self._codec, max(ROWS, len(keys)))
         chunk.add(keys, record, size_bytes)
         if source is not None and position is not None:
-            # behind the entries: an interrupt in between leaves a position that is told again
+            # behind the entries: an interrupt in between leaves a position that comes again
             chunk.positions[source] = max(position, chunk.positions.get(source, position))
 
     @synchronized
