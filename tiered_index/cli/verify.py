@@ -16,9 +16,8 @@ from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError
+from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.report import Report
-from tiered_index.service.checks.root import check_root
-from tiered_index.service.checks.stored import check_storage
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import Disk

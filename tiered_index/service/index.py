@@ -120,7 +120,7 @@ class IndexService(Lookups):
         self._catalogs, self._prices, self._cold_paths = (parts.catalog,), parts.storage.prices, (parts.cold,)
         self._topics = parts.topics
         self._buffer = parts.buffer
-        self._lanes = parts.lanes
+        self._appenders = parts.appenders
         self._flusher = parts.flusher
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
@@ -381,7 +381,7 @@ class IndexService(Lookups):
                 self._stop_rounds,
                 parts.flusher.flush,
                 parts.flusher.end,
-                *(lane.close for lane in parts.lanes),
+                *(appender.close for appender in parts.appenders),
                 parts.lifecycle.close,
                 *_letting_go(parts, keep_reserve=False),
             ]
@@ -451,7 +451,7 @@ class IndexService(Lookups):
         errors: list[tuple[str, BaseException]] = []
         if self._flusher.error is not None:
             errors.append(("flush", self._flusher.error))
-        errors += [(f"{lane.name} files", lane.trouble) for lane in self._lanes if lane.trouble is not None]
+        errors += [(f"{one.name} files", one.trouble) for one in self._appenders if one.trouble is not None]
         if self._buffer.refusal is not None:
             errors.append(("put", BackPressure(self._buffer.refusal)))
         errors += list(self._lifecycle.errors.items())
@@ -493,14 +493,11 @@ def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object
         for handle in parts.catalog.all():
             if isinstance(handle, UnsealedFile):
                 handle.release()
-        for lane in parts.lanes:
-            if lane.active is not None:
-                lane.active.release()
-            if keep_reserve:
-                lane.forget_reserve()
-            else:
-                lane.discard_reserve()
-            lane.active = None
+        for appender in parts.appenders:
+            if appender.active is not None:
+                appender.active.release()
+            appender.release_reserve(keep=keep_reserve)
+            appender.active = None
 
     return [close_pools, release_files, parts.catalog.clear, parts.lock.release, parts.storage.close]
 

@@ -71,7 +71,7 @@ class Parts:
     catalog: Catalog
     topics: TopicTable
     buffer: WriteBuffer
-    lanes: tuple[Appender, ...]
+    appenders: tuple[Appender, ...]
     flusher: Flusher
     lifecycle: Lifecycle
     engine: QueryEngine
@@ -233,12 +233,10 @@ def _assemble(
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)
-    for lane in (quarantine, main):
-        lane.adopt([file for file in recovered.unsealed if file.lane == lane.name])
+    for appender in (quarantine, main):
+        appender.adopt([file for file in recovered.unsealed if file.lane == appender.name])
     try:
-        topics.give(
-            pair for lane in (quarantine, main) if lane.active is not None for pair in lane.active.topics.items()
-        )
+        topics.give(pair for one in (quarantine, main) if one.active is not None for pair in one.active.topics.items())
     except InvalidArgument:
         # The active files bind one id to two topics. Each file keeps its own topic table; the next ones start empty.
         flusher.roll()

@@ -23,12 +23,12 @@ MUTANTS = (
         "recovery-prefers-unsealed",
         "of a file that is both unsealed and compacted the earlier state is kept beside the later one",
         "service/lifecycle/recovery.py",
-        "state is not None and file_id not in local and _says_more(file_id, path, journal_path, state",
+        "state is not None and file_id not in local and _has_newer_journal(file_id, path, journal_path, state",
         """(
             path.exists()
             or state is not None
             and file_id not in local
-            and _says_more(file_id, path, journal_path, state)
+            and _has_newer_journal(file_id, path, journal_path, state)
         """,
         ("tests/unit/service/test_recovery.py::test_an_unsealed_form_that_came_back_is_dropped[compacted]",),
     ),

@@ -219,8 +219,8 @@ def test_the_logs_positions_never_run_ahead_of_main_entries(open_index):
     index.flush()
     index.put("t", 0, "k", 2, 1, 0, source="s", source_position=2)
     index.flush()
-    (lane,) = (lane for lane in index._lanes if lane.name == "quarantine")
-    lane.roll()
+    (appender,) = (one for one in index._appenders if one.name == "quarantine")
+    appender.roll()
     index.run_lifecycle()
     assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
     assert index.log_state.positions == {}
@@ -378,8 +378,8 @@ def test_the_logs_positions_never_run_ahead_of_a_younger_main_file(open_index):
     for offset, timestamp_ms in ((1, 0), (2, T), (3, 0)):
         index.put("t", 0, "k", offset, 1, timestamp_ms, source="s", source_position=offset)
         index.flush()
-    (lane,) = (lane for lane in index._lanes if lane.name == "quarantine")
-    lane.roll()
+    (appender,) = (one for one in index._appenders if one.name == "quarantine")
+    appender.roll()
     index.run_lifecycle()
     assert [o.lane for o in index.log_state.objects.values()] == ["quarantine"]
     assert index.log_state.positions == {}

@@ -1,12 +1,11 @@
 """Recovery: from folder names and journals back to a working root. Every step may be repeated, and broken off anywhere.
 
-1. Temporary names are half-made work: dropped. 2. An id in two folders: the later state wins once it verifies, and once
-   its name is
-durable. 3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms
-nothing is dropped:
-its name may not be durable. 4. What can't be read is kept, untouched, and every lookup that meets it says so. What
-can't be deleted is
-passed over, and left to the life cycle. One thread, under the root's lock, before anything else runs.
+1. Temporary names are half-made work: dropped.
+2. An id in two folders: the later state wins once it verifies, and once its name is durable.
+3. An unsealed file is what its journal confirms, written anew; chains and slots are rebuilt. One that confirms nothing
+   is dropped: its name may not be durable.
+4. What can't be read is kept, untouched, and every lookup that meets it reports it. What can't be deleted is passed
+   over, and left to the life cycle. One thread, under the root's lock, before anything else runs.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from tiered_index.service.files.compacted import (
     verify_tables,
 )
 from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
+from tiered_index.service.lifecycle.context import has_newer_positions
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root, disk_error
@@ -58,6 +58,11 @@ class Recovered:
     topics: list[tuple[int, str]] = field(default_factory=list)
     next_sequence: int = 1
     notes: list[str] = field(default_factory=list)
+
+    def drop(self, paths: list[Path], note: str) -> None:
+        """Delete files, durably, in this order."""
+        self.deletions.unlink(paths)
+        self.notes.append(note)
 
     def let_go(self) -> None:
         """Close every file: there will be nobody to search them."""
@@ -117,15 +122,13 @@ def _recover_uploaded(
         path = root.index_path(UPLOADED, file_id)
         stored = state.object_of(file_id) if state is not None else None
         if state is not None and stored is None:
-            # merged or expired since: the log decides what exists, but what it doesn't know of a source's position is
-            # kept
+            # merged or expired since: the log decides what exists, but a position that it doesn't have is kept
             with contextlib.suppress(CorruptFile):
                 file = open_local(path)
-                if max_positions(state.positions, file.metadata().source_positions) != state.positions:
+                if has_newer_positions(file, state.positions):
                     found.uploaded.append(file)
                     continue
-            found.deletions.unlink([path])
-            found.notes.append(f"{path.name}: its object was removed from the log, local copy dropped")
+            found.drop([path], f"{path.name}: its object was removed from the log, local copy dropped")
             ids[UPLOADED].discard(file_id)
             continue
         try:
@@ -134,8 +137,7 @@ def _recover_uploaded(
             if stored is None:
                 found.damaged.append(_damaged(file_id, UPLOADED, error))
                 continue
-            found.deletions.unlink([path])
-            found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+            found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
             ids[UPLOADED].discard(file_id)
 
 
@@ -145,8 +147,7 @@ def _recover_compacted(
     for file_id in sorted(ids[COMPACTED]):
         path = root.index_path(COMPACTED, file_id)
         if file_id in ids[UPLOADED]:
-            found.deletions.unlink([path])
-            found.notes.append(f"{path.name}: in uploaded/ too, the earlier copy dropped")
+            found.drop([path], f"{path.name}: in uploaded/ too, the earlier copy dropped")
             continue
         try:
             file = open_local(path)
@@ -155,8 +156,7 @@ def _recover_compacted(
                 verify_runs(file)
         except CorruptFile as error:
             if state is not None and state.object_of(file_id) is not None:
-                found.deletions.unlink([path])
-                found.notes.append(f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
+                found.drop([path], f"{path.name}: damaged local copy dropped, the storage has the file ({error})")
             elif file_id in ids[UNSEALED]:
                 with contextlib.suppress(OSError):  # else it is replaced
                     root.disk.unlink(path)
@@ -182,7 +182,7 @@ def _recover_compacted(
 
 
 def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | None, found: Recovered) -> None:
-    # the log's word counts too: a deletion that did not reach the disk can bring back a file that was retired since
+    # the log counts too: a deletion that did not reach the disk can bring back a file that was retired since
     local = {file.file_id for file in (*found.compacted, *found.uploaded)}
     later = local | {o.file_id for o in (state.objects.values() if state else ())}
     claims = _claims(root, ids[UNSEALED], found)
@@ -192,10 +192,9 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
         root.disk.sync_folder(root.folder(UPLOADED))
     for file_id in sorted(ids[UNSEALED]):
         path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
-        last_word = state is not None and file_id not in local and _says_more(file_id, path, journal_path, state)
-        if file_id in later and not last_word:
-            found.deletions.unlink([journal_path, path])
-            found.notes.append(f"{file_id}: is compacted, its unsealed form dropped")
+        alone = state is not None and file_id not in local and _has_newer_journal(file_id, path, journal_path, state)
+        if file_id in later and not alone:
+            found.drop([journal_path, path], f"{file_id}: is compacted, its unsealed form dropped")
             continue
         journal: Journal | None = None
         try:
@@ -209,8 +208,7 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
                     found=count,
                 )
             if journal is None and (not path.exists() or _never_written(path)):
-                found.deletions.unlink([path, journal_path])
-                found.notes.append(f"{file_id}: a file that was being begun, dropped")
+                found.drop([path, journal_path], f"{file_id}: a file that was being begun, dropped")
                 continue
             if journal is not None and not journal.batches:
                 drop_unbegun(root, file_id, data[: journal.valid_length], found.deletions)
@@ -224,9 +222,9 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
                 )
             found.unsealed.append(UnsealedFile.recover(root, journal, data))
         except (CorruptFile, StorageUnavailable, ValueError) as error:
-            if file_id in later and not last_word:
-                found.deletions.unlink([journal_path, path])
-                found.notes.append(f"{file_id}: damaged local copy dropped, the storage has the file ({error})")
+            if file_id in later and not alone:
+                note = f"{file_id}: damaged local copy dropped, the storage has the file ({error})"
+                found.drop([journal_path, path], note)
                 continue
             typed = (
                 error if isinstance(error, TieredIndexError) else CorruptFile(str(path), f"can't be mapped: {error}")
@@ -237,23 +235,21 @@ def _recover_unsealed(root: Root, ids: dict[str, set[str]], state: LogState | No
     found.unsealed.sort(key=lambda file: file.sequence)
 
 
-def _says_more(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
-    """Return whether a sealed file that a job has published says a source's position that the log doesn't: the life
-    cycle sees to that.
-    """
+def _has_newer_journal(file_id: str, path: Path, journal_path: Path, state: LogState) -> bool:
+    """Return whether a sealed file's journal has a source's position that the log hasn't: the life cycle appends it."""
     with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
         journal = parse_journal(journal_path.read_bytes(), str(journal_path), file_id)
         if journal is not None and journal.sealed and journal.count and path.exists():
-            return max_positions(state.positions, journal.positions) != state.positions
+            return has_newer_positions(journal, state.positions)
     return False
 
 
 def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
-    """Return how many durable entries later files say that their predecessors had, by file id."""
+    """Return how many durable entries files had by the word of their successors, by file id."""
     pairs = [file.metadata().more.get("predecessor") for file in (*found.compacted, *found.uploaded)]
     for file_id in file_ids:
         path = root.journal_path(file_id)
-        # said again when the file itself is opened
+        # raised again when the file itself is opened
         with contextlib.suppress(CorruptFile, ConfigError, FileNotFoundError):
             journal = parse_journal(path.read_bytes(), str(path), file_id)
             pairs.append(journal.predecessor if journal is not None else None)
@@ -300,6 +296,6 @@ def _never_written(path: Path) -> bool:
 
 def _damaged(file_id: str, place: str, error: TieredIndexError, journal: Journal | None = None) -> DamagedFile:
     _log.error("recovery: %s", error)
-    # without a journal's word the file may hold any second
+    # without a journal the file may hold any second
     low, high = (journal.seconds if journal is not None else None) or (0, MAX_TIMESTAMP_MS // 1000)
     return DamagedFile(file_id, place, low, high, error)

@@ -72,10 +72,10 @@ class SegmentArchive:
             )
         table = SegmentTable.decode(data, size, segment.name)
         found = (table.start, table.size_bytes, table.crc32, int(table.pieces[0]) if len(table.pieces) else 0)
-        said = (segment.start, segment.size_bytes, segment.crc32, segment.head_crc32)
-        if found != said:
+        logged = (segment.start, segment.size_bytes, segment.crc32, segment.head_crc32)
+        if found != logged:
             raise CorruptFile(
-                segment.name, "start, size or CRC32 are not what the log says", expected=said, found=found
+                segment.name, "start, size or CRC32 are not what the log says", expected=logged, found=found
             )
         return table
 
@@ -106,7 +106,14 @@ class SegmentUploads:
                 f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}"
             )
         with self._lock:
-            state = self._claimed_state()
+            session = self._session
+            if session.fenced is not None:
+                raise session.fenced
+            if not session.claimed:
+                raise StorageUnavailable(
+                    f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again"
+                )
+            state = session.refreshed()
             self._sweep(store, state)
             known = state.segment_at(store, start)
             if known is not None:
@@ -118,7 +125,9 @@ class SegmentUploads:
                 except CorruptFile:
                     if not stale:
                         raise
-                    return self._replace(known, read)
+                    # the old object, at which readers may be, goes with a later start's sweep
+                    self._sent.pop(known.place, None)  # of before, like that one
+                    return self._publish(known.place, known.size_bytes, read, None, known.name)
                 return False
             for other in state.segments_of(store):
                 if other.start < start + size_bytes and start < other.end:
@@ -129,21 +138,6 @@ class SegmentUploads:
                         found=(start, start + size_bytes),
                     )
             return self._publish((store, start), size_bytes, read, modified_ms)
-
-    def _replace(self, known: ArchivedSegment, read: ReadSegment) -> bool:
-        """Archive a segment anew in its place; readers may be at the old object, which a later start sweeps."""
-        self._sent.pop(known.place, None)  # of before, like the other one
-        return self._publish(known.place, known.size_bytes, read, None, known.name)
-
-    def _claimed_state(self) -> LogState:
-        session = self._session
-        if session.fenced is not None:
-            raise session.fenced
-        if not session.claimed:
-            raise StorageUnavailable(
-                f"{session.storage.uri}: the index is not claimed yet, since the storage did not answer; try again"
-            )
-        return session.refreshed()
 
     def _sweep(self, store: str, state: LogState) -> None:
         """Delete what earlier writers left of uploads that no record names; once a store and process."""
@@ -189,7 +183,7 @@ class SegmentUploads:
         there = state.segment_at(*place)
         if there is None or there.name == segment.name:
             return True
-        # an earlier try's record, which had not been heard of, came first
+        # an earlier try's record, of unknown outcome, came first
         _compare(there, size_bytes, read, modified_ms)
         return False
 

@@ -237,22 +237,14 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
             continue  # its file was published meanwhile, or its ticket renewed
         except CorruptFile as error:
             _log.error("%s", error)
-            damaged = Ticket(
-                file_id=info.name.split("/")[1],
-                epoch=0,
-                object=info.name,
-                size_bytes=0,
-                entries_bytes=0,
-                count=0,
-                created_ms=0,
-                staged_ms=0,
-            )
+            unknown = dict.fromkeys(("epoch", "size_bytes", "entries_bytes", "count", "created_ms", "staged_ms"), 0)
+            damaged = Ticket(file_id=info.name.split("/")[1], object=info.name, **unknown)
             left.append(StagedResult(damaged, left=str(error), corrupt=True))
     # the log after the tickets: what was published meanwhile is known
     state = log.refresh()
     # those of fenced writers are left anyhow: they must not cost more from day to day
     current = [ticket for ticket in tickets if ticket.epoch == state.epoch]
-    gone = Removals(log).files(state, _before(current)) if current else set()
+    gone = Removals(log).files(state, min(ticket.log_number for ticket in current)) if current else set()
     ready = []
     for ticket in sorted(tickets, key=lambda ticket: (ticket.staged_ms, ticket.file_id)):
         reason = _reason(ticket, state, gone)
@@ -301,7 +293,7 @@ def publish_staged(
     finished = [result.finished for result in done if result.finished is not None]
     if not finished:
         return log.state, done
-    removals, before = Removals(log), _before([result.ticket for result in done])
+    removals, before = Removals(log), min(result.ticket.log_number for result in done)
     reasons: dict[str, str] = {}
 
     def make(state: LogState) -> LogRecord | None:
@@ -336,10 +328,6 @@ def _completed(result: StagedResult, storage: Storage, log: StorageLog) -> Stage
 def _failed(ticket: Ticket, error: Exception) -> StagedResult:
     _log.error("%s is not compacted: %s", ticket.file_id, error)
     return StagedResult(ticket, left=f"{type(error).__name__}: {error}", failed=True)
-
-
-def _before(tickets: Sequence[Ticket]) -> int:
-    return min(ticket.log_number for ticket in tickets)
 
 
 def _reason(ticket: Ticket, state: LogState, gone: set[str]) -> str:

@@ -102,7 +102,8 @@ class Checkpoints:
 
     def write(self, state: LogState) -> None:
         """Store `state` where it is time to; where that fails, the next record's will be stored."""
-        if state.number - self._number < self._gap():
+        gap = self._every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
+        if state.number - self._number < gap:
             return
         data = state.encode()
         try:
@@ -114,9 +115,6 @@ class Checkpoints:
             _log.warning(
                 "checkpoint %d not written or older ones not swept, the next one will do it: %s", state.number, error
             )
-
-    def _gap(self) -> int:
-        return self._every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
 
     def _sweep(self) -> None:
         """Delete what is older than the newest two of those written here, which are known to be whole."""

@@ -29,8 +29,8 @@ __all__ = ["InputReader", "Piece"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
-_READERS = 8
 # inputs read at the same time
+_READERS = 8
 _ALWAYS = (-(2**62), 2**62)
 
 
@@ -171,17 +171,13 @@ class InputReader:
                 for run in trailer.directory.runs_between(first, last, *self._seconds)
             ]
         # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
-        edges = _time_edges(bounds, self._interval(), most)
+        oldest = max(self._seconds[0], min(trailer.metadata.second_min for trailer in self._trailers))
+        newest = min(self._seconds[1], max(trailer.metadata.second_max for trailer in self._trailers))
+        edges = _time_edges(bounds, (oldest, newest), most)
         for part, (second_min, second_max) in enumerate(edges):
             parts = self._side_by_side(low, high, (second_min, second_max))
             if any(len(items) for items, _ in parts):
                 yield self._piece(low, high, parts, part)
-
-    def _interval(self) -> tuple[int, int]:
-        return (
-            max(self._seconds[0], min(trailer.metadata.second_min for trailer in self._trailers)),
-            min(self._seconds[1], max(trailer.metadata.second_max for trailer in self._trailers)),
-        )
 
 
 def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int], most: int) -> list[tuple[int, int]]:

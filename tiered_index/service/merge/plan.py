@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
-from tiered_index.service.log.records import IndexDescriptor, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 
 __all__ = ["FULL_WINDOWS", "MergeJob", "MergePlan", "MergeTask", "Window", "cut_windows", "plan_merge"]
@@ -167,7 +167,7 @@ def plan_merge(
     assert state.genesis is not None
     left: list[tuple[str, str]] = []
     groups = [([stored], stored.file_id) for stored in state.files.values()]
-    groups += [(shards, table) for table, shards in state.tables.items() if _window_s(shards) < window_s]
+    groups += [(shards, table) for table, shards in state.tables.items() if _shard(shards).window_s < window_s]
     chosen: list[list[StoredObject]] = []
     for objects, name in groups:
         low, high = _interval(objects)
@@ -182,8 +182,8 @@ def plan_merge(
             chosen.append(objects)
     present: dict[int, list[list[StoredObject]]] = {}
     for shards in state.tables.values():
-        if _window_s(shards) == window_s:
-            present.setdefault(_begin_s(shards), []).append(shards)
+        if _shard(shards).window_s == window_s:
+            present.setdefault(_shard(shards).begin_s, []).append(shards)
     jobs = []
     for component in _components(chosen, window_s):
         inputs = [stored for objects in component for stored in objects]
@@ -270,11 +270,6 @@ def _interval(objects: Sequence[StoredObject]) -> tuple[int, int]:
     return min(stored.second_min for stored in objects), max(stored.second_max for stored in objects)
 
 
-def _window_s(shards: Sequence[StoredObject]) -> int:
+def _shard(shards: Sequence[StoredObject]) -> TableShard:
     assert shards[0].shard is not None
-    return shards[0].shard.window_s
-
-
-def _begin_s(shards: Sequence[StoredObject]) -> int:
-    assert shards[0].shard is not None
-    return shards[0].shard.begin_s
+    return shards[0].shard

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,10 +21,10 @@ import numpy.typing as npt
 from tiered_index._version import __version__
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
-from tiered_index.format.trailer import Tail
+from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.lifecycle.publication import FinishedObject, Upload
-from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
+from tiered_index.service.lifecycle.publication import FinishedObject, Upload, stored_file
+from tiered_index.service.log.records import IndexDescriptor, TableShard
 from tiered_index.service.merge.pieces import InputReader, Piece
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
@@ -68,13 +68,8 @@ class TableRun:
         beside: int = 1,
     ) -> None:
         self.finished: list[FinishedShard] = []
-        self._descriptor, self._window, self._topics, self._storage, self._now_ms = (
-            descriptor,
-            window,
-            topics,
-            storage,
-            now_ms,
-        )
+        self._descriptor, self._window, self._topics = descriptor, window, topics
+        self._storage, self._now_ms = storage, now_ms
         self._schema = descriptor.layout.schema
         self._sequence, self._most = sequence, most
         self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, beside)
@@ -148,25 +143,11 @@ class TableRun:
         trailer = writer.finish(
             shard.file_id, f"tiered_index {__version__}", self._descriptor.offset_space, topics, more
         )
-        tail = Tail.decode(trailer, upload.name, upload.size_bytes + len(trailer))
+        parsed = parse_trailer(trailer, upload.name, upload.size_bytes + len(trailer))
         upload.write(trailer)
         upload.finish()
-        stored = StoredObject(
-            name=upload.name,
-            file_id=shard.file_id,
-            lane="main",
-            sequence=self._sequence,
-            second_min=writer.second_min,
-            second_max=writer.second_max,
-            count=writer.count,
-            size_bytes=upload.size_bytes,
-            trailer_position=tail.position,
-            filter_length=tail.filter_length,
-            directory_length=tail.directory_length,
-            metadata_length=tail.metadata_length,
-            published_ms=self._now_ms,
-            shard=TableShard(window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range),
-        )
+        shard_of = TableShard(window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range)
+        stored = replace(stored_file(upload.name, parsed, upload.size_bytes, self._now_ms), shard=shard_of)
         self.finished.append(FinishedShard(stored, upload.handle, tuple(upload.parts), writer.checksum))
 
 
@@ -188,49 +169,44 @@ def run_task(
     task: MergeTask, storage: Storage, now_ms: int, progress: Callable[[int], None] = lambda entries: None
 ) -> TaskResult:
     """Read, sort and write one task; `progress` gets entries done. What was sent before an error is taken back."""
+    if not task.inputs:
+        return TaskResult(task.number, {}, 0, ())
     schema = task.descriptor.layout.schema
     cold = ColdPath(
         storage, keyed=schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0, coalesce_gap_bytes=0)
     )
     with contextlib.closing(cold):
-        return _run(task, cold, storage, now_ms, progress)
-
-
-def _run(task: MergeTask, cold: ColdPath, storage: Storage, now_ms: int, progress: Callable[[int], None]) -> TaskResult:
-    if not task.inputs:
-        return TaskResult(task.number, {}, 0, ())
-    schema = task.descriptor.layout.schema
-    step = max(window.slots.join for window in task.windows)
-    reader = InputReader(
-        cold, task.inputs, schema, task.descriptor.layout.slots, task.base_low, task.base_high, step, task.seconds
-    )
-    most = sum(stored.count for stored in task.inputs)
-    tables = [
-        TableRun(
-            task.descriptor,
-            window,
-            (task.base_low, task.base_high),
-            reader.topics,
-            task.sequence,
-            most,
-            storage,
-            now_ms,
-            len(task.windows),
+        step = max(window.slots.join for window in task.windows)
+        reader = InputReader(
+            cold, task.inputs, schema, task.descriptor.layout.slots, task.base_low, task.base_high, step, task.seconds
         )
-        for window in task.windows
-    ]
-    checksum = 0
-    try:
-        for piece in reader.pieces(PIECE_ITEMS):
-            checksum += entry_checksum(piece.items, piece.seconds)
+        most = sum(stored.count for stored in task.inputs)
+        tables = [
+            TableRun(
+                task.descriptor,
+                window,
+                (task.base_low, task.base_high),
+                reader.topics,
+                task.sequence,
+                most,
+                storage,
+                now_ms,
+                len(task.windows),
+            )
+            for window in task.windows
+        ]
+        checksum = 0
+        try:
+            for piece in reader.pieces(PIECE_ITEMS):
+                checksum += entry_checksum(piece.items, piece.seconds)
+                for table in tables:
+                    table.add(piece)
+                progress(len(piece.items))
             for table in tables:
-                table.add(piece)
-            progress(len(piece.items))
-        for table in tables:
-            table.finish()
-    except BaseException:
-        for table in tables:
-            table.abandon()
-        raise
-    shards = tuple(shard for table in tables for shard in table.finished)
-    return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)
+                table.finish()
+        except BaseException:
+            for table in tables:
+                table.abandon()
+            raise
+        shards = tuple(shard for table in tables for shard in table.finished)
+        return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)

@@ -8,11 +8,7 @@ root/cache/              directories and filters of stored files (`cold.disk_cac
 root/followers/          what adapters remember of the logs that they follow
 ```
 The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes
-through no link.
-
-Deletions of local files that must be durable; what can't be deleted now is tried again later. Threads: any.
-
-The process's limit of open files, which a root of many files needs to be more than the usual 1,024.
+through no link. Threads: any.
 """
 
 from __future__ import annotations
@@ -322,8 +318,9 @@ class Deletions:
             return {paths[0].name: error for paths, error in self._undeleted}
 
 
+# as many mappings as Linux allows a process by default; each file that is open for reading takes a descriptor, and the
+# usual limit is 1,024
 _WANTED = 1 << 16
-# as many mappings as Linux allows a process by default; each file that is open for reading takes a descriptor
 
 
 def allow_many_files() -> None:

@@ -183,8 +183,7 @@ class Appender:
             try:
                 self._reserve = self._take_space()
             except TieredIndexError as error:
-                # the bound that was set is no trouble: it is told where it pushes a write back, and uploads may make
-                # room first
+                # the bound that was set is no trouble: a write that it refuses raises it, and uploads may make room
                 if self.trouble is None:
                     _log.log(
                         logging.DEBUG if type(error) is BackPressure else logging.WARNING,
@@ -235,17 +234,14 @@ class Appender:
             if file is not files[-1] or not file.accepts:
                 self._end(file)
 
-    def forget_reserve(self) -> None:
-        """Close what was taken ahead and leave its file behind, as a crash would."""
+    def release_reserve(self, *, keep: bool) -> None:
+        """Give back what was taken ahead; `keep` leaves its file behind, as a crash would."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
-            reserve.abandon()
-
-    def discard_reserve(self) -> None:
-        """Give back what was taken ahead."""
-        reserve, self._reserve = self._reserve, None
-        if reserve is not None:
-            reserve.discard()
+            if keep:
+                reserve.abandon()
+            else:
+                reserve.discard()
 
 
 def _distinct(values: npt.NDArray[Any]) -> list[int]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -33,12 +34,6 @@ class _Round:
     positions: dict[str, int]
     done_main: int = 0
     done_quarantine: int = 0
-
-    def set_main(self, done: int) -> None:
-        self.done_main = done
-
-    def set_quarantine(self, done: int) -> None:
-        self.done_quarantine = done
 
 
 class Flusher:
@@ -99,10 +94,11 @@ class Flusher:
                     current.quarantine,
                     current.done_quarantine,
                     {} if has_main else current.positions,
-                    current.set_quarantine,
+                    partial(setattr, current, "done_quarantine"),
                 )
             if has_main or (current.positions and not len(current.quarantine["second"])):
-                self._main.write(current.main, current.done_main, current.positions, current.set_main)
+                progress = partial(setattr, current, "done_main")
+                self._main.write(current.main, current.done_main, current.positions, progress)
         except TieredIndexError as error:
             self.error = error
             raise

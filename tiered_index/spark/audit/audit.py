@@ -22,8 +22,8 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.service.answers.validation import check_integer
+from tiered_index.service.checks.checks import check_object, check_segments, check_storage
 from tiered_index.service.checks.report import Report
-from tiered_index.service.checks.stored import check_object, check_segments, check_storage
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
