@@ -37,7 +37,7 @@ from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
-from tiered_index.service.log.session import StorageSession, check_genesis
+from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
@@ -49,7 +49,7 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import MeteredStorage
 
-__all__ = ["Parts", "open_parts", "wanted_genesis"]
+__all__ = ["Parts", "open_parts", "wanted_descriptor"]
 
 # Small: a bad clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
@@ -87,11 +87,11 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     uri = config.storage or (marker.storage if marker is not None else None)
     if backend is None and uri is None:
         raise ConfigError("storage is not set: give a URI such as s3://bucket/prefix or file:///dir")
-    wanted = wanted_genesis(
+    wanted = wanted_descriptor(
         config, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None
     )
     if marker is not None:
-        check_genesis(IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
+        check_descriptor(IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
     with contextlib.ExitStack() as undo:
         storage = MeteredStorage(
             backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices
@@ -120,7 +120,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         return parts
 
 
-def wanted_genesis(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
+def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return what the index must be: what `config` sets, else what it was created with, else the preset's.
 
     `stored` is what it was created with; None for a new index.
@@ -146,17 +146,19 @@ def _join(
     known = marker is not None
     root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
-        genesis = session.join(wanted, lambda stored: replace(wanted_genesis(config, stored), index_id=wanted.index_id))
+        descriptor = session.join(
+            wanted, lambda stored: replace(wanted_descriptor(config, stored), index_id=wanted.index_id)
+        )
     except (StorageError, DiskFull) as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
         _without_log(session, error)
         return marker, wanted.layout, None
-    layout = wanted_genesis(config, genesis).layout
+    layout = wanted_descriptor(config, descriptor).layout
     if marker is None or marker.storage != uri:
         # Before the claim: the lease names the root, and a root whose id was lost in a crash would be locked out by its
         # own lease.
-        marker = Marker(genesis.index_id, root_id, layout, genesis.offset_space, uri)
+        marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
         root.write_marker(marker)
     try:
         session.claim(root_id)

@@ -242,9 +242,9 @@ def decode_document(data: bytes, file: str) -> dict[str, Any]:
     return document
 
 
-def check_slots(stored: StoredObject, genesis: IndexDescriptor | None, file: str) -> None:
+def check_slots(stored: StoredObject, descriptor: IndexDescriptor | None, file: str) -> None:
     """Raise `CorruptFile` for a shard of other base slots than the index has: no lookup would find its entries."""
-    base = genesis.layout.slots if genesis is not None else 0
+    base = descriptor.layout.slots if descriptor is not None else 0
     if stored.shard is not None and stored.shard.slots.base != base:
         raise CorruptFile(
             file, f"{stored.name} has other base slots than the index", expected=base, found=stored.shard.slots.base

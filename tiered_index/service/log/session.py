@@ -36,7 +36,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = ["Lease", "StorageSession", "check_genesis", "check_lease"]
+__all__ = ["Lease", "StorageSession", "check_descriptor", "check_lease"]
 
 _log = logging.getLogger(__name__)
 
@@ -123,7 +123,7 @@ class Lease:
         self._renewed_s = self._clock.monotonic_s()
 
 
-def check_genesis(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) -> None:
+def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) -> None:
     """Raise `SchemaMismatch` or `NotAnIndex` where an index isn't the one that is wanted."""
     if wanted.index_id and stored.index_id != wanted.index_id:
         raise NotAnIndex(f"{where} holds index {stored.index_id}, not {wanted.index_id}")
@@ -185,7 +185,7 @@ class StorageSession:
             probe_put_if_absent(self.storage)
             state = self.log.create(IndexDescriptor(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
-        check_genesis(state.genesis, adapt(state.genesis), where)
+        check_descriptor(state.genesis, adapt(state.genesis), where)
         return state.genesis
 
     def join_again(self) -> None:

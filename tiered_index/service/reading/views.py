@@ -28,7 +28,7 @@ from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
-from tiered_index.service.log.session import check_genesis
+from tiered_index.service.log.session import check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts
 from tiered_index.service.reading.root_view import RootView
@@ -112,8 +112,8 @@ class IndexView:
 
     def _open_log(self, marker: Marker | None, *, must_answer: bool) -> IndexDescriptor:
         try:
-            genesis = self._log.open().genesis
-            assert genesis is not None
+            stored = self._log.open().genesis
+            assert stored is not None
         except StorageError as error:
             if must_answer or marker is None:
                 raise
@@ -121,12 +121,12 @@ class IndexView:
             self._log_error = error
             return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
         if marker is not None:
-            check_genesis(
-                genesis, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), self.storage.uri
+            check_descriptor(
+                stored, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), self.storage.uri
             )
-        if self._config.item_type is not None and Schema.of(self._config.item_type) != genesis.layout.schema:
-            check_genesis(genesis, IndexDescriptor("", self._config.layout(), genesis.offset_space), self.storage.uri)
-        return genesis
+        if self._config.item_type is not None and Schema.of(self._config.item_type) != stored.layout.schema:
+            check_descriptor(stored, IndexDescriptor("", self._config.layout(), stored.offset_space), self.storage.uri)
+        return stored
 
     @property
     def log_state(self) -> LogState:

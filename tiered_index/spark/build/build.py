@@ -31,9 +31,9 @@ from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, Schema
 from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
-from tiered_index.service.log.session import StorageSession, check_genesis
+from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
-from tiered_index.service.opening import wanted_genesis
+from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.columns import entry_frame
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, CENSUS_SCHEMA, BuildPlan, Census, count_batches, plan_build
@@ -126,7 +126,7 @@ def build(
     with contextlib.closing(opened):
         meter = JobMeter(spark, opened, settings.prices, progress)
         log = StorageLog(opened, present)
-        wanted = wanted_genesis(_fitting(settings, source), None)
+        wanted = wanted_descriptor(_fitting(settings, source), None)
         with meter.stage("plan"):
             genesis = stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):
@@ -195,7 +195,7 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     except NotAnIndex:
         return None
     assert stored is not None
-    check_genesis(stored, wanted_genesis(config, stored), where)
+    check_descriptor(stored, wanted_descriptor(config, stored), where)
     return stored
 
 

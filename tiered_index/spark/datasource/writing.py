@@ -51,7 +51,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.writing import FinishedShard
-from tiered_index.service.opening import wanted_genesis
+from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.build import stored_genesis
 from tiered_index.spark.build.columns import FIELDS, check_kind
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, count_batches, plan_build
@@ -281,7 +281,7 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
     with address.open() as storage:
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
-        wanted = genesis or wanted_genesis(settings, None)
+        wanted = genesis or wanted_descriptor(settings, None)
         columns = EntryColumns.of(
             [(column.name, column.dataType.simpleString()) for column in schema], wanted.layout.schema
         )
@@ -291,7 +291,7 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
             # a server that accepts two records of one number would lose one of two writes
             probe_put_if_absent(storage)
         if (items := options.number("items")) not in (None, genesis.layout.items):
-            # a file's room is no part of what `check_genesis` compares: writers may choose their own
+            # a file's room is no part of what `check_descriptor` compares: writers may choose their own
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
         sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
     return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
