@@ -159,7 +159,7 @@ def _join(
         # Before the claim: the lease names the root, and a root whose id was lost in a crash would be locked out by its
         # own lease.
         marker = Marker(descriptor.index_id, root_id, layout, descriptor.offset_space, uri)
-        root.write_marker(marker)
+        root.write_file(root.marker_path, [marker.encode()], f"writing {root.marker_path}")
     try:
         session.claim(root_id)
     except (StorageError, DiskFull) as error:

@@ -146,9 +146,10 @@ MUTANTS = (
         "compact-deletes-first",
         "the unsealed file goes before its compacted form has its name",
         "service/lifecycle/lifecycle.py",
-        "            disk.publish(temporary, target)\n",
-        "            disk.unlink(file.journal_path)\n            disk.unlink(file.path)\n            "
-        "disk.publish(temporary, target)\n",
+        "        root.write_file(target, sealed_form(file).compacted(file.entries()), ",
+        "        pieces = sealed_form(file).compacted(file.entries())\n"
+        "        root.disk.unlink(file.journal_path)\n        root.disk.unlink(file.path)\n"
+        "        root.write_file(target, pieces, ",
         (f"{CRASHES}[lifecycle]",),
     ),
     Mutant(

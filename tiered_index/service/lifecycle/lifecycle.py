@@ -274,16 +274,9 @@ class Lifecycle:
         return chosen
 
     def _compact(self, file: UnsealedFile) -> None:
-        disk, target = self._context.root.disk, self._context.root.index_path(COMPACTED, file.file_id)
-        temporary = self._context.root.temporary(COMPACTED)
-        pieces = sealed_form(file).compacted(file.entries())
-        try:
-            disk.write_file(temporary, pieces)
-            disk.publish(temporary, target)
-        except OSError as error:
-            with contextlib.suppress(OSError):  # each round makes one anew
-                disk.unlink(temporary)
-            raise disk_error(error, f"compacting {file.path}") from error
+        root = self._context.root
+        target = root.index_path(COMPACTED, file.file_id)
+        root.write_file(target, sealed_form(file).compacted(file.entries()), f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
 
     def _upload(self, file: CompactedFile) -> None:

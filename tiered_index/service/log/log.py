@@ -40,17 +40,7 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "Checkpoints",
-    "IndexDescriptor",
-    "LogRecord",
-    "LogState",
-    "Make",
-    "StorageLog",
-    "StoredObject",
-    "fenced",
-    "publishing",
-]
+__all__ = ["Checkpoints", "Make", "StorageLog", "fenced", "publishing"]
 
 # a state of up to this size is stored after every record, one of k times the size after every k-th
 _BYTES_A_RECORD = 1 << 20
@@ -179,8 +169,8 @@ class StorageLog:
         replay = LogReplay(state)
         try:
             names = self._names_behind(state.number)
-            if names and self._writes and state.number:
-                self._check_end(state)  # or records of another log would be taken for this one's
+            if names and self._writes:
+                self.check_end(state)  # or records of another log would be taken for this one's
             for name in names:
                 replay.add(self._record(name), name)
         except (StorageError, BudgetExceeded):
@@ -329,15 +319,13 @@ class StorageLog:
         except CorruptFile:  # damage on the way is not damage of the object
             return self._decoded(self._storage.get(name), name)
 
-    def check_end(self) -> None:
+    def check_end(self, state: LogState | None = None) -> None:
         """Raise `StorageUnavailable` where the newest record known is gone or another one. An empty folder where a disk
         should be mounted looks like the log's end; a record written there would be lost.
         """
-        state = self.state
-        if state.number:
-            self._check_end(state)
-
-    def _check_end(self, state: LogState) -> None:
+        state = state or self.state
+        if not state.number:
+            return
         name, (known, tail, size) = log_name(state.number), self._end
         try:
             if known == state.number:

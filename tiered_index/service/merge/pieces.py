@@ -185,16 +185,9 @@ def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int
     `bounds` (first second, last second, entries). A second is never divided.
     """
     low, high = interval
-    marks = sorted(
-        {
-            low,
-            high + 1,
-            *(min(max(b, low), high) for b, _, _ in bounds),
-            *(min(max(e, low), high) + 1 for _, e, _ in bounds),
-        }
-    )
-    starts = np.array([min(max(b, low), high) for b, _, _ in bounds], np.int64)
-    ends = np.array([min(max(e, low), high) + 1 for _, e, _ in bounds], np.int64)
+    starts = np.array([first for first, _, _ in bounds], np.int64).clip(low, high)
+    ends = np.array([last for _, last, _ in bounds], np.int64).clip(low, high) + 1
+    marks = np.unique(np.concatenate(([low, high + 1], starts, ends))).tolist()
     counts = np.array([c for _, _, c in bounds], np.float64) / (ends - starts)
     ranges = []
     stop = high + 1

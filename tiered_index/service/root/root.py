@@ -23,6 +23,7 @@ import resource
 import secrets
 import socket
 import threading
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +40,7 @@ from tiered_index.errors import (
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
+from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
 __all__ = ["CACHE", "FOLLOWERS", "Deletions", "Marker", "Root", "RootLock", "allow_many_files", "disk_error"]
@@ -207,16 +209,16 @@ class Root:
         except OSError as error:
             raise disk_error(error, f"creating {self.path}") from error
 
-    def write_marker(self, marker: Marker) -> None:
-        """Create the marker durably."""
-        temporary = self.path / (TEMPORARY_PREFIX + secrets.token_hex(8))
+    def write_file(self, path: Path, pieces: Iterable[Bytes], what: str) -> None:
+        """Create or replace a file durably, under its name once it is whole; `what` is for the error's text."""
+        temporary = path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
         try:
-            self.disk.write_file(temporary, [marker.encode()])
-            self.disk.publish(temporary, self.marker_path)
+            self.disk.write_file(temporary, pieces)
+            self.disk.publish(temporary, path)
         except OSError as error:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # each try makes one anew
                 self.disk.unlink(temporary)
-            raise disk_error(error, f"writing {self.marker_path}") from error
+            raise disk_error(error, what) from error
 
     def temporaries(self) -> list[Path]:
         """Return half-made work. Only the holder of the lock may delete it."""
