@@ -194,16 +194,11 @@ class DamagedCopies:
         self, context: LifecycleContext, damaged: Iterable[DamagedFile], journals: Mapping[str, Journal]
     ) -> None:
         self._context = context
-        # what is of another index was never published here
-        self._waiting = {file.file_id: file for file in damaged if not isinstance(file.error, SchemaMismatch)}
+        # those that nobody is known to have published; what is of another index never was, here
+        self.waiting = {file.file_id: file for file in damaged if not isinstance(file.error, SchemaMismatch)}
         self._published: dict[str, DamagedFile] = {}
         self._journals = journals
         self._looked_from: int | None = None
-
-    @property
-    def waiting(self) -> list[str]:
-        """Ids of files that nobody is known to have published."""
-        return list(self._waiting)
 
     def staged(self, file_id: str) -> None:
         """The storage has the entries of a file, whole: their source need not send them again."""
@@ -213,7 +208,7 @@ class DamagedCopies:
     def tend(self) -> None:
         """Let go of what was published. Raises what the storage raises; it may be repeated."""
         context = self._context
-        for file_id in self.waiting:
+        for file_id in list(self.waiting):
             state = context.session.log.state
             stored = state.object_of(file_id)
             if stored is None:
@@ -224,7 +219,7 @@ class DamagedCopies:
             else:
                 context.catalog.put(open_stored(context.cold, stored))
             self.staged(file_id)
-            self._published[file_id] = self._waiting.pop(file_id)
+            self._published[file_id] = self.waiting.pop(file_id)
         for file_id, file in list(self._published.items()):
             journal = self._journals.get(file_id)
             if (
@@ -243,6 +238,6 @@ class DamagedCopies:
     def _before(self, state: LogState) -> int:
         """Return a record's number before any that removed a waiting file, as far as journals and the bound allow."""
         if self._looked_from is None:
-            begun = [journal.log_number if (journal := self._journals.get(file_id)) else 0 for file_id in self._waiting]
+            begun = [journal.log_number if (journal := self._journals.get(file_id)) else 0 for file_id in self.waiting]
             self._looked_from = max(min(begun), state.number - _MAX_RECORDS)
         return self._looked_from

@@ -82,17 +82,14 @@ class Lifecycle:
     """The life cycle of one root's files; `errors` has the last error of each file, until it can go on."""
 
     def __init__(
-        self,
-        context: LifecycleContext,
-        damaged: Iterable[DamagedFile] = (),
-        journals: Mapping[str, Journal] | None = None,
+        self, context: LifecycleContext, damaged: Iterable[DamagedFile], journals: Mapping[str, Journal]
     ) -> None:
         """`damaged`, `journals`: as in `Recovered`."""
         self._context = context
         self._lock = threading.Lock()
         self._refreshed_s = context.clock.monotonic_s()
         self._staging = Staging(context)
-        self._damaged = DamagedCopies(context, damaged, journals or {})
+        self._damaged = DamagedCopies(context, damaged, journals)
         self._publications: dict[str, Publication] = {}  # by file id; what is not known to be in the log
         self.refresh = context.refresh
         self._failed: dict[str, TieredIndexError] = {}  # in this round
@@ -187,12 +184,12 @@ class Lifecycle:
 
     def local_bytes(self) -> int:
         """Bytes of the root's files."""
-        total = 0
+        root, total = self._context.root, 0
         for state in STATES:
-            with contextlib.suppress(OSError):  # what can't be looked at is told by whoever needs it
-                for name in self._context.root.disk.names(self._context.root.folder(state)):
+            with contextlib.suppress(OSError):  # whoever needs what can't be looked at raises
+                for name in root.disk.names(root.folder(state)):
                     with contextlib.suppress(FileNotFoundError):
-                        total += (self._context.root.folder(state) / name).stat().st_size
+                        total += (root.folder(state) / name).stat().st_size
         return total
 
     def _step(self, name: str, step: Callable[[], None]) -> bool:
@@ -207,19 +204,20 @@ class Lifecycle:
         return True
 
     def _claim(self) -> None:
-        if self._context.session.fenced is not None:
-            raise self._context.session.fenced
-        if not self._context.session.claimed:
-            self._context.session.join_again()
-            self._context.session.claim(self._context.root_id)
-            self._context.flusher.learn(self.refresh().positions)
-            self._context.session.log_error = None
-        if self._context.clock.monotonic_s() - self._refreshed_s >= self._context.config.refresh_interval_s:
+        context, session = self._context, self._context.session
+        if session.fenced is not None:
+            raise session.fenced
+        if not session.claimed:
+            session.join_again()
+            session.claim(context.root_id)
+            context.flusher.learn(self.refresh().positions)
+            session.log_error = None
+        if context.clock.monotonic_s() - self._refreshed_s >= context.config.refresh_interval_s:
             state = self.refresh()
-            self._refreshed_s = self._context.clock.monotonic_s()
-            if state.epoch > self._context.session.epoch:  # told also where it has nothing to publish
-                raise fenced(self._context.session.storage.uri, state.epoch, self._context.session.epoch)
-        self._context.session.renew()
+            self._refreshed_s = context.clock.monotonic_s()
+            if state.epoch > session.epoch:  # also where there is nothing to publish
+                raise fenced(session.storage.uri, state.epoch, session.epoch)
+        session.renew()
 
     def _tend_damaged(self) -> None:
         self._damaged.tend()

@@ -60,9 +60,7 @@ class JobOverdue(TieredIndexError):
 
 
 class Upload:
-    """The sender of one object: one put, or parts of `part_bytes`, the last of at most `last_bytes` (None: less than
-    two).
-    """
+    """The sender of one object: one put, or parts of `part_bytes`, the last of up to `last_bytes` (None: < 2)."""
 
     def __init__(
         self, storage: Storage, name: str, part_bytes: int = _PART_BYTES, last_bytes: int | None = None
@@ -297,9 +295,7 @@ class Removals:
         self._files: set[str] = set()
 
     def files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return the ids of files that records behind number `after` have removed, maybe older ones', too. Raises as
-        the storage.
-        """
+        """Return ids of files that records behind number `after` removed, maybe older ones'. Raises as the storage."""
         if after >= self._last:
             self._files = set()
             self._first = self._last = max(state.number, after)

@@ -62,9 +62,7 @@ class SegmentArchive:
             ) from error
 
     def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """Return the checksums of a segment's pieces, by one request. Raises `CorruptFile` where the log contradicts
-        them.
-        """
+        """Return the CRC32 of a segment's pieces: a request. Raises `CorruptFile` where the log contradicts them."""
         data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
         if size != segment.object_bytes:
             raise CorruptFile(
@@ -166,9 +164,7 @@ class SegmentUploads:
         modified_ms: int | None,
         instead_of: str | None = None,
     ) -> bool:
-        """Append a segment's record; return whether it is the one in its place. The record removes `instead_of` where
-        that is still there.
-        """
+        """Append a segment's record, which removes `instead_of` if it is there; return whether it is in its place."""
         segment, publication = self._sent[place] = self._uploaded(place, size_bytes, read)
 
         def make(state: LogState) -> LogRecord | None:

@@ -178,9 +178,7 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
 
 @contextmanager
 def staged_entries(storage: Storage, ticket: Ticket, sealed: SealedFile, pieces: tuple[int, ...]) -> Iterator[Array]:
-    """Yield the verified entries (structured, n) over a map of a temporary file: of disk, not of memory. Raises
-    `CorruptFile`, as the storage.
-    """
+    """Yield the verified entries (structured, n), mapped from a temporary file. Raises `CorruptFile`, as storage."""
     with tempfile.TemporaryFile(prefix="tiered-index-") as spool:
         for first in range(0, len(pieces), _PIECES_A_RANGE):
             spool.write(_verified_range(storage, ticket, first, pieces[first : first + _PIECES_A_RANGE]))

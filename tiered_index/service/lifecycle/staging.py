@@ -95,9 +95,7 @@ class Staging:
         self._stage(file)
 
     def ask_for(self, damaged: Collection[str]) -> list[str]:
-        """Return those of `damaged` (file ids) that are staged whole, their tickets renewed once. Raises as the
-        storage.
-        """
+        """Return those of `damaged` (file ids) that are staged whole, tickets renewed once. Raises as the storage."""
         if damaged and not self._resumed:
             self._resume()
         return [file_id for file_id in damaged if file_id in self._staged]
@@ -214,9 +212,7 @@ class Staging:
         self._resumed = True
 
     def _renew(self, file_id: str, count: int | None, infos: list[ObjectInfo]) -> set[str]:
-        """Put a ticket of this epoch for what is staged of a file, with its time of staging; return the names that
-        stay.
-        """
+        """Put a ticket of this epoch for what is staged of a file, as old as before; return the names that stay."""
         sizes = {info.name: info.size_bytes for info in infos}
         for name in sorted((name for name in sizes if name.endswith(TICKET_SUFFIX)), reverse=True):
             with contextlib.suppress(CorruptFile):

@@ -80,9 +80,7 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """One object that the log names. Seconds are inclusive epoch seconds, `shard` its part of a window table (None: a
-    file).
-    """
+    """An object that the log names. Seconds are inclusive; `shard`: its part of a window table, None: a file."""
 
     name: str
     file_id: str

@@ -194,9 +194,7 @@ class StorageSession:
         self.join(*self._asked)
 
     def claim(self, root_id: str) -> None:
-        """Become the index's writer. Raises `LockHeld` where another root holds the lease, `WriterFenced`,
-        `StorageError`.
-        """
+        """Become the index's writer. Raises `LockHeld` (another root has the lease), `WriterFenced`, `StorageError`."""
         check_lease(self.storage, root_id, self._clock)
         probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()

@@ -48,9 +48,7 @@ class Piece:
 
 
 class InputReader:
-    """Reads base slots [`low`, `high`) of every input within the inclusive `seconds`. Raises `SchemaMismatch`, as
-    reading.
-    """
+    """Reads base slots [`low`, `high`) of every input, within inclusive `seconds`. Raises `SchemaMismatch`."""
 
     def __init__(
         self,

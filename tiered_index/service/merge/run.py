@@ -52,9 +52,7 @@ class MergeOvertaken(TieredIndexError):
 
 
 def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log: StorageLog) -> LogState:
-    """Prove, complete and publish a job. Raises `CorruptFile` (no proof), `MergeOvertaken`, `JobOverdue`, as the
-    storage.
-    """
+    """Prove, complete and publish a job. Raises `CorruptFile` (no proof), `MergeOvertaken`, `JobOverdue`."""
     check_results(job, results)
     shards = [shard for result in results for shard in result.shards]
     publication = Publication(storage, log, [shard.sent for shard in shards])

@@ -176,7 +176,8 @@ class WriteBuffer:
         self._flushing: tuple[Chunk, ...] = ()
         self._entries = 0  # of closed chunks, like the bytes
         self._bytes = 0
-        self._newest = self._released = 0
+        self._newest = 0
+        self.released = 0  # number of the newest chunk that `end_flush` released
         self._closed = False
         self.refusal: str | None = None
         """Why the last put was pushed back, until there is room again."""
@@ -200,9 +201,7 @@ class WriteBuffer:
         position: int | None = None,
         agree: Callable[[], None] | None = None,
     ) -> None:
-        """Add one message's entries. Raises `BackPressure`, or as `agree`, which is called last; nothing was added
-        then.
-        """
+        """Add one message's entries. Raises `BackPressure`, or as `agree`, called last; nothing was added then."""
         # what `synchronized` does, on one line for the same reason; spelt out, since it is called for each message
         with self._lock: self._append_rows(keys, record, size_bytes, source, position, agree)  # noqa: E701  # fmt: skip
 
@@ -255,11 +254,6 @@ class WriteBuffer:
         self._close_open()
         return self._newest
 
-    @property
-    def released(self) -> int:
-        """Number of the newest chunk that `end_flush` released."""
-        return self._released
-
     @synchronized
     def begin_flush(self, max_entries: int) -> tuple[Chunk, ...]:
         """Return the oldest closed chunks, `max_entries` or one chunk; the same ones again until `end_flush`."""
@@ -279,7 +273,7 @@ class WriteBuffer:
             entries = self._entries - sum(chunk.count for chunk in self._flushing)
             size_bytes = self._bytes - sum(chunk.size_bytes for chunk in self._flushing)
             newest = self._flushing[-1].number
-            self._flushing, self._entries, self._bytes, self._released = (), entries, size_bytes, newest
+            self._flushing, self._entries, self._bytes, self.released = (), entries, size_bytes, newest
         self.refusal = None
 
     def _admit(self, entries: int, size_bytes: int) -> None:
@@ -320,9 +314,7 @@ class WriteBuffer:
         return (*self._flushing, *self._ready)
 
     def _merge_small(self) -> None:
-        """Keep the chunks' sizes falling by halves, so that a query meets few. Puts wait only while chunks are
-        exchanged.
-        """
+        """Keep chunks' sizes falling by halves, so that queries meet few. Puts wait only while chunks are exchanged."""
         while True:
             pair = self._last_two()
             if len(pair) < 2 or pair[0].count > 2 * pair[1].count or pair[0].count + pair[1].count > _MERGE_BELOW:
