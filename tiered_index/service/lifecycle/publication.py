@@ -243,14 +243,14 @@ class Publication:
                 # what the log doesn't name now it never will; after `InvalidArgument` the caller may ask otherwise
                 self.resolve(self._log.state)
             raise
-        self.resolve(state, keep=holder(state) is None)
+        if holder(state) is not None:  # else an earlier record may have named the objects
+            self.resolve(state)
         return state
 
-    def resolve(self, state: LogState, *, keep: bool = False) -> None:
-        """Take `state` as the log's last word: delete what it does not name, unless it may have named it (`keep`)."""
+    def resolve(self, state: LogState) -> None:
+        """Take `state` as the log's last word: delete what it does not name."""
         left = [one for one in self._objects if one.name not in state.objects and one.name not in state.archive]
-        if not keep:
-            _take_back(left, self._storage)
+        _take_back(left, self._storage)
 
     def _overdue(self, what: str) -> TieredIndexError:
         where, hours = self._storage.uri, self._age_s / 3600
