@@ -14,6 +14,7 @@ import contextlib
 import logging
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tiered_index.errors import ConfigError, CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
@@ -256,32 +257,23 @@ def _claims(root: Root, file_ids: set[str], found: Recovered) -> dict[str, int]:
     return {str(pair[0]): int(pair[1]) for pair in pairs if pair}
 
 
-def _set_strangers_aside(layout: Layout, found: Recovered) -> None:
-    def is_ours(other: Layout) -> bool:
-        return (other.preset, other.schema, other.slots) == (layout.preset, layout.schema, layout.slots)
-
-    for files in (found.compacted, found.uploaded):
-        for file in [file for file in files if not is_ours(file.metadata().layout)]:
+def _set_strangers_aside(wanted: Layout, found: Recovered) -> None:
+    kinds: tuple[list[Any], ...] = (found.compacted, found.uploaded, found.unsealed)
+    for files in kinds:
+        for file in list(files):
+            stored = file.metadata().layout if isinstance(file, CompactedFile) else file.layout
+            if (stored.preset, stored.schema, stored.slots) == (wanted.preset, wanted.schema, wanted.slots):
+                continue
             files.remove(file)
-            found.damaged.append(
-                _stranger(file.file_id, file.place, file.second_min, file.second_max, file.metadata().layout, layout)
+            if isinstance(file, UnsealedFile):
+                file.release()
+            error = SchemaMismatch(
+                f"{file.place}/{file.file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} "
+                f"slots), the index {wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not of "
+                f"this index"
             )
-    for unsealed in [file for file in found.unsealed if not is_ours(file.layout)]:
-        found.unsealed.remove(unsealed)
-        unsealed.release()
-        low, high = unsealed.second_min, unsealed.second_max
-        found.damaged.append(_stranger(unsealed.file_id, UNSEALED, low, high, unsealed.layout, layout))
-
-
-def _stranger(
-    file_id: str, place: str, second_min: int, second_max: int, stored: Layout, wanted: Layout
-) -> DamagedFile:
-    error = SchemaMismatch(
-        f"{place}/{file_id} stores {stored.schema.name} ({stored.preset.name}, {stored.slots:,} slots), the index "
-        f"{wanted.schema.name} ({wanted.preset.name}, {wanted.slots:,} slots): it is not of this index"
-    )
-    _log.error("recovery: %s", error)
-    return DamagedFile(file_id, place, second_min, second_max, error)
+            _log.error("recovery: %s", error)
+            found.damaged.append(DamagedFile(file.file_id, file.place, file.second_min, file.second_max, error))
 
 
 def _never_written(path: Path) -> bool:

@@ -78,14 +78,7 @@ class Marker:
 
     def encode(self) -> bytes:
         """Return the marker's bytes (JSON)."""
-        document = {
-            "tiered_index": MARKER_VERSION,
-            "index_id": self.index_id,
-            "root_id": self.root_id,
-            "layout": self.layout.to_json(),
-            "offset_space": self.offset_space,
-            "storage": self.storage,
-        }
+        document = {"tiered_index": MARKER_VERSION, **vars(self), "layout": self.layout.to_json()}
         return (json.dumps(document, indent=2) + "\n").encode()
 
     @classmethod
