@@ -159,8 +159,8 @@ MUTANTS = (
         "segment-a-day-late",
         "a record names an archived segment that was uploaded a day before and swept meanwhile",
         "service/lifecycle/segment_archive.py",
-        " and not sent[1].is_overdue",
-        "",
+        " and not sent[1].is_overdue:",
+        ":",
         (f"{LATE}::test_a_segment_that_waited_for_the_log_is_sent_anew",),
     ),
 )

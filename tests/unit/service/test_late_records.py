@@ -142,19 +142,3 @@ def test_what_is_staged_is_sent_anew_where_its_ticket_waited(open_index, sneaks,
     assert len(staged(storage)) == 2 and old not in staged(storage)
     assert len(Job(storage, clock).run()) == 1
     holds(storage, clock, 1)
-
-
-@pytest.mark.parametrize("what", ["data/", "segments/"])
-@pytest.mark.parametrize("cut", [True, False])
-def test_what_is_not_there_any_more_as_it_was_sent_is_sent_anew(index, sneaks, storage, what, cut):
-    fill(index, 1)
-    act = index.run_lifecycle if what == "data/" else lambda: archive(index)
-    fails(act, sneaks)
-    (old,) = names_below(storage, what)
-    if cut:
-        storage.put(old, storage.get(old)[:-1])
-    else:
-        storage.delete(old)
-    act()
-    (new,) = [*index.log_state.objects, *index.log_state.archive]
-    assert new != old and set(names_below(storage, what)) == {new, *([old] if cut else [])}

@@ -25,6 +25,7 @@ from tiered_index.errors import (
     BackPressure,
     DiskFull,
     InvalidArgument,
+    ObjectNotFound,
     StorageError,
     TieredIndexError,
     WriterFenced,
@@ -324,9 +325,12 @@ class Lifecycle:
         """Return the publication of a file as sent now, or by an earlier try."""
         session, publication = self._context.session, self._publications.get(file_id)
         if publication is not None:
-            if publication.is_whole():
-                return publication
-            self._forget(file_id)
+            try:
+                publication.complete()
+            except ObjectNotFound:
+                self._forget(file_id)  # sent anew next time
+                raise
+            return publication
         name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._context.config.upload_part_bytes
         self._publications[file_id] = publication = Publication.send(
             session, name, lambda upload: upload.write(data), part_bytes, part_bytes

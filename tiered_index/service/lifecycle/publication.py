@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 from tiered_index.errors import (
     CorruptFile,
     InvalidArgument,
-    ObjectNotFound,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -204,13 +203,6 @@ class Publication:
     def sent(self) -> SentObject:
         """A writer's one object."""
         return self._objects[0]
-
-    def is_whole(self) -> bool:
-        """Return whether a writer's object is there as it was sent. If not it is sent anew, and never deleted."""
-        try:
-            return self._storage.head(self.sent.name).size_bytes == self.sent.size_bytes
-        except ObjectNotFound:
-            return False
 
     @property
     def is_overdue(self) -> bool:

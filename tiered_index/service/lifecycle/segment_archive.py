@@ -9,6 +9,7 @@ any thread.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import zlib
 from collections.abc import Callable
@@ -186,10 +187,12 @@ class SegmentUploads:
     def _uploaded(
         self, place: tuple[str, int], size_bytes: int, read: ReadSegment
     ) -> tuple[ArchivedSegment, Publication]:
-        """Return the segment as sent now, or by an earlier try that is not overdue and whose object is whole."""
+        """Return the segment as sent now, or by an earlier try that is not overdue and whose object is there."""
         session, sent = self._session, self._sent.get(place)
-        if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue and sent[1].is_whole():
-            return sent
+        if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue:
+            with contextlib.suppress(ObjectNotFound):
+                sent[1].complete()
+                return sent
         sums = SegmentSums()
         # whole pieces, and so large that they can be numbered
         part_bytes = max(self._part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
