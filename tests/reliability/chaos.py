@@ -125,7 +125,7 @@ class Campaign:
                 for host in range(2):
                     self._set_fault(host, None)
                 self._strike()
-                self.append_positions("healed; everything ends and settles")
+                self.note("healed; everything ends and settles")
                 self._end_crew()
                 self._read_notes()
                 self._wait_idle()
@@ -141,7 +141,7 @@ class Campaign:
                     client.delete_bucket(Bucket=self.bucket)
             client.close()
 
-    def append_positions(self, what: str) -> None:
+    def note(self, what: str) -> None:
         """Tell of an event."""
         print(f"{time.monotonic() - self._began_s:7.1f} s  {what}", file=sys.stderr, flush=True)
 
@@ -154,7 +154,7 @@ class Campaign:
         """Tell of a failure."""
         with self._tally_lock:
             self.tally.fail(kind, f"{what} (--seed {self.seed})")
-        self.append_positions(f"FAILED: {kind}: {what}")
+        self.note(f"FAILED: {kind}: {what}")
 
     def uri(self, host: int | None = None) -> str:
         """Return the index's place, as a host sees it."""
@@ -217,13 +217,13 @@ class Campaign:
                     self.count("ends (SIGTERM)")
                     self.crew[name].due_s = time.monotonic() + pause_s
                 elif what == "stop" and self._signal(name, signal.SIGSTOP):
-                    self.append_positions(f"stop {name} for {asleep_s:.1f} s")
+                    self.note(f"stop {name} for {asleep_s:.1f} s")
                     self.count("stops (SIGSTOP)")
                     self.crew[name].wakes_s = time.monotonic() + asleep_s
 
     def _kill(self, name: str, pause_s: float) -> None:
         if self._signal(name, signal.SIGKILL):
-            self.append_positions(f"kill {name}; it comes back in {pause_s:.1f} s or more")
+            self.note(f"kill {name}; it comes back in {pause_s:.1f} s or more")
             self.count("kills (SIGKILL)")
             self.crew[name].due_s = time.monotonic() + pause_s
 
@@ -311,7 +311,7 @@ class Campaign:
         while True:
             yield chance.uniform(2, 12)
             what, lasts_s, down_s = chance.choice(_SERVER), chance.uniform(2, 9), chance.choice((0.0, 0.0, 2.0, 5.0))
-            self.append_positions(f"server: {what}")
+            self.note(f"server: {what}")
             self.count(f"server: {what}")
             gateway, disk = "radosgw", "ceph-osd"
             heal: Callable[[], None] = cluster.start
@@ -336,12 +336,12 @@ class Campaign:
                     cluster.set_quota(enabled=True)
                     yield lasts_s
             except ClusterError as error:
-                self.append_positions(f"server: that did not come about: {error}")
+                self.note(f"server: that did not come about: {error}")
             finally:
                 for program in (gateway, disk):
                     cluster.send(program, signal.SIGCONT)
                 self._make_well(cluster, heal)
-                self.append_positions(f"server: well again after: {what}")
+                self.note(f"server: well again after: {what}")
 
     def _make_well(self, cluster: Cluster, heal: Callable[[], None]) -> None:
         """Start what does not run, and heal. On a busy machine the server may need more than one try."""
@@ -353,7 +353,7 @@ class Campaign:
             except ClusterError as error:
                 if not left:
                     raise
-                self.append_positions(f"server: once more: {error}")
+                self.note(f"server: once more: {error}")
                 cluster.kill()
 
     # The network
@@ -363,7 +363,7 @@ class Campaign:
         while True:
             yield chance.uniform(0.5, 8)
             what, share, lasts_s = chance.choice(_NETWORK), chance.choice((0.05, 0.3, 1.0)), chance.uniform(0.5, 7)
-            self.append_positions(f"host {host}: {what} for {lasts_s:.1f} s, {share:.0%} of requests")
+            self.note(f"host {host}: {what} for {lasts_s:.1f} s, {share:.0%} of requests")
             self.count(f"network: {what}")
             over = threading.Event()
             make = _fault(what, faults, over)
@@ -408,15 +408,15 @@ class Campaign:
             self._reap(name)
         self.count("kills (SIGKILL)", len(_PUBLISHERS))
         if not self._wait_idle():
-            self.append_positions("no sweep: requests are still under way")
+            self.note("no sweep: requests are still under way")
             return
         try:
             with open_storage(self.uri()) as storage:
                 objects, uploads = sweep(storage)
         except TieredIndexError as error:
-            self.append_positions(f"no sweep: {error}")
+            self.note(f"no sweep: {error}")
             return
-        self.append_positions(f"swept {objects} orphans and {uploads} unfinished uploads while nobody wrote")
+        self.note(f"swept {objects} orphans and {uploads} unfinished uploads while nobody wrote")
         self.count("sweeps beside readers")
         self.count("orphans deleted", objects + uploads)
 
