@@ -23,12 +23,12 @@ import numpy as np
 
 from tests.benchmarks.messages import ABSENT, BEGIN_S, DAY_S, PLAIN, TOPIC, TUNED, key_in_all, key_in_one
 from tests.benchmarks.setting import SparkAmounts
+from tests.support.counting_proxy import CountingProxy, counting_proxy
 from tiered_index.cli.bench.figures import Table
 from tiered_index.cli.bench.setting import require
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.testing.counting_proxy import CountingProxy, counting_proxy
 
 __all__ = [
     "FILTERS",

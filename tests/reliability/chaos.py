@@ -44,9 +44,9 @@ from tests.reliability.chaos_settling import settle, sweep
 from tests.reliability.tally import Tally
 from tests.reliability.tally import main as tally_main
 from tests.storage.scripted_server import error as s3_error
+from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy
 from tiered_index.errors import TieredIndexError
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.counting_proxy import Action, CountingProxy, Request, counting_proxy
 
 CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1}
 """Its members, and the host that each is on."""

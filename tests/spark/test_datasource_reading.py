@@ -33,6 +33,7 @@ from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states
 from tests.spark.in_process import planned, shards_of
 from tests.spark.in_process import written as written_by_tasks
 from tests.storage.scripted_server import Answer
+from tests.support.counting_proxy import Action, counting_proxy, times
 from tests.support.merging import BASE_MS, RegionItem
 from tiered_index import IndexConfig, IndexService, hash_key
 from tiered_index.clock import ManualClock, SystemClock
@@ -49,7 +50,6 @@ from tiered_index.spark.build.publishing import publish_tables
 from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
 from tiered_index.spark.datasource.reading import Selection, plan_tasks
 from tiered_index.storage.opening import open_storage
-from tiered_index.testing.counting_proxy import Action, counting_proxy, times
 
 PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 ORDERS = ("orders", "key-0")
