@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 if TYPE_CHECKING:
-    from tests.support.s3_server import S3Server
+    from tiered_index.testing.s3_server import S3Server
 
 _CHECKS = [
     HealthCheck.too_slow,
@@ -29,7 +29,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 @pytest.fixture(scope="session")
 def server() -> Iterator[S3Server]:
     """An S3 server, one a test process, started when the first test asks for it; tests have buckets of their own."""
-    from tests.support.s3_server import s3_server
+    from tiered_index.testing.s3_server import s3_server
 
     with s3_server() as running:
         yield running

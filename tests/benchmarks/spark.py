@@ -30,7 +30,7 @@ from tests.benchmarks.year import year_table
 from tiered_index.cli.bench.figures import Meter, Spec, Table, at_most
 from tiered_index.cli.bench.machine import pinned
 from tiered_index.cli.bench.setting import FLUSH_ENTRIES, require
-from tiered_index.cli.demo.server import place_of
+from tiered_index.cli.demo.command import place_of
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.index import IndexService

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.s3_server import S3Server
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
@@ -16,6 +15,7 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.storage import S3Options, S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage
+from tiered_index.testing.s3_server import S3Server
 from tiered_index.testing.storage_conformance import StorageConformance
 from tiered_index.testing.storage_faults import FaultStorage
 

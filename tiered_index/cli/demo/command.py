@@ -9,9 +9,11 @@ beside the engine's own.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import shutil
 import tempfile
 import time
+import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,12 +24,11 @@ import typer
 
 from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
-from tiered_index.cli.demo.server import place_of
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.config import IndexConfig
-from tiered_index.errors import StorageUnavailable
+from tiered_index.errors import ConfigError, StorageUnavailable
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -37,10 +38,11 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.reference import ReferenceAnswers
+from tiered_index.testing.s3_server import CREDENTIALS, s3_server
 from tiered_index.testing.workload import TOPICS, Workload
 from tiered_index.types import Lookup
 
-__all__ = ["Geometry", "Stages", "demo", "geometry_of"]
+__all__ = ["Geometry", "Place", "Stages", "demo", "geometry_of", "place_of"]
 
 _TAIL_SHARE = 0.05
 _FILES = 9
@@ -311,6 +313,37 @@ def demo(
     session.out.answer(figures)
     _write(session.out, figures)
     return _WRONG if wrong else 0
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the demo's index lies: `label` for people, `environment` what its clients need."""
+
+    uri: str
+    label: str
+    environment: dict[str, str]
+
+
+@contextlib.contextmanager
+def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
+    """Yield the storage: `storage` with a fresh prefix below it, else an embedded S3 server, else a folder.
+
+    The server answers as fast as Python can: it shows that the protocol works, not how fast S3 is. Raises
+    `ConfigError`.
+    """
+    if storage is not None:
+        if storage.startswith("memory://"):
+            raise ConfigError("memory:// lives in one process; the demo's writer is another one")
+        before, mark, parameters = storage.partition("?")
+        uri = f"{before.rstrip('/')}/demo-{uuid.uuid4().hex[:12]}{mark}{parameters}"
+        yield Place(uri, uri, {})
+    elif importlib.util.find_spec("moto") is None or importlib.util.find_spec("flask") is None:
+        uri = f"file://{folder / 'storage'}"
+        yield Place(uri, "a folder (file://; for an embedded S3 server install the extra: tiered_index[demo])", {})
+    else:
+        with s3_server() as server:
+            uri = f"s3://{server.new_bucket('demo')}/index?endpoint_url={server.endpoint_url}&addressing_style=path"
+            yield Place(uri, "embedded S3 (moto; its latencies are not those of S3)", CREDENTIALS)
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""An S3 server for tests: moto's, in a process of its own, on a loopback port that the system chose.
+"""An S3 server for tests and the demo: moto's, in a process of its own, on a loopback port that the system chose.
 
     with s3_server() as server:
         bucket = server.new_bucket()
@@ -11,28 +11,34 @@ here.
 from __future__ import annotations
 
 import contextlib
+import http.client
 import os
 import subprocess
 import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import ClassVar
+from urllib.parse import urlsplit
 
-import boto3
-from botocore.config import Config
+from tiered_index.errors import StorageUnavailable
 
-ACCESS_KEY = "testing-access-key"
+__all__ = ["CREDENTIALS", "REGION", "SECRET_KEY", "S3Server", "s3_server"]
+
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
 # what a client needs to be let in: environment variables of the usual credential chain, and none that lead elsewhere
 CREDENTIALS = {
-    "AWS_ACCESS_KEY_ID": ACCESS_KEY,
+    "AWS_ACCESS_KEY_ID": "testing-access-key",
     "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
     "AWS_DEFAULT_REGION": REGION,
     "AWS_EC2_METADATA_DISABLED": "true",
     "AWS_CONFIG_FILE": os.devnull,
     "AWS_SHARED_CREDENTIALS_FILE": os.devnull,
+    "NO_PROXY": "127.0.0.1",
+    "no_proxy": "127.0.0.1",
 }
+_TIMEOUT_S = 5
 
 # moto looks whether a name is taken and then takes it, and shows an object before it has all of it; requests come in
 # threads. So one acts at a time, once its body has been read.
@@ -61,56 +67,49 @@ server.stop()
 class S3Server:
     """A running server; `environment` is what a client needs to be let in."""
 
+    environment: ClassVar[dict[str, str]] = CREDENTIALS
     endpoint_url: str
 
-    @property
-    def environment(self) -> dict[str, str]:
-        """Return `CREDENTIALS`."""
-        return dict(CREDENTIALS)
-
-    def new_bucket(self) -> str:
-        """Create a bucket of a unique name and return the name."""
-        name = f"bucket-{uuid.uuid4().hex}"
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint_url,
-            region_name=REGION,
-            aws_access_key_id=ACCESS_KEY,
-            aws_secret_access_key=SECRET_KEY,
-            config=Config(s3={"addressing_style": "path"}),
-        )
+    def new_bucket(self, name: str | None = None) -> str:
+        """Create a bucket, of a unique name where none is given, and return the name. Raises `StorageUnavailable`."""
+        name = name or f"bucket-{uuid.uuid4().hex}"
+        # one plain request: boto3 takes long to load
+        connection = http.client.HTTPConnection(urlsplit(self.endpoint_url).netloc, timeout=_TIMEOUT_S)
         try:
-            client.create_bucket(Bucket=name)
+            connection.request("PUT", f"/{name}")
+            status = connection.getresponse().status
         finally:
-            client.close()
+            connection.close()
+        if status != http.HTTPStatus.OK:
+            raise StorageUnavailable(f"the embedded S3 server answered {status} when asked for a bucket")
         return name
 
 
 @contextlib.contextmanager
 def s3_server() -> Iterator[S3Server]:
-    """Start a server, yield it once it answers, stop it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
+    """Start a server, yield it once it answers, stop it. Raises `StorageUnavailable` where it does not start."""
     process = subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", _SERVE],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
-        env=environment,
+        env={name: value for name, value in os.environ.items() if not name.startswith("AWS_")},
     )
-    assert process.stdin and process.stdout
+    assert process.stdin is not None and process.stdout is not None
     try:
         for line in process.stdout:  # other lines: notices of libraries
             if line.startswith("port "):
                 break
         else:
-            raise RuntimeError(f"moto's server did not start (exit status {process.wait(10)})")
+            status = process.wait(_TIMEOUT_S)
+            raise StorageUnavailable(f"the embedded S3 server did not start (exit status {status})")
         yield S3Server(f"http://127.0.0.1:{int(line.split()[1])}")
     finally:
         process.stdin.close()
         try:
-            process.wait(5)
+            process.wait(_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            process.wait(5)
+            process.wait(_TIMEOUT_S)
         process.stdout.close()
