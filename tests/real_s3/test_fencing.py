@@ -39,8 +39,8 @@ def sources(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> tuple[P
     """Two files that make the whole sample together."""
     folder = tmp_path_factory.mktemp("sources")
     paths = folder / "first.parquet", folder / "second.parquet"
-    sample.workload.write_parquet(paths[0], 0, 300_000, group_rows=50_000)
-    sample.workload.write_parquet(paths[1], 300_000, 400_000, group_rows=50_000)
+    sample.write_parquet(paths[0], 0, 300_000, group_rows=50_000)
+    sample.write_parquet(paths[1], 300_000, 400_000, group_rows=50_000)
     return paths
 
 

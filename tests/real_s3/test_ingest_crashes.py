@@ -53,7 +53,7 @@ def sample() -> Sample:
 @pytest.fixture(scope="module")
 def source(sample: Sample, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("source") / "messages.parquet"
-    sample.workload.write_parquet(path, 0, MESSAGES, group_rows=50_000)
+    sample.write_parquet(path, 0, MESSAGES, group_rows=50_000)
     return path
 
 

@@ -171,7 +171,7 @@ def test_a_build_and_a_merge_by_spark(
     from tiered_index.spark import merge as merge_by_spark
 
     path = tmp_path / "messages.parquet"
-    sample.workload.write_parquet(path, 0, MESSAGES, group_rows=100_000)
+    sample.write_parquet(path, 0, MESSAGES, group_rows=100_000)
     config = IndexConfig(slots=20_000)
     built = build(spark, str(path), storage=uri, window="1d", columns={"key": "keys"}, config=config)  # type: ignore[arg-type]
     assert (built.entries, built.quarantined) == (sample.workload.entries, 0) and len(built.windows) >= 3

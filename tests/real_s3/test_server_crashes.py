@@ -146,7 +146,7 @@ def test_a_waiting_ingest_outlives_the_server(
 ) -> None:
     """`--wait` waits: the command ends well although the server died and came back under it."""
     source = tmp_path / "messages.parquet"
-    sample.workload.write_parquet(source, 0, MESSAGES, group_rows=50_000)
+    sample.write_parquet(source, 0, MESSAGES, group_rows=50_000)
     server_gate.hold("PUT", r"partNumber=2\b")
     command = [
         *ingest_command(source, tmp_path / "root", server.uri(place, server_gate.endpoint_url)),

@@ -6,9 +6,9 @@ import pytest
 
 from tiered_index.cli.demo import processes as module
 from tiered_index.cli.demo.processes import Broker, ProcessFailed, placed
+from tiered_index.cli.demo.workload import TOPICS, Workload
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.testing.workload import TOPICS, Workload
 
 COUNT = 2_000
 

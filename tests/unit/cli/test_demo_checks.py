@@ -12,11 +12,10 @@ import pytest
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.demo.checking import LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.command import geometry_of
+from tiered_index.cli.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import ReferenceModel
-from tiered_index.testing.reference import ReferenceAnswers
-from tiered_index.testing.workload import BEGIN_MS, TOPICS, Workload
 from tiered_index.types import Lookup
 
 

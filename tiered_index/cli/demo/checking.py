@@ -18,11 +18,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.cli.demo.workload import TOPICS, Answer, ReferenceAnswers, Workload
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.reader import IndexReader
-from tiered_index.testing.reference import Answer, ReferenceAnswers
-from tiered_index.testing.workload import TOPICS, Workload
 from tiered_index.types import Lookup, QueryResult
 
 __all__ = ["Census", "LookupChecks", "Measured", "lookups_of", "take_census"]

@@ -24,6 +24,7 @@ import typer
 
 from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
+from tiered_index.cli.demo.workload import TOPICS, ReferenceAnswers, Workload
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment
@@ -37,9 +38,7 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
-from tiered_index.testing.reference import ReferenceAnswers
 from tiered_index.testing.s3_server import CREDENTIALS, s3_server
-from tiered_index.testing.workload import TOPICS, Workload
 from tiered_index.types import Lookup
 
 __all__ = ["Geometry", "Place", "Stages", "demo", "geometry_of", "place_of"]

@@ -25,13 +25,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.cli.demo.workload import TOPICS, Workload
 from tiered_index.errors import StorageUnavailable, TieredIndexError
 from tiered_index.format.names import DATA_PREFIX, STATES
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1, format_properties
 from tiered_index.rocketmq.log.message import message_size
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.base import Storage
-from tiered_index.testing.workload import TOPICS, Workload
 
 __all__ = ["SEGMENT_BYTES", "Broker", "Follower", "ProcessFailed", "placed", "upload_under_way"]
 

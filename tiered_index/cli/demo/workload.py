@@ -1,4 +1,5 @@
-"""A synthetic stream of messages like a shop's: Zipf keys, daily rhythm, several topics and queues, late messages.
+"""A synthetic stream of messages like a shop's (Zipf keys, daily rhythm, several topics and queues, late messages), and
+the answers that lookups over it must give.
 
 Everything follows from the seed. Times rise but for the late ones, whose store time lies up to hours before their
 neighbours'. Offsets count by topic and queue. A message carries one key of the Zipf family, every fifth one a
@@ -8,15 +9,13 @@ customer's key beside it. Memory: about 100 bytes a message. Immutable once made
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-__all__ = ["TOPICS", "Workload"]
+__all__ = ["TOPICS", "Answer", "ReferenceAnswers", "Workload"]
 
 TOPICS = ("orders", "payments", "shipments", "logins")
 QUEUES = 4
@@ -90,42 +89,20 @@ class Workload:
         """How many entries the messages make."""
         return len(self.entry_key)
 
-    def write_parquet(self, path: Path, start: int, stop: int, *, group_rows: int = 250_000) -> None:
-        """Write messages [start, stop) as `tiered-index ingest` reads them, keys as lists."""
-        writer: Any = None
-        try:
-            for first in range(start, stop, group_rows):
-                table = pa.Table.from_batches([self._messages(first, min(first + group_rows, stop))])
-                writer = writer or pq.ParquetWriter(path, table.schema)
-                writer.write_table(table)
-        finally:
-            if writer is not None:
-                writer.close()
-
     def entry_batch(self, start: int, stop: int) -> pa.RecordBatch:
         """Return the entries of messages [start, stop) as `IndexService.put_batch` takes them."""
         low, high = np.searchsorted(self.entry_message, (start, stop))
         of = self.entry_message[low:high]
-        return pa.record_batch({**self._columns(of), "key": self._text(self.entry_key[low:high])})
-
-    def _messages(self, start: int, stop: int) -> pa.RecordBatch:
-        low, high = np.searchsorted(self.entry_message, (start, stop))
-        ends = np.searchsorted(self.entry_message[low:high], np.arange(start, stop + 1)).astype(np.int32)
-        lists = pa.ListArray.from_arrays(pa.array(ends), self._text(self.entry_key[low:high]))
-        return pa.record_batch({**self._columns(np.arange(start, stop)), "keys": lists})
-
-    def _columns(self, of: Array) -> dict[str, Any]:
-        names = pa.array(TOPICS)
-        return {
-            "topic": pa.DictionaryArray.from_arrays(pa.array(self.topic[of]), names),
-            "queue_id": self.queue_id[of],
-            "offset": self.offset[of],
-            "size": self.size[of],
-            "timestamp_ms": self.timestamp_ms[of],
-        }
-
-    def _text(self, ids: Array) -> pa.Array:
-        return pa.array(self.keys).take(pa.array(ids))
+        return pa.record_batch(
+            {
+                "topic": pa.DictionaryArray.from_arrays(pa.array(self.topic[of]), pa.array(TOPICS)),
+                "queue_id": self.queue_id[of],
+                "offset": self.offset[of],
+                "size": self.size[of],
+                "timestamp_ms": self.timestamp_ms[of],
+                "key": pa.array(self.keys).take(pa.array(self.entry_key[low:high])),
+            }
+        )
 
 
 def _times(rng: np.random.Generator, count: int, days: int) -> Array:
@@ -151,3 +128,42 @@ def _offsets(group: Array) -> Array:
     offsets = np.empty(len(group), np.int64)
     offsets[order] = np.arange(len(group)) - starts
     return offsets
+
+
+# (timestamp_ms of the second, queue_id, offset, size), in answer order: second descending, offset descending, queue
+# ascending.
+Answer = list[tuple[int, int, int, int]]
+
+
+class ReferenceAnswers:
+    """What every lookup over a `Workload`, put whole, must answer: `ReferenceModel` in sorted arrays.
+
+    Entries are sorted once by (topic, key) and answer order; an answer is a slice of that. Nothing of the engine is
+    used. Memory: some 60 bytes an entry. Immutable; any thread.
+    """
+
+    def __init__(self, workload: Workload) -> None:
+        of = workload.entry_message
+        second = workload.timestamp_ms[of] // 1000
+        self._topics = {name: number for number, name in enumerate(TOPICS)}
+        self._keys = {key: number for number, key in enumerate(workload.keys)}
+        group = workload.topic[of].astype(np.int64) * len(workload.keys) + workload.entry_key
+        order = np.lexsort((workload.queue_id[of], -workload.offset[of], -second, group))
+        self._group, self._second = group[order], second[order]
+        of = of[order]
+        self._queue, self._offset, self._size = workload.queue_id[of], workload.offset[of], workload.size[of]
+
+    def answer(self, topic: str, key: str, begin_ms: int | None = None, end_ms: int | None = None) -> Answer:
+        """Return every answer; bounds are inclusive and compared by whole seconds. An unknown topic or key has none."""
+        if topic not in self._topics or key not in self._keys:
+            return []
+        group = self._topics[topic] * len(self._keys) + self._keys[key]
+        low, high = np.searchsorted(self._group, (group, group + 1))
+        rows = np.arange(low, high)
+        seconds = self._second[low:high]
+        if begin_ms is not None:
+            rows, seconds = rows[seconds >= begin_ms // 1000], seconds[seconds >= begin_ms // 1000]
+        if end_ms is not None:
+            rows = rows[seconds <= end_ms // 1000]
+        columns = (self._second[rows] * 1000, self._queue[rows], self._offset[rows], self._size[rows])
+        return list(zip(*(column.tolist() for column in columns), strict=True))
