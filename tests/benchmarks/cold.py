@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.bench.cold import Cold, Round
+from tiered_index.cli.bench.cold import COLD, Round, measure_cold
 from tiered_index.cli.bench.cold_files import LookupCost, StoredFiles, make_files, open_reader, warm
 from tiered_index.cli.bench.figures import Meter, Table
 from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
@@ -32,7 +32,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import Lookup
 
-__all__ = ["ColdBesideRocketMQ", "curve_space_bytes"]
+__all__ = ["COLD_BESIDE_ROCKETMQ", "curve_space_bytes"]
 
 _SERIAL, _PARALLEL = "RocketMQ, file by file", "RocketMQ, side by side"
 _LONG = 1_000
@@ -46,32 +46,32 @@ _SHARE = 20
 _LOW_BITS = 8
 
 
-class ColdBesideRocketMQ(Cold):
-    """Every turn looks up one more key as RocketMQ does."""
+def _other_ways(measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
+    """Look one more key up as RocketMQ does."""
+    count, number, amounts = len(files), measured.number, measured.amounts
+    key, _, _ = measured.key(count, "one")
+    read = partial(
+        _as_rocketmq, storage=measured.network, layout=measured.files.layout, files=files, topic=TOPIC, key=key
+    )
+    measured.timed((count, "one", _PARALLEL), number * 1_000 + turn, partial(read, pool), None)
+    is_last = turn == amounts.lookups[count] - 1
+    if is_last and (count <= 10 or not amounts.quick) and (count < _LONG or number == 0):
+        measured.timed((count, "one", _SERIAL), number, partial(read, None), None)
 
-    others = (_PARALLEL, _SERIAL)
 
-    def other_ways(self, measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
-        count, number, amounts = len(files), measured.number, measured.amounts
-        key, _, _ = measured.key(count, "one")
-        read = partial(
-            _as_rocketmq, storage=measured.network, layout=measured.files.layout, files=files, topic=TOPIC, key=key
-        )
-        measured.timed((count, "one", _PARALLEL), number * 1_000 + turn, partial(read, pool), None)
-        is_last = turn == amounts.lookups[count] - 1
-        if is_last and (count <= 10 or not amounts.quick) and (count < _LONG or number == 0):
-            measured.timed((count, "one", _SERIAL), number, partial(read, None), None)
+def _run(setting: Setting, folder: Path, meter: Meter) -> None:
+    measure_cold(setting, folder, meter, (_PARALLEL, _SERIAL), _other_ways)
+    if setting.storage is not None:
+        return
+    items = setting.layout.items
+    keys = [count for count in _CURVE_KEYS if count <= max(100, items // 10)]
+    with scratch(folder) as place:
+        meter.tables.append(_curve_table(make_files(setting, _curve_layout(setting), _CURVE_FILES, place), keys))
+    few = setting.quick or items < _FEW_ITEMS
+    meter.tables.append(_fingerprint_table(_count_matches(min(items, 1_000_000) if few else 20_000_000)))
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        super().run(setting, folder, meter)
-        if setting.storage is not None:
-            return
-        items = setting.layout.items
-        keys = [count for count in _CURVE_KEYS if count <= max(100, items // 10)]
-        with scratch(folder) as place:
-            meter.table(_curve_table(make_files(setting, _curve_layout(setting), _CURVE_FILES, place), keys))
-        few = setting.quick or items < _FEW_ITEMS
-        meter.table(_fingerprint_table(_count_matches(min(items, 1_000_000) if few else 20_000_000)))
+
+COLD_BESIDE_ROCKETMQ = replace(COLD, run=_run)
 
 
 def curve_space_bytes(setting: Setting) -> int:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from tests.benchmarks.cold import ColdBesideRocketMQ, curve_space_bytes
+from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
 from tests.benchmarks.lookups import missing_packages, place_of_uri
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
 from tests.benchmarks.spark import Spark
@@ -30,7 +30,7 @@ from tiered_index.cli.main import run
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError
 
-SUITES: dict[str, Any] = {suite.name: suite for suite in (Spark(), SparkLookup(), ColdBesideRocketMQ())}
+SUITES: dict[str, Any] = {suite.name: suite for suite in (Spark(), SparkLookup(), COLD_BESIDE_ROCKETMQ)}
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 _ON_SPARK = ("spark", "spark-lookup")
 

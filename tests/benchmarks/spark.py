@@ -110,14 +110,14 @@ class Spark:
             for threads, name in ((1, "merge"), (2, "merge, 2 threads")):
                 elapsed_s = _merge_alone(folder, config, amounts.entries, amounts.days, threads)
                 meter.record(_rate(name, _ALONE), amounts.entries / elapsed_s / threads)
-        meter.table(_seconds_table(seconds, amounts))
+        meter.tables.append(_seconds_table(seconds, amounts))
         with place_of(_s3_or_none(setting), folder) as place:
             os.environ.update(place.environment)
             keys = LookupKeys(by_kind, dict(zip(flat, hashes, strict=True)))
             cells = measure_lookups(folder, place_of_uri(place.uri), amounts, keys)
-            meter.table(lookups_table(cells, amounts, place.label))
+            meter.tables.append(lookups_table(cells, amounts, place.label))
         table, exact = year_table(amounts.weeks)
-        meter.table(table)
+        meter.tables.append(table)
         meter.record(_YEAR_EXACT, 0 if exact else 1)
 
 
@@ -179,7 +179,7 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
     for kind, values in peaks.items():
         meter.record(_growth(kind), values[-1] / max(1, values[0]))
     columns = ("entries", "job", "shards", "Python workers, peak MiB", "Java, peak MiB", "seconds", "load average")
-    meter.table(Table(f"peak memory of each process on {master}", columns, tuple(rows)))
+    meter.tables.append(Table(f"peak memory of each process on {master}", columns, tuple(rows)))
 
 
 def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:

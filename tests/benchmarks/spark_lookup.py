@@ -138,7 +138,7 @@ class SparkLookup:
             "join: MiB of its columns",
             "join: keys/s",
         )
-        meter.table(
+        meter.tables.append(
             Table(
                 f"{entries:,} entries, {built.shards} shards, {built.written_bytes / _MIB:,.0f} MiB",
                 columns,
@@ -250,8 +250,8 @@ def _run_scale(setting: SparkSetting, folder: Path, meter: Meter) -> None:
             f"{entries:,} entries, {index['shards']} shards of {amounts.days} days, {index['bytes'] / _MIB:,.0f} "
             f"MiB; on {master}"
         )
-        meter.table(Table(title, columns, tuple(rows)))
-        meter.table(Table(_plans_title(entries, index_config(job).prices), _PLAN_COLUMNS, tuple(plans)))
+        meter.tables.append(Table(title, columns, tuple(rows)))
+        meter.tables.append(Table(_plans_title(entries, index_config(job).prices), _PLAN_COLUMNS, tuple(plans)))
 
 
 def _plan_row(values: dict[str, Any], index_bytes: int) -> tuple[Any, ...]:

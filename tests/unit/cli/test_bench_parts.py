@@ -193,7 +193,7 @@ def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
     assert row.split() == ["far", "off", "3", "s", "2", "4", "<=", "1", "NO"]
 
 
-@pytest.mark.parametrize("suite", ALL_SUITES, ids=lambda suite: type(suite).__name__)
+@pytest.mark.parametrize("suite", ALL_SUITES, ids=lambda suite: suite.name)
 def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
     name, full = suite.name, SparkSetting.of(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
     small_goals, goals = ({s.name for s in suite.specs(at) if s.goal is not None} for at in (setting, full))
@@ -205,7 +205,7 @@ def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
 
 def test_annotations_of_the_suites_are_those_of_the_protocol():
     for suite in ALL_SUITES:
-        assert typing.get_type_hints(type(suite).run)["meter"] is Meter
+        assert typing.get_type_hints(suite.run)["meter"] is Meter
 
 
 def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_better(setting):

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +35,7 @@ from tiered_index.cli.bench.cold_files import (
     stored_files,
     warm,
 )
-from tiered_index.cli.bench.figures import Meter, Spec, Table, at_least, at_most
+from tiered_index.cli.bench.figures import Meter, Spec, Suite, Table, at_least, at_most
 from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, keys_of, require, scratch
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
@@ -43,27 +44,14 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = [
-    "FRESH",
-    "KINDS",
-    "OPENING",
-    "OURS",
-    "RAW",
-    "WITH_FILTERS",
-    "Cell",
-    "Cold",
-    "Round",
-    "Way",
-    "measure_lookups",
-    "section_of",
-]
+__all__ = ["COLD", "KINDS", "Round", "measure_cold"]
 
 KINDS = ("one", "all", "none")
 """Which of the files in the range hold the key."""
 _NEWEST = "all, newest 64"
 # all hold it, and 64 answers are asked for
-OURS, WITH_FILTERS, RAW = "ours", "ours, filters at hand", "plain GETs"
-FRESH, OPENING = "fresh reader", "(opening only)"
+_OURS, _WITH_FILTERS, _RAW = "ours", "ours, filters at hand", "plain GETs"
+_FRESH, _OPENING = "fresh reader", "(opening only)"
 _MAX_COUNT = 64
 _MOST_TIMES = 1.2
 _LEAST_SPARED = 98.0
@@ -73,33 +61,11 @@ Way = tuple[int, str, str]
 """Files in range, which of them hold the key, who reads."""
 
 
-@dataclass
-class Cell:
-    """Samples of one way of reading; `requests` and `bytes` are sums over them."""
-
-    samples_s: list[float] = field(default_factory=list)
-    requests: int = 0
-    bytes: int = 0
-    cost_usd: float = 0.0
-
-    def add(self, samples_s: Iterable[float], requests: int, read: int, cost_usd: float) -> None:
-        """Take lookups in, and what they cost together."""
-        self.samples_s.extend(samples_s)
-        self.requests += requests
-        self.bytes += read
-        self.cost_usd += cost_usd
-
-    def percentile_ms(self, which: float) -> float:
-        """Return a percentile of the times, in milliseconds."""
-        return float(np.percentile(self.samples_s, which)) * 1000
-
-    @property
-    def requests_each(self) -> float:
-        """Requests a lookup."""
-        return self.requests / len(self.samples_s)
+Cells = dict[Way, list[LookupCost]]
+"""What each lookup cost, by the way of reading."""
 
 
-def section_of(files: int, kind: str) -> str:
+def _section(files: int, kind: str) -> str:
     """Return the meter's section of our lookups."""
     return f"lookups in {files:,}, {kind}"
 
@@ -108,7 +74,7 @@ class Round:
     """Round `number`: cells of its own, and what they are measured with."""
 
     def __init__(self, network: Network, files: StoredFiles, amounts: Amounts, number: int, meter: Meter) -> None:
-        self.cells: dict[Way, Cell] = {}
+        self.cells: Cells = {}
         self.network, self.files, self.amounts, self.number = network, files, amounts, number
         self._meter = meter
         self._random = np.random.default_rng(1_000 + number)
@@ -134,11 +100,11 @@ class Round:
         if answers is not None:
             # without fingerprints a key is answered with what others of its 31-bit hash have
             require(cost.found if self._keyed else min(cost.found, answers), answers, f"answers of {way}")
-        self.cells.setdefault(way, Cell()).add((elapsed_s,), cost.requests, cost.bytes, cost.cost_usd)
+        self.cells.setdefault(way, []).append(replace(cost, elapsed_s=elapsed_s))
 
     def look_up(self, reader: IndexReader, files: int, kind: str, key: str, max_count: int) -> LookupCost:
         """Look a key up by our reader, in the section that a profile of it looks at."""
-        with self._meter.section(section_of(files, kind)):
+        with self._meter.section(_section(files, kind)):
             result = reader.query(TOPIC, key, begin_ms=self.files.begin_ms(files), max_count=max_count)
         return LookupCost(len(result), result.explain.requests, result.explain.bytes, result.explain.cost_usd)
 
@@ -152,10 +118,10 @@ class Round:
             readers.append(open_reader(metered))
             return LookupCost(0, metered.total.requests, metered.total.bytes_read, metered.total.cost_usd)
 
-        self.timed((files, OPENING, FRESH), self.number, begin, None)
+        self.timed((files, _OPENING, _FRESH), self.number, begin, None)
         with readers[0] as reader:
             self.timed(
-                (files, "all", FRESH),
+                (files, "all", _FRESH),
                 self.number,
                 lambda: self.look_up(reader, files, "fresh", key, max_count),
                 answers,
@@ -165,9 +131,9 @@ class Round:
 OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]
 
 
-def measure_lookups(
-    network: Network, files: StoredFiles, amounts: Amounts, meter: Meter, other_ways: OtherWays
-) -> Iterator[dict[Way, Cell]]:
+def _measure_lookups(
+    network: Network, files: StoredFiles, amounts: Amounts, meter: Meter, other_ways: OtherWays | None
+) -> Iterator[Cells]:
     """Yield the cells of each round; after our lookups of each turn `other_ways` are measured."""
     network.begin(0)
     with open_reader(network) as plain, open_reader(network, files.cache) as filtered:
@@ -188,10 +154,11 @@ def measure_lookups(
                             seed = number * 1_000 + turn
                             runs = runs_of(near, TOPIC, key)
                             look_up = partial(measured.look_up, files=count, kind=kind, key=key, max_count=max_count)
-                            measured.timed((count, kind, RAW), seed, partial(raw_ranges, pool, get, runs), None)
-                            measured.timed((count, kind, OURS), seed, partial(look_up, plain), answers)
-                            measured.timed((count, kind, WITH_FILTERS), seed, partial(look_up, filtered), answers)
-                        other_ways(measured, near, turn, pool)
+                            measured.timed((count, kind, _RAW), seed, partial(raw_ranges, pool, get, runs), None)
+                            measured.timed((count, kind, _OURS), seed, partial(look_up, plain), answers)
+                            measured.timed((count, kind, _WITH_FILTERS), seed, partial(look_up, filtered), answers)
+                        if other_ways is not None:
+                            other_ways(measured, near, turn, pool)
                     measured.open(count)
                 yield measured.cells
 
@@ -208,44 +175,39 @@ def _spared(amounts: Amounts) -> str:
     return f"absent keys, filters at hand: files of {max(amounts.lookups):,} that cost no GET"
 
 
-class Cold:
-    """Files made once; every round takes other keys."""
+def _specs(setting: Setting) -> Sequence[Spec]:
+    amounts = Amounts.of(setting)
+    pairs = [(files, kind) for files in amounts.lookups for kind in KINDS]
+    specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (_section(*pair),)) for pair in pairs]
+    most = max(amounts.lookups)
+    specs.append(Spec(_spared(amounts), "%", at_least(_LEAST_SPARED), (_section(most, "none"),)))
+    specs.append(Spec(_to_open(amounts), "count", at_most(_MOST_TO_OPEN), (_section(most, "fresh"),)))
+    return specs
 
-    name = "cold"
-    passes = 1
-    others: tuple[str, ...] = ()
-    """The names of the `other_ways` that are measured."""
 
-    def other_ways(self, measured: Round, files: Sequence[StorageBytes], turn: int, pool: Executor) -> None:
-        """Measure other ways to look a key up in `files`, the newest ones; here there are none."""
+def measure_cold(
+    setting: Setting, folder: Path, meter: Meter, others: Sequence[str] = (), other_ways: OtherWays | None = None
+) -> None:
+    """Measure lookups of stored files, and record the figures and the tables.
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        amounts = Amounts.of(setting)
-        pairs = [(files, kind) for files in amounts.lookups for kind in KINDS]
-        specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (section_of(*pair),)) for pair in pairs]
-        most = max(amounts.lookups)
-        specs.append(Spec(_spared(amounts), "%", at_least(_LEAST_SPARED), (section_of(most, "none"),)))
-        specs.append(Spec(_to_open(amounts), "count", at_most(_MOST_TO_OPEN), (section_of(most, "fresh"),)))
-        return specs
+    `other_ways` measures other ways to look a key up, in the same rounds; `others` are their names in the tables.
+    """
+    amounts = Amounts.of(setting)
+    with scratch(folder) as place:
+        files = make_files(setting, amounts.layout, amounts.files, place)
+        cells: Cells = {}
+        with _network(setting, files) as network:
+            for measured in _measure_lookups(network, files, amounts, meter, other_ways):
+                _record(measured, amounts, meter)
+                for way, costs in measured.items():
+                    cells.setdefault(way, []).extend(costs)
+        where = setting.storage or f"a folder behind a latency of lognormal({MEDIAN_MS:.0f} ms, {SIGMA})"
+        about = f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
+        meter.tables += _lookup_tables(cells, about, others)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        amounts = Amounts.of(setting)
-        with scratch(folder) as place:
-            files = make_files(setting, amounts.layout, amounts.files, place)
-            with _network(setting, files) as network:
-                cells: dict[Way, Cell] = {}
-                for measured in measure_lookups(network, files, amounts, meter, self.other_ways):
-                    _record(measured, amounts, meter)
-                    for way, cell in measured.items():
-                        cells.setdefault(way, Cell()).add(cell.samples_s, cell.requests, cell.bytes, cell.cost_usd)
-            where = setting.storage or f"a folder behind a latency of lognormal({MEDIAN_MS:.0f} ms, {SIGMA})"
-            about = (
-                f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
-            )
-            for table in _lookup_tables(cells, about, self.others):
-                meter.table(table)
+
+COLD = Suite("cold", _specs, measure_cold)
+"""Files made once; every round takes other keys."""
 
 
 @contextlib.contextmanager
@@ -257,45 +219,56 @@ def _network(setting: Setting, files: StoredFiles) -> Iterator[Network]:
         yield Network(storage, injected=False)
 
 
-def _record(cells: dict[Way, Cell], amounts: Amounts, meter: Meter) -> None:
+def _percentile_ms(costs: Sequence[LookupCost], which: float) -> float:
+    return float(np.percentile([cost.elapsed_s for cost in costs], which)) * 1000
+
+
+def _mean(costs: Sequence[LookupCost], name: str) -> float:
+    return float(np.mean([getattr(cost, name) for cost in costs]))
+
+
+def _record(cells: Cells, amounts: Amounts, meter: Meter) -> None:
     for files in amounts.lookups:
         for kind in KINDS:
-            plain = cells[files, kind, RAW].percentile_ms(50)
-            meter.record(_times(files, kind), cells[files, kind, OURS].percentile_ms(50) / plain)
+            plain = _percentile_ms(cells[files, kind, _RAW], 50)
+            meter.record(_times(files, kind), _percentile_ms(cells[files, kind, _OURS], 50) / plain)
     most = max(amounts.lookups)
-    meter.record(_spared(amounts), 100 * (1 - cells[most, "none", WITH_FILTERS].requests_each / most))
-    meter.record(_to_open(amounts), cells[most, OPENING, FRESH].requests_each)
+    meter.record(_spared(amounts), 100 * (1 - _mean(cells[most, "none", _WITH_FILTERS], "requests") / most))
+    meter.record(_to_open(amounts), _mean(cells[most, _OPENING, _FRESH], "requests"))
 
 
-def _lookup_tables(cells: dict[Way, Cell], about: str, others: Sequence[str]) -> Iterator[Table]:
-    columns = (
-        "files",
-        "key in",
-        "read by",
-        "lookups",
-        "requests",
-        "KiB",
-        "USD a million",
-        "p50 ms",
-        "p99 ms",
-        "p50 times plain GETs",
-    )
-    parts = {"lookups": (OURS, WITH_FILTERS), "other ways": (RAW, *others), "a reader that knows nothing": (FRESH,)}
+_COLUMNS = (
+    "files",
+    "key in",
+    "read by",
+    "lookups",
+    "requests",
+    "KiB",
+    "USD a million",
+    "p50 ms",
+    "p99 ms",
+    "p50 times plain GETs",
+)
+
+
+def _lookup_tables(cells: Cells, about: str, others: Sequence[str]) -> Iterator[Table]:
+    parts = {"lookups": (_OURS, _WITH_FILTERS), "other ways": (_RAW, *others), "a reader that knows nothing": (_FRESH,)}
     for title, ways in parts.items():
-        chosen = [(way, cell) for who in ways for way, cell in cells.items() if way[2] == who]
+        chosen = [(way, costs) for who in ways for way, costs in cells.items() if way[2] == who]
         chosen.sort(key=lambda pair: pair[0][0])
-        rows = [
-            (
-                *way,
-                len(cell.samples_s),
-                cell.requests_each,
-                cell.bytes / len(cell.samples_s) / 1024,
-                cell.cost_usd / len(cell.samples_s) * 1e6,
-                cell.percentile_ms(50),
-                cell.percentile_ms(99),
-                cell.percentile_ms(50) / cells[plain].percentile_ms(50) if plain in cells else None,
-            )
-            for way, cell in chosen
-            for plain in [(way[0], way[1], RAW)]
-        ]
-        yield Table(f"{title}: {about}", columns, tuple(rows))
+        yield Table(f"{title}: {about}", _COLUMNS, tuple(_row(cells, *pair) for pair in chosen))
+
+
+def _row(cells: Cells, way: Way, costs: Sequence[LookupCost]) -> tuple[Any, ...]:
+    p50_ms = _percentile_ms(costs, 50)
+    plain = cells.get((way[0], way[1], _RAW))
+    return (
+        *way,
+        len(costs),
+        _mean(costs, "requests"),
+        _mean(costs, "bytes") / 1024,
+        _mean(costs, "cost_usd") * 1e6,
+        p50_ms,
+        _percentile_ms(costs, 99),
+        p50_ms / _percentile_ms(plain, 50) if plain is not None else None,
+    )

@@ -247,14 +247,15 @@ def stored_files(reader: IndexReader) -> list[StorageBytes]:
     return [handle.stored for handle in handles if handle.stored is not None]
 
 
-@dataclass
+@dataclass(frozen=True)
 class LookupCost:
-    """What a way of reading took."""
+    """What one lookup took; `elapsed_s` is filled in by whoever times it."""
 
     found: int = 0
     requests: int = 0
     bytes: int = 0
     cost_usd: float = 0.0
+    elapsed_s: float = 0.0
 
     @classmethod
     def of_gets(cls, found: int, requests: int, read: int) -> LookupCost:

@@ -22,14 +22,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tiered_index.cli.bench.cold import Cold
+from tiered_index.cli.bench.cold import COLD
 from tiered_index.cli.bench.cold_files import Amounts, check_storage
 from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
 from tiered_index.cli.bench.machine import facts
-from tiered_index.cli.bench.pause import Pause
-from tiered_index.cli.bench.reading import CommitLog, LookupSuite, Recovery
+from tiered_index.cli.bench.pause import PAUSE
+from tiered_index.cli.bench.reading import COMMITLOG, LOOKUP, RECOVERY
 from tiered_index.cli.bench.setting import Setting, scratch
-from tiered_index.cli.bench.writing import Compact, Put, Upload
+from tiered_index.cli.bench.writing import COMPACT, PUT, UPLOAD
 from tiered_index.cli.output import Output, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.errors import DiskFull, InvalidArgument
@@ -37,8 +37,7 @@ from tiered_index.format.layout import PRESETS, Layout
 
 __all__ = ["SUITES", "bench", "check_places", "layout_of", "measure", "print_report", "run_suites"]
 
-_ALL: tuple[Suite, ...] = (Put(), Pause(), Compact(), LookupSuite(), Recovery(), Upload(), CommitLog(), Cold())
-SUITES: dict[str, Suite] = {suite.name: suite for suite in _ALL}
+SUITES = {suite.name: suite for suite in (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD)}
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
 _QUICK = (500_000, 2_000_000)

@@ -1,7 +1,6 @@
 """Figures with their goals, tables, the suites that take them, and the meter that they record with.
 
-A suite declares its figures, then measures: `Suite.run` records one value a figure and round with a `Meter`. One
-thread: the suite's. CPU time is the whole process's, so work of threads beside a section counts too.
+One thread: the suite's. CPU time is the whole process's, so work of threads beside a section counts too.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -83,7 +82,10 @@ class Section:
 
 
 class Meter:
-    """Takes one suite's values. `profiled` names the sections to profile: their times are then of no use."""
+    """Takes one suite's values, and its `tables`, once for all rounds.
+
+    `profiled` names the sections to profile: their times are then of no use.
+    """
 
     def __init__(self, rounds: int, tick: Callable[[], None], profiled: Collection[str] = ()) -> None:
         self.values: dict[str, list[float]] = {}
@@ -105,10 +107,6 @@ class Meter:
     def record(self, name: str, value: float) -> None:
         """Take this round's value of a figure."""
         self.values.setdefault(name, []).append(float(value))
-
-    def table(self, table: Table) -> None:
-        """Take a table, once for all rounds."""
-        self.tables.append(table)
 
 
 def percentiles_us(samples_s: Collection[float], *which: float) -> list[float]:
@@ -204,23 +202,15 @@ class Figure:
         return document
 
 
-class Suite(Protocol):
-    """A group of figures taken on the same files."""
+@dataclass(frozen=True)
+class Suite:
+    """A group of figures taken on the same files; `name` is the word on the command line.
 
-    @property
-    def name(self) -> str:
-        """The word on the command line."""
-        ...
+    `specs` returns the figures in the order of the table. `run` measures in an empty folder: it goes through the rounds
+    `passes` times, and records every figure once a round.
+    """
 
-    @property
-    def passes(self) -> int:
-        """How often `run` goes through the rounds: what progress counts."""
-        ...
-
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures that `run` records, in the order of the table."""
-        ...
-
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure in the empty `folder`: record every figure once a round."""
-        ...
+    name: str
+    specs: Callable[[Setting], Sequence[Spec]]
+    run: Callable[[Setting, Path, Meter], None]
+    passes: int = 1

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.cli.bench.figures import Meter, Spec, percentiles_us
+from tiered_index.cli.bench.figures import Meter, Spec, Suite, percentiles_us
 from tiered_index.cli.bench.machine import core_wait_s, cores, pin_thread, pinned, settle
 from tiered_index.cli.bench.setting import (
     START_MS,
@@ -38,7 +38,7 @@ from tiered_index.cli.bench.setting import (
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 
-__all__ = ["Pause"]
+__all__ = ["PAUSE"]
 
 _PERIOD_S = 0.001
 _SINGLES = 4
@@ -64,40 +64,35 @@ class _Latencies:
     pushed_back: int = 0
 
 
-class Pause:
-    """Puts at a steady pace, every millisecond a batch of 1,000 and four single ones, for as long as the waiting files
-    take.
-    """
+def _pause_specs(setting: Setting) -> Sequence[Spec]:
+    calls = [Spec(_figure(call, state, which), "us") for call in _CALLS for state in _STATES for which in _WHICH]
+    return (
+        *calls,
+        Spec(_PACE, "entries/s"),
+        *(Spec(name, "ms/s") for name in _KEPT_OFF.values()),
+        *(Spec(name, "count") for name in _COUNTS),
+    )
 
-    name = "pause"
-    passes = 1
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        calls = [Spec(_figure(call, state, which), "us") for call in _CALLS for state in _STATES for which in _WHICH]
-        return (
-            *calls,
-            Spec(_PACE, "entries/s"),
-            *(Spec(name, "ms/s") for name in _KEPT_OFF.values()),
-            *(Spec(name, "count") for name in _COUNTS),
-        )
+def _pause(setting: Setting, folder: Path, meter: Meter) -> None:
+    keys = key_array(np.arange(min(setting.entries, _POOL)))
+    measured, other = cores()
+    for _ in meter.rounds():
+        with pinned(other):
+            with scratch(folder) as place:
+                idle = _idle(setting, place, keys, measured)
+            with scratch(folder) as place:
+                busy = _busy(setting, place, keys, measured, meter)
+        for state, latencies in zip(_STATES, (busy, idle), strict=True):
+            for call, samples in latencies.samples.items():
+                for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
+                    meter.record(_figure(call, state, which), value)
+            meter.record(_KEPT_OFF[state], latencies.core_wait_s / latencies.elapsed_s * 1000)
+        meter.record(_PACE, busy.entries / busy.elapsed_s)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        keys = key_array(np.arange(min(setting.entries, _POOL)))
-        measured, other = cores()
-        for _ in meter.rounds():
-            with pinned(other):
-                with scratch(folder) as place:
-                    idle = _idle(setting, place, keys, measured)
-                with scratch(folder) as place:
-                    busy = _busy(setting, place, keys, measured, meter)
-            for state, latencies in zip(_STATES, (busy, idle), strict=True):
-                for call, samples in latencies.samples.items():
-                    for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
-                        meter.record(_figure(call, state, which), value)
-                meter.record(_KEPT_OFF[state], latencies.core_wait_s / latencies.elapsed_s * 1000)
-            meter.record(_PACE, busy.entries / busy.elapsed_s)
+
+PAUSE = Suite("pause", _pause_specs, _pause)
+"""Every millisecond a batch of 1,000 and four single puts, for as long as the waiting files take."""
 
 
 def _figure(call: str, state: str, which: str) -> str:

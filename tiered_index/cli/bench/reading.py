@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from tiered_index.cli.bench.figures import Goal, Meter, Spec, at_least, at_most, percentiles_us
+from tiered_index.cli.bench.figures import Goal, Meter, Spec, Suite, at_least, at_most, percentiles_us
 from tiered_index.cli.bench.machine import cores, pinned, settle
 from tiered_index.cli.bench.setting import (
     ABSENT,
@@ -40,46 +40,39 @@ from tiered_index.service.index import IndexService
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import Lookup
 
-__all__ = ["CommitLog", "LookupSuite", "Recovery", "require_answers"]
+__all__ = ["COMMITLOG", "LOOKUP", "RECOVERY", "require_answers"]
 
 _STATES = ("hot", "compacted")
 _KINDS = ("lookup", "miss")
 _GOALS: dict[str, Goal] = {"hot lookup p50": at_most(50), "hot query_many": at_least(5e5)}
 
 
-class LookupSuite:
-    """One full file; the rounds of each state take other keys."""
+def _lookup_specs(setting: Setting) -> Sequence[Spec]:
+    specs = []
+    for state in _STATES:
+        specs += [(f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")]
+        many = f"{state} query_many"
+        specs += [(many, "keys/s", many), (f"{many}, every result read", "keys/s", many)]
+    return [Spec(name, unit, _GOALS.get(name), (section,)) for name, unit, section in specs]
 
-    name = "lookup"
-    passes = len(_STATES)
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        specs = []
+def _lookup(setting: Setting, folder: Path, meter: Meter) -> None:
+    with scratch(folder) as place, setting.open(place, storage=without_uploads(place)) as index:
+        fill(index, 0, setting.entries)
         for state in _STATES:
-            specs += [
-                (f"{state} {kind} {which}", "us", f"{state} {kind}") for kind in _KINDS for which in ("p50", "p99")
-            ]
-            many = f"{state} query_many"
-            specs += [(many, "keys/s", many), (f"{many}, every result read", "keys/s", many)]
-        return [Spec(name, unit, _GOALS.get(name), (section,)) for name, unit, section in specs]
+            if state == "compacted":
+                index.seal()
+                compact_only(index)
+            require(
+                [file.place for file in index.files()], [{"hot": "unsealed"}.get(state, state)], "states of the files"
+            )
+            settle()
+            for number in meter.rounds():
+                _measure(index, setting, state, number, meter)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        with scratch(folder) as place, setting.open(place, storage=without_uploads(place)) as index:
-            fill(index, 0, setting.entries)
-            for state in _STATES:
-                if state == "compacted":
-                    index.seal()
-                    compact_only(index)
-                require(
-                    [file.place for file in index.files()],
-                    [{"hot": "unsealed"}.get(state, state)],
-                    "states of the files",
-                )
-                settle()
-                for number in meter.rounds():
-                    _measure(index, setting, state, number, meter)
+
+LOOKUP = Suite("lookup", _lookup_specs, _lookup, passes=len(_STATES))
+"""One full file; the rounds of each state take other keys."""
 
 
 def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter: Meter) -> None:
@@ -122,31 +115,28 @@ _AT_ONCE = 50
 """Files that are unsealed at the same time while many are made: each holds two descriptors."""
 
 
-class Recovery:
-    """Two roots, each opened once a round."""
+def _recovery_specs(setting: Setting) -> Sequence[Spec]:
+    return (
+        Spec("opening a full unsealed file", "s", at_most(6) if setting.is_full else None, ("opening",)),
+        Spec("recovery rate", "entries/s"),
+        Spec(
+            f"opening a root with {setting.small_files:,} files",
+            "s",
+            at_most(2) if setting.small_files >= _MANY_FILES else None,
+            ("opening many",),
+        ),
+    )
 
-    name = "recovery"
-    passes = 2
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        return (
-            Spec("opening a full unsealed file", "s", at_most(6) if setting.is_full else None, ("opening",)),
-            Spec("recovery rate", "entries/s"),
-            Spec(
-                f"opening a root with {setting.small_files:,} files",
-                "s",
-                at_most(2) if setting.small_files >= _MANY_FILES else None,
-                ("opening many",),
-            ),
-        )
+def _recovery(setting: Setting, folder: Path, meter: Meter) -> None:
+    with scratch(folder) as place:
+        _full_file(setting, place, meter)
+    with scratch(folder) as place:
+        _many_files(setting, place, meter)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        with scratch(folder) as place:
-            _full_file(setting, place, meter)
-        with scratch(folder) as place:
-            _many_files(setting, place, meter)
+
+RECOVERY = Suite("recovery", _recovery_specs, _recovery, passes=2)
+"""Two roots, each opened once a round."""
 
 
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
@@ -199,33 +189,30 @@ _BODY_BYTES = 256
 _ENTRIES = 3
 
 
-class CommitLog:
-    """A store, written anew in each round and read to its end in three ways; the process stays on one core."""
+def _commitlog_specs(setting: Setting) -> Sequence[Spec]:
+    names = [name for name, _, _ in _READINGS]
+    rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in names)
+    return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec("store writer", "messages/s")
 
-    name = "commitlog"
-    passes = 1
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        names = [name for name, _, _ in _READINGS]
-        rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in names)
-        return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec("store writer", "messages/s")
+def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
+    core, _ = cores()
+    for _ in meter.rounds():
+        with scratch(folder) as place, pinned(core):
+            with meter.section("store writer") as writing:
+                _write(place, setting.log_messages)
+            meter.record("store writer", setting.log_messages / writing.elapsed_s)
+            settle()
+            store = StoreDirectory.open(place)
+            # the first reading pays for memory that later ones have
+            for _ in CommitLogReader(store.commitlog).batches():
+                pass
+            for reading in _READINGS:
+                _read(store, setting.log_messages, meter, *reading)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        core, _ = cores()
-        for _ in meter.rounds():
-            with scratch(folder) as place, pinned(core):
-                with meter.section("store writer") as writing:
-                    _write(place, setting.log_messages)
-                meter.record("store writer", setting.log_messages / writing.elapsed_s)
-                settle()
-                store = StoreDirectory.open(place)
-                # the first reading pays for memory that later ones have
-                for _ in CommitLogReader(store.commitlog).batches():
-                    pass
-                for reading in _READINGS:
-                    _read(store, setting.log_messages, meter, *reading)
+
+COMMITLOG = Suite("commitlog", _commitlog_specs, _commitlog)
+"""A store, written anew in each round and read to its end in three ways; the process stays on one core."""
 
 
 def _write(place: Path, messages: int) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from tiered_index.cli.bench.figures import Meter, Section, Spec, at_least, at_most, percentiles_us
+from tiered_index.cli.bench.figures import Meter, Section, Spec, Suite, at_least, at_most, percentiles_us
 from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
 from tiered_index.cli.bench.setting import (
     FLUSH_ENTRIES,
@@ -40,34 +40,31 @@ from tiered_index.format.layout import Layout
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
-__all__ = ["Compact", "Put", "Upload"]
+__all__ = ["COMPACT", "PUT", "UPLOAD"]
 
 
-class Put:
-    """A full file, filled in batches, and single puts; the process stays on one core."""
+def _put_specs(setting: Setting) -> Sequence[Spec]:
+    return (
+        Spec("put_batch", "entries/s", sections=("put_batch call",)),
+        Spec("put_batch and durable flush", "entries/s", at_least(6e6), ("put_batch call", "flush")),
+        Spec("put_batch and flush, CPU", "ns/entry"),
+        Spec("times a plain durable write", "ratio"),
+        Spec("put, one entry a call", "entries/s", at_least(4e5), ("put loop",)),
+        Spec("put, CPU", "ns/entry"),
+        Spec("put and durable flush", "entries/s"),
+    )
 
-    name = "put"
-    passes = 1
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        return (
-            Spec("put_batch", "entries/s", sections=("put_batch call",)),
-            Spec("put_batch and durable flush", "entries/s", at_least(6e6), ("put_batch call", "flush")),
-            Spec("put_batch and flush, CPU", "ns/entry"),
-            Spec("times a plain durable write", "ratio"),
-            Spec("put, one entry a call", "entries/s", at_least(4e5), ("put loop",)),
-            Spec("put, CPU", "ns/entry"),
-            Spec("put and durable flush", "entries/s"),
-        )
+def _put(setting: Setting, folder: Path, meter: Meter) -> None:
+    core, _ = cores()
+    for _ in meter.rounds():
+        with scratch(folder) as place, setting.open(place) as index, pinned(core):
+            _batches(index, setting, place, meter)
+            _singles(index, setting, meter)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        core, _ = cores()
-        for _ in meter.rounds():
-            with scratch(folder) as place, setting.open(place) as index, pinned(core):
-                _batches(index, setting, place, meter)
-                _singles(index, setting, meter)
+
+PUT = Suite("put", _put_specs, _put)
+"""A full file, filled in batches, and single puts; the process stays on one core."""
 
 
 def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -> None:
@@ -133,37 +130,32 @@ def _java(seconds: float) -> str:
     return f"times as fast as Java's {seconds} s"
 
 
-class Compact:
-    """Two compactions of a full file a round."""
+def _compact_specs(setting: Setting) -> Sequence[Spec]:
+    java = (
+        [Spec(_java(seconds), "ratio", at_least(2), ("compaction",)) for seconds in _JAVA_S] if setting.is_full else []
+    )
+    return (
+        Spec("compaction of a full file", "s"),
+        Spec("compaction rate", "entries/s"),
+        Spec("compaction, CPU", "ns/entry"),
+        Spec("times a plain durable copy", "ratio"),
+        *java,
+        Spec("compaction beside a reader", "s"),
+        Spec("anonymous memory, increase", "MiB", at_most(1024) if setting.is_full else None),
+        *(Spec(name, "us") for name in _STALLS.values()),
+    )
 
-    name = "compact"
-    passes = 1
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        java = (
-            [Spec(_java(seconds), "ratio", at_least(2), ("compaction",)) for seconds in _JAVA_S]
-            if setting.is_full
-            else []
-        )
-        return (
-            Spec("compaction of a full file", "s"),
-            Spec("compaction rate", "entries/s"),
-            Spec("compaction, CPU", "ns/entry"),
-            Spec("times a plain durable copy", "ratio"),
-            *java,
-            Spec("compaction beside a reader", "s"),
-            Spec("anonymous memory, increase", "MiB", at_most(1024) if setting.is_full else None),
-            *(Spec(name, "us") for name in _STALLS.values()),
-        )
+def _compact(setting: Setting, folder: Path, meter: Meter) -> None:
+    for _ in meter.rounds():
+        with scratch(folder) as place:
+            _alone(setting, place, meter)
+        with scratch(folder) as place:
+            _beside_a_reader(setting, place, meter)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        for _ in meter.rounds():
-            with scratch(folder) as place:
-                _alone(setting, place, meter)
-            with scratch(folder) as place:
-                _beside_a_reader(setting, place, meter)
+
+COMPACT = Suite("compact", _compact_specs, _compact)
+"""Two compactions of a full file a round."""
 
 
 def _alone(setting: Setting, place: Path, meter: Meter) -> None:
@@ -255,32 +247,27 @@ _SMALL_ENTRIES = 1_000
 _SMALL_SHARE = 10
 
 
-class Upload:
-    """A full file, and a number of small ones, through the life cycle once a round; a local copy goes as soon as it is
-    uploaded.
-    """
+def _upload_specs(setting: Setting) -> Sequence[Spec]:
+    return (
+        Spec("upload of a full file", "s"),
+        Spec("upload rate", "MiB/s"),
+        Spec("times a plain durable copy", "ratio"),
+        Spec("compaction, upload and retirement", "entries/s"),
+        Spec("small files: compaction and upload", "files/s"),
+        Spec("small files: retirement", "files/s"),
+    )
 
-    name = "upload"
-    passes = 1
 
-    def specs(self, setting: Setting) -> Sequence[Spec]:
-        """Return the figures of the suite."""
-        return (
-            Spec("upload of a full file", "s"),
-            Spec("upload rate", "MiB/s"),
-            Spec("times a plain durable copy", "ratio"),
-            Spec("compaction, upload and retirement", "entries/s"),
-            Spec("small files: compaction and upload", "files/s"),
-            Spec("small files: retirement", "files/s"),
-        )
+def _upload(setting: Setting, folder: Path, meter: Meter) -> None:
+    for _ in meter.rounds():
+        with scratch(folder) as place:
+            _full_file(setting, place, meter)
+        with scratch(folder) as place:
+            _small_files(setting, place, meter)
 
-    def run(self, setting: Setting, folder: Path, meter: Meter) -> None:
-        """Measure, and record the figures."""
-        for _ in meter.rounds():
-            with scratch(folder) as place:
-                _full_file(setting, place, meter)
-            with scratch(folder) as place:
-                _small_files(setting, place, meter)
+
+UPLOAD = Suite("upload", _upload_specs, _upload)
+"""A full file, and a number of small ones, through the life cycle; a local copy goes as soon as it is uploaded."""
 
 
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
