@@ -22,8 +22,7 @@ from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count
 from tiered_index.cli.progress import PatientPut, Progress, settle
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.sources.files import open_source, source_name
-from tiered_index.cli.sources.messages import Batch, Message, Source, columns_of
+from tiered_index.cli.sources import Batch, Message, Source, columns_of, open_source, source_name
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.service.index import IndexService

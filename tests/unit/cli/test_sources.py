@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiered_index.cli.sources import files
-from tiered_index.cli.sources.files import NdjsonSource, ParquetSource, open_source, source_name
-from tiered_index.cli.sources.messages import columns_of
+from tiered_index.cli import sources
+from tiered_index.cli.sources import NdjsonSource, ParquetSource, columns_of, open_source, source_name
 from tiered_index.errors import CorruptFile, InvalidArgument
 
 
@@ -109,7 +108,7 @@ def test_a_missing_field_is_named(write_lines, make_message):
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
-    monkeypatch.setattr(files, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 500)
     path = write_lines([make_message(i) for i in range(60)])
     if gzipped:
         packed = tmp_path / "messages.ndjson.gz"
@@ -126,7 +125,7 @@ def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path,
 
 
 def test_line_numbers_count_from_the_start_of_the_file(write_lines, make_message, monkeypatch):
-    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(sources, "BLOCK_BYTES", 300)
     path = write_lines([*[make_message(i) for i in range(20)], b"nope"])
     assert read(NdjsonSource(path))[-1].where == "line 21"
 
@@ -167,7 +166,7 @@ def table(messages, named="keys", **changes):
 
 @pytest.mark.parametrize("keys", ["key", "keys"])
 def test_parquet_goes_on_at_every_row(make_message, tmp_path, monkeypatch, keys):
-    monkeypatch.setattr(files, "BATCH_ROWS", 7)
+    monkeypatch.setattr(sources, "BATCH_ROWS", 7)
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(i) for i in range(30)], keys), path, row_group_size=12)
     source = open_source(path)

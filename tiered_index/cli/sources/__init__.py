@@ -1,1 +1,0 @@
-"""What `ingest` reads: NDJSON and Parquet files, as batches of messages with positions."""
