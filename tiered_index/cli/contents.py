@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import mmap
-from collections.abc import Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,7 +30,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
-from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout, read_header
+from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_header
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
@@ -122,22 +123,47 @@ _PIECE_RUNS = 64
 _PIECE_ITEMS = 1 << 16
 
 
-class Contents(Protocol):
+class Contents(ABC):
     """One file, opened.
 
     `begin_ms` is what its items' `time_diff_s` count from; `checksummed`: whether its bytes prove themselves.
     """
 
-    layout: Layout
-    begin_ms: int
-    topics: list[tuple[int, str]]
-    checksummed: bool
+    kind: str
+    checksummed = True
 
-    def describe(self) -> dict[str, Any]: ...
+    def __init__(self, file: FileBytes, layout: Layout, begin_ms: int, topics: Sequence[tuple[int, str]] = ()) -> None:
+        self._file = file
+        self.layout = layout
+        self.begin_ms = begin_ms
+        self.topics = list(topics)
 
-    def items(self) -> Iterator[Array]: ...
+    def describe(self) -> dict[str, Any]:
+        """Return what the file says of itself, JSON-ready."""
+        header, schema = read_header(self._file.read(0, HEADER_SIZE), self._file.name), self.layout.schema
+        return {
+            "kind": self.kind,
+            "header": {**header._asdict(), "magic": f"{header.magic:#010x}"},
+            "layout": {
+                "preset": self.layout.preset.name,
+                "schema": schema.name,
+                "slots": self.layout.slots,
+                "items": self.layout.items,
+                "item_bytes": schema.item.itemsize,
+            },
+            **self._details(),
+        }
 
-    def findings(self) -> list[Finding]: ...
+    @abstractmethod
+    def _details(self) -> dict[str, Any]: ...
+
+    @abstractmethod
+    def items(self) -> Iterator[Array]:
+        """Yield the items piece by piece, verified where the file has checksums. Raises `CorruptFile`."""
+
+    @abstractmethod
+    def findings(self) -> list[Finding]:
+        """Return what is wrong with the file."""
 
 
 def contents_of(file: FileBytes, slots: int | None = None, items: int | None = None) -> Contents:
@@ -156,7 +182,7 @@ def contents_of(file: FileBytes, slots: int | None = None, items: int | None = N
     if kind.has_trailer:
         return _Compacted(file)
     if kind.state == "compacted":
-        return _Bare(file)
+        return _ForeignCompacted(file)
     journal_path = file.path.with_suffix(JOURNAL_SUFFIX) if file.path is not None else None
     if journal_path is not None and journal_path.exists():
         journal = parse_journal(journal_path.read_bytes(), str(journal_path))
@@ -165,42 +191,23 @@ def contents_of(file: FileBytes, slots: int | None = None, items: int | None = N
         return _Unsealed(file, journal)
     if slots is None or items is None:
         raise InvalidArgument(f"{file.name} is unsealed and has no journal: give its geometry with --slots and --items")
-    return _BareUnsealed(file, Layout(kind.preset, kind.preset.schema, slots, items))
+    return _ForeignUnsealed(file, Layout(kind.preset, kind.preset.schema, slots, items))
 
 
-def _describe_header(header: Header) -> dict[str, Any]:
-    return {**header._asdict(), "magic": f"{header.magic:#010x}"}
-
-
-def _describe_layout(layout: Layout) -> dict[str, Any]:
-    schema = layout.schema
-    return {
-        "preset": layout.preset.name,
-        "schema": schema.name,
-        "slots": layout.slots,
-        "items": layout.items,
-        "item_bytes": schema.item.itemsize,
-    }
-
-
-class _Compacted:
+class _Compacted(Contents):
     """A compacted file with a trailer: every array has its CRC32 in the directory."""
 
-    checksummed = True
-    _kind = "compacted"
+    kind = "compacted"
 
     def __init__(self, file: FileBytes) -> None:
-        self._file = file
         self.file = file.name
         size = file.size_bytes
         tail = Tail.decode(file.read(size - TAIL_SIZE, TAIL_SIZE), file.name, size)
         self._trailer: Trailer = parse_trailer(
             file.read(tail.directory_position, size - tail.directory_position), file.name, size
         )
-        self._meta = self._trailer.metadata
-        self.layout = self._meta.layout
-        self.begin_ms = self._meta.begin_ms // 1000 * 1000
-        self.topics = list(self._meta.topics)
+        meta = self._trailer.metadata
+        super().__init__(file, meta.layout, meta.begin_ms // 1000 * 1000, meta.topics)
 
     def trailer(self) -> Trailer:
         return self._trailer
@@ -208,14 +215,10 @@ class _Compacted:
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
         return [self._file.read(r.start, r.length) for r in ranges]
 
-    def describe(self) -> dict[str, Any]:
-        header = read_header(self._file.read(0, HEADER_SIZE), self.file)
-        groups, meta, tail = self._trailer.directory.groups, self._meta, self._trailer.tail
+    def _details(self) -> dict[str, Any]:
+        groups, meta, tail = self._trailer.directory.groups, self._trailer.metadata, self._trailer.tail
         used = groups["length"][groups["count"] > 0]
         return {
-            "kind": self._kind,
-            "header": _describe_header(header),
-            "layout": _describe_layout(self.layout),
             "metadata": {
                 "file_id": meta.file_id,
                 "count": meta.count,
@@ -268,7 +271,7 @@ class _Compacted:
 class _Shard(_Compacted):
     """A shard of a window table: it has no slot table, its directory alone says where a slot lies."""
 
-    _kind = "shard"
+    kind = "shard"
 
     def _longest_slot(self) -> dict[str, int]:
         return {}
@@ -277,26 +280,21 @@ class _Shard(_Compacted):
         return verify_shard(self._forward_read(), self._file.size_bytes, self.file)
 
 
-class _Unsealed:
+class _Unsealed(Contents):
     """An unsealed file beside its journal, which has a CRC32 of every batch."""
 
-    checksummed = True
+    kind = "unsealed"
 
     def __init__(self, file: FileBytes, journal: Journal) -> None:
         if file.map is None:
             raise CorruptFile(file.name, "empty file", offset=0)
-        self._file, self._journal, self._map = file, journal, file.map
-        self.layout = journal.layout
-        self.begin_ms = journal.begin_ms // 1000 * 1000
-        self.topics = sorted(journal.topics.items())
+        super().__init__(file, journal.layout, journal.begin_ms // 1000 * 1000, sorted(journal.topics.items()))
+        self._journal, self._map = journal, file.map
 
-    def describe(self) -> dict[str, Any]:
+    def _details(self) -> dict[str, Any]:
         journal = self._journal
         begin_s, end_s = journal.seconds or (None, None)
         return {
-            "kind": "unsealed",
-            "header": _describe_header(read_header(self._file.read(0, HEADER_SIZE), self._file.name)),
-            "layout": _describe_layout(self.layout),
             "journal": {
                 "file_id": journal.file_id,
                 "count": journal.count,
@@ -310,7 +308,7 @@ class _Unsealed:
                 "created_ms": journal.created_ms,
                 "topics": [list(pair) for pair in self.topics],
                 "source_positions": journal.positions,
-            },
+            }
         }
 
     def items(self) -> Iterator[Array]:
@@ -326,66 +324,47 @@ class _Unsealed:
         return []
 
 
-class _Bare:
-    """A compacted RocketMQ file without a trailer: its structure can be checked, its bytes have no checksum."""
+class _Foreign(Contents):
+    """A file of RocketMQ's own: its structure can be checked, its bytes have no checksum."""
 
     checksummed = False
-
-    def __init__(self, file: FileBytes) -> None:
-        self._file = file
-        self._read = WindowedRead(file.read, file.size_bytes)
-        self._bare = ForeignCompacted.open(file.read, file.size_bytes, file.name)
-        self.layout, self.begin_ms = self._bare.layout, self._bare.header.begin_ms
-        self.topics: list[tuple[int, str]] = []
-
-    def describe(self) -> dict[str, Any]:
-        bare = self._bare
-        return {
-            "kind": "compacted without trailer",
-            "header": _describe_header(bare.header),
-            "layout": _describe_layout(self.layout),
-            "metadata": {"count": bare.count},
-        }
-
-    def items(self) -> Iterator[Array]:
-        return self._bare.items(self._read)
 
     def findings(self) -> list[Finding]:
-        return _structure(self.items())
+        try:
+            for _ in self.items():
+                pass
+        except TieredIndexError as error:
+            return [Finding("structure", str(error))]
+        return []
 
 
-class _BareUnsealed:
-    """An unsealed file without a journal, whose geometry the caller knows."""
+class _ForeignCompacted(_Foreign):
+    kind = "compacted without trailer"
 
-    checksummed = False
+    def __init__(self, file: FileBytes) -> None:
+        self._compacted = ForeignCompacted.open(file.read, file.size_bytes, file.name)
+        super().__init__(file, self._compacted.layout, self._compacted.header.begin_ms)
+
+    def _details(self) -> dict[str, Any]:
+        return {"metadata": {"count": self._compacted.count}}
+
+    def items(self) -> Iterator[Array]:
+        return self._compacted.items(WindowedRead(self._file.read, self._file.size_bytes))
+
+
+class _ForeignUnsealed(_Foreign):
+    """Its geometry is the caller's."""
+
+    kind = "unsealed without journal"
 
     def __init__(self, file: FileBytes, layout: Layout) -> None:
         data: Any = file.map if file.map is not None else file.read(0, file.size_bytes)
         self._table = ForeignUnsealed(data, layout, file.name)
-        self.layout, self.begin_ms = layout, self._table.header.begin_ms
-        self.topics: list[tuple[int, str]] = []
+        super().__init__(file, layout, self._table.header.begin_ms)
 
-    def describe(self) -> dict[str, Any]:
+    def _details(self) -> dict[str, Any]:
         begin_ms, end_ms = self._table.interval_ms or (None, None)
-        return {
-            "kind": "unsealed without journal",
-            "header": _describe_header(self._table.header),
-            "layout": _describe_layout(self.layout),
-            "metadata": {"count": self._table.count, "begin_ms": begin_ms, "end_ms": end_ms},
-        }
+        return {"metadata": {"count": self._table.count, "begin_ms": begin_ms, "end_ms": end_ms}}
 
     def items(self) -> Iterator[Array]:
         return self._table.items()
-
-    def findings(self) -> list[Finding]:
-        return _structure(self.items())
-
-
-def _structure(pieces: Iterator[Array]) -> list[Finding]:
-    """Return what reading all items of a file without checksums finds."""
-    try:
-        for _ in pieces:
-            pass
-    except TieredIndexError as error:
-        return [Finding("structure", str(error))]
-    return []
