@@ -46,10 +46,7 @@ __all__ = ["Array", "Contents", "FileBytes", "contents_of", "opened"]
 
 @dataclass(frozen=True)
 class FileBytes:
-    """One file: `name` is its path or its object's name; `path` is None for an object.
-
-    `read` returns exactly what is asked for.
-    """
+    """One file: `name` is its path or its object's name; `path` and `map` are None for an object."""
 
     name: str
     size_bytes: int
@@ -60,10 +57,7 @@ class FileBytes:
 
 @contextlib.contextmanager
 def opened(session: Session, file: str) -> Iterator[FileBytes]:
-    """Yield the bytes of `file`: a path, a file id in the root, or an object's name in the storage.
-
-    Raises `InvalidArgument` where there is none, `StorageUnavailable`.
-    """
+    """Yield a path's, a file id's or an object's bytes. Raises `InvalidArgument`, `StorageUnavailable`."""
     config = session.config()
     path = Path(file)
     if config.root is not None and file_id_of(file + INDEX_SUFFIX) is not None and not _is_there(path):
@@ -124,10 +118,7 @@ _PIECE_ITEMS = 1 << 16
 
 
 class Contents(ABC):
-    """One file, opened.
-
-    `begin_ms` is what its items' `time_diff_s` count from; `checksummed`: whether its bytes prove themselves.
-    """
+    """One file; its items' `time_diff_s` count from `begin_ms`. `checksummed`: whether it has checksums."""
 
     kind: str
     checksummed = True

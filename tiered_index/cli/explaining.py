@@ -85,10 +85,7 @@ class Explaining:
 
 
 def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
-    """Return the reports of all pages, those of one file, place and outcome together.
-
-    A file that was read was not skipped.
-    """
+    """Return one report a file, place and outcome of all pages; a file that was read was not skipped."""
     of_files: dict[tuple[str | None, str], list[FileReport]] = {}
     for report in reports:
         of_files.setdefault((report.source, report.file), []).append(report)
@@ -167,10 +164,7 @@ R = TypeVar("R", QueryResult, MessagesResult)
 
 
 class CommandBudget:
-    """What is left to a command; its time runs from the construction.
-
-    Raises `InvalidArgument` for a bound that can't be one.
-    """
+    """What is left to a command; its time runs from the construction. Raises `InvalidArgument`."""
 
     def __init__(self, max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> None:
         limits = LookupLimits(max_requests, max_bytes, timeout_s)
@@ -284,10 +278,7 @@ class Pages(Generic[R]):
         return self.settle()
 
     def settle(self) -> int:
-        """Return the exit code of an answer that was shown.
-
-        Raises `BudgetExceeded` where the budget didn't reach.
-        """
+        """Return the exit code of an answer that was shown. Raises `BudgetExceeded` where the budget didn't reach."""
         if self.exceeded is not None:
             raise self.exceeded
         return BudgetExceeded.exit_code if self._partial else 0

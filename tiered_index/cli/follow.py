@@ -140,10 +140,7 @@ class Follower:
     _new_losses: list[Loss] = field(default_factory=list)
 
     def run(self, progress: Progress) -> None:
-        """Dispatch to the end of the log, or until the command is to end.
-
-        Raises as `Dispatcher.run_once` and the archiver do.
-        """
+        """Dispatch to the end of the log, or until stopped. Raises as `Dispatcher.run_once` and the archiver do."""
         waiting_since: float | None = None
         while not self.ending.event.is_set():
             started_s = time.monotonic()
@@ -171,10 +168,7 @@ class Follower:
                 self.ending.event.wait(self.options.poll_s / 4)
 
     def _look_again(self, done: Dispatched) -> bool:
-        """Return whether the end of the log is to be looked at once more.
-
-        A command that won't come back must not take damage for the end.
-        """
+        """Return whether to read the log's end once more: without --follow, damage there must not pass for the end."""
         before, self._ended_at = self._ended_at, None if done.torn is None else done.torn.begin
         if done.torn is None or before is None:
             return done.torn is not None

@@ -1,7 +1,4 @@
-"""`tiered-index import-classic DIR`: puts the entries of the broker's classic index files into an index.
-
-Continues where it stopped, by the index's own durable position. One thread beside the index's own.
-"""
+"""`tiered-index import-classic DIR`: puts the entries of the broker's classic index files into an index."""
 
 from __future__ import annotations
 

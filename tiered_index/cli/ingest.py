@@ -34,10 +34,7 @@ _PARTS = ("commitlog", "consumequeue", "index")
 
 
 def check_apart(config: IndexConfig, *folders: Path) -> None:
-    """Raise `ConfigError` where the index could write into one of the broker's `folders`.
-
-    That is where the root or a storage of local files lies within one of them, or they within the root.
-    """
+    """Raise `ConfigError` where the root or a local storage lies in one of `folders`, or they in the root."""
     theirs = {place.resolve() for folder in folders for place in (folder, *(folder / part for part in _PARTS))}
     if config.root is not None:
         root = config.root.resolve()
@@ -61,10 +58,7 @@ _STORE = "RocketMQ stores"
 
 @dataclass
 class Intake:
-    """One source on its way into one index.
-
-    `patience_s` bounds how long back-pressure is waited out without any room being made.
-    """
+    """One source on its way into one index; `patience_s` as that of `PatientPut`."""
 
     index: IndexService
     source: Source

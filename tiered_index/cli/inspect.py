@@ -1,7 +1,4 @@
-"""`tiered-index inspect FILE` and `tiered-index dump FILE`: what one index file says of itself, and its entries.
-
-`dump` prints NDJSON; the last line is the status.
-"""
+"""`tiered-index inspect FILE` and `tiered-index dump FILE`: one index file's metadata, and its entries as NDJSON."""
 
 from __future__ import annotations
 

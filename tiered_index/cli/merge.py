@@ -34,10 +34,7 @@ _LEFT_SHOWN = 5
 def merge_options(
     window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int
 ) -> list[MergeOptions]:
-    """Return what to merge, the shortest windows first; `begin` and `end` are epoch milliseconds.
-
-    Raises `InvalidArgument`.
-    """
+    """Return the options of each tier, shortest windows first; times in epoch ms. Raises `InvalidArgument`."""
     return [
         MergeOptions(
             window_s=window_s,

@@ -1,7 +1,4 @@
-"""Messages on stdout, for people and as JSON: `query --messages` and `tiered-index message ID`. Writes nothing.
-
-`message` shows one message by its id, as RocketMQ's `queryMsgById` and `queryMsgByUniqueKey` give it.
-"""
+"""Messages on stdout, for people and as JSON: `query --messages` and `tiered-index message ID`."""
 
 from __future__ import annotations
 
@@ -209,10 +206,7 @@ def message(
 
 @dataclass(frozen=True)
 class _ByUniqueKey:
-    """A source that gives only messages whose unique key is the one asked for.
-
-    A message that carries it as one of its other keys counts as one of another key, so it is paged past.
-    """
+    """Gives only messages whose unique key is the one asked for; others that carry it are paged past."""
 
     source: MessageSource
 
@@ -228,10 +222,7 @@ class _ByUniqueKey:
 
 
 def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
-    """Return the message of that topic which the id names by its place, or why it can't be had.
-
-    RocketMQ's tools take either id, too.
-    """
+    """Return the topic's message at the place that the id names, if it names one; RocketMQ's tools do so."""
     try:
         fetched = by_msg_id(msg_id)
     except InvalidArgument:

@@ -151,10 +151,7 @@ class Output:
         self._text(printable(text))
 
     def lines(self, text: str) -> None:
-        """Write a text of several lines, such as a message's body.
-
-        Those behind the first are indented, so that they can't pass for lines of the command.
-        """
+        """Write a text of several lines, indented behind the first so that none passes for the command's own."""
         self._text(_printable_lines(text, "    "))
 
     def table(

@@ -149,10 +149,7 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index.
-
-    `patience_s` bounds how long back-pressure is waited out without any room being made; `stop` ends a wait.
-    """
+    """Puts into one index; waits out back-pressure for `patience_s` without a flush, or until `stop`."""
 
     index: IndexService
     patience_s: float
@@ -160,10 +157,7 @@ class PatientPut:
     _unflushed: int = 0
 
     def __call__(self, columns: Any, source: str, source_position: int) -> int:
-        """Put one batch; return how many entries that made.
-
-        Raises `BackPressure` when patience ends, `Stopped`, `InvalidArgument`.
-        """
+        """Put one batch; return its number of entries. Raises `BackPressure`, `Stopped`, `InvalidArgument`."""
         waiting_since: float | None = None
         while True:
             try:
@@ -183,10 +177,7 @@ class PatientPut:
         return put
 
     def flush(self) -> bool:
-        """Return whether the buffer is empty now.
-
-        At the disk's bound it isn't: only the life cycle's own threads can help there.
-        """
+        """Flush; return whether the buffer is empty now. At the disk's bound only the life cycle makes room."""
         try:
             self.index.flush()
         except BackPressure:

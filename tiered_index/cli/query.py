@@ -154,10 +154,7 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
 
 
 def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterator[IndexItem]:
-    """Yield the items that no page before had, and note them in `seen`.
-
-    An entry that was put with two times may be on two pages.
-    """
+    """Yield the items not in `seen` yet: an entry that was put with two times may be on two pages."""
     for item in items:
         columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]
         identity = (item.source, item.queue_id, item.offset, *(getattr(item, name) for name in columns))

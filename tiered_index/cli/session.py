@@ -92,10 +92,7 @@ class Session:
 
     @property
     def storage(self) -> str | None:
-        """The one storage that was given.
-
-        Raises `InvalidArgument` where there are several, which only `query` reads.
-        """
+        """The one storage that was given. Raises `InvalidArgument` for several, which only `query` reads."""
         if len(self.storages) > 1:
             raise InvalidArgument(
                 f"--storage is given {len(self.storages)} times: only query reads several indexes at once"
@@ -103,17 +100,11 @@ class Session:
         return next(iter(self.storages), None)
 
     def config(self, **given: Any) -> IndexConfig:
-        """Return the settings: file, environment, common options, then `given` (None counts as not given).
-
-        Raises `ConfigError`.
-        """
+        """Return the settings: file, environment, options, then `given` (None: not given). Raises `ConfigError`."""
         return IndexConfig.load(self.config_file, **{"root": self.root, "storage": self.storage, **given})
 
     def reader_config(self, **given: Any) -> IndexConfig:
-        """Return the settings of a reader of one or several storages.
-
-        Raises as `config`, `InvalidArgument` for several and a root.
-        """
+        """As `config`, for one or several storages. Raises `InvalidArgument` for several and a root."""
         if len(self.storages) < 2:
             return self.config(**given)
         config = replace(self, storages=()).config(**given)
@@ -140,10 +131,7 @@ class StoredIndex:
 
 
 def storage_uri(config: IndexConfig) -> str:
-    """Return the URI that `config` names, or that its root's marker does.
-
-    Raises `ConfigError` where neither is given.
-    """
+    """Return the URI that `config` or its root's marker names. Raises `ConfigError` where neither does."""
     uri = config.storage
     if uri is None and config.root is not None:
         marker = Root(config.root, Disk()).read_marker()
@@ -155,10 +143,7 @@ def storage_uri(config: IndexConfig) -> str:
 
 @contextlib.contextmanager
 def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
-    """Yield the index in the storage that `config` names, or that its root's marker does.
-
-    Raises `ConfigError` where neither is given, `NotAnIndex`, `StorageUnavailable`.
-    """
+    """Yield the index in `storage_uri(config)`. Raises as that, `NotAnIndex`, `StorageUnavailable`."""
     uri = storage_uri(config)
     clock = SystemClock()
     storage = MeteredStorage(open_storage(uri, options=config.s3, parallel_reads=config.query_threads), config.prices)
@@ -170,10 +155,7 @@ def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
 
 @contextlib.contextmanager
 def own_environment(keep: str | None = None, more: Mapping[str, str] | None = None) -> Iterator[None]:
-    """Hide settings that are meant for the user's own index (but those whose names begin with `keep`), and add `more`.
-
-    For this process and its children, until the block ends.
-    """
+    """Within the block, hide the environment's settings but those beginning with `keep`, and add `more`."""
     before = dict(os.environ)
     for name in before:
         if name.startswith(_SETTINGS) and not (keep is not None and name.startswith(keep)):

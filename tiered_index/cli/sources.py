@@ -67,10 +67,7 @@ class Message:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One message's place in its source: `where` for people, [start, end) as positions.
-
-    And the message or what is wrong with it.
-    """
+    """One message, or what is wrong with it, and its place: `where` for people, [start, end) as positions."""
 
     where: str
     start: int
@@ -305,10 +302,7 @@ _FOOTER_BYTES = 1 << 20
 
 
 class ParquetSource:
-    """One file.
-
-    Raises `InvalidArgument` for a missing column or a bad row, `CorruptFile` for a file that can't be decoded.
-    """
+    """One file. Raises `InvalidArgument` for missing columns or bad rows, `CorruptFile` for damage."""
 
     unit = "rows"
 
@@ -409,12 +403,7 @@ def open_source(path: Path) -> Source:
 
 
 def source_name(source: Source, known: Iterable[str], *, restart: bool) -> str:
-    """Return the name of `source` in an index that has the `known` ones.
-
-    Raises `InvalidArgument` where the file at this path changed.
-
-    With `restart` a changed file is simply a new source.
-    """
+    """Return the name of `source` in an index with the `known` ones. Raises `InvalidArgument` where it changed."""
     candidates = []
     for name in known:
         match = _NAME.fullmatch(name)

@@ -1,7 +1,4 @@
-"""Times as the command line takes and prints them, and durations such as ``1d``.
-
-A time is epoch milliseconds or ISO 8601 (UTC without a zone).
-"""
+"""Times (epoch milliseconds or ISO 8601, UTC without a zone) and durations such as ``1d`` on the command line."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""`tiered-index verify`: prove files, a root, a storage, or both, against their checksums and their log.
-
-Changes nothing.
-"""
+"""`tiered-index verify`: check files, a root, a storage, or both, against checksums and log; changes nothing."""
 
 from __future__ import annotations
 

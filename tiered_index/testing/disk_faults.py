@@ -168,10 +168,7 @@ class FaultDisk(Disk):
         self._add(_Script(operation, FaultTrigger(nth - 1, times), error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
-        """Raise `SimulatedCrash` before acting, or `after`; `torn`: a pwrite writes half first.
-
-        Every later call raises it too.
-        """
+        """Raise `SimulatedCrash` before acting, or `after`, and from then on; `torn`: a pwrite writes half first."""
         self._add(_Script(operation, FaultTrigger(nth - 1, 1), None, after, torn))
 
     def clear(self) -> None:
@@ -411,10 +408,7 @@ class FaultDisk(Disk):
         return taken
 
     def _write_back(self, descriptor: int, *, failed: bool = False) -> None:
-        """Let a file's unsynced bytes reach the disk; none of it is written again.
-
-        `failed`: lengths only, and what `chance` chooses.
-        """
+        """Make a file's unsynced bytes durable; where `failed`, lengths only and what `chance` chooses."""
         number = self._number(descriptor)
         self._dropped = self._dropped or failed
         for change in self._take(lambda c: isinstance(c, _Write) and c.number == number):

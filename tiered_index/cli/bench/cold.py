@@ -188,10 +188,7 @@ def _specs(setting: Setting) -> Sequence[Spec]:
 def measure_cold(
     setting: Setting, folder: Path, meter: Meter, others: Sequence[str] = (), other_ways: OtherWays | None = None
 ) -> None:
-    """Measure lookups of stored files, and record the figures and the tables.
-
-    `other_ways` measures other ways to look a key up, in the same rounds; `others` are their names in the tables.
-    """
+    """Measure lookups, and in the same rounds `other_ways` to look keys up, which tables call `others`."""
     amounts = Amounts.of(setting)
     with scratch(folder) as place:
         files = make_files(setting, amounts.layout, amounts.files, place)

@@ -71,10 +71,7 @@ RawGet = Callable[[str, int, int], bytes]
 
 @dataclass(frozen=True)
 class Amounts:
-    """How much is measured: it follows from the setting's items and whether it is quick.
-
-    `lookups`: files in range -> lookups of each kind in a round.
-    """
+    """How much is measured; `lookups`: files in range -> lookups of each kind in a round."""
 
     quick: bool
     layout: Layout
@@ -105,9 +102,7 @@ class Amounts:
 
 @dataclass(frozen=True)
 class StoredFiles:
-    """`count` files of `layout` in the folder `objects`; `cache` is the writer's local cache of their directories and
-    filters.
-    """
+    """`count` files in the folder `objects`; `cache` is the writer's cache of their directories and filters."""
 
     layout: Layout
     count: int
@@ -224,10 +219,7 @@ def raw_get(network: Network, threads: int) -> RawGet:
 
 
 def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
-    """Open a reader of the index in `storage`.
-
-    With the writer's `cache` its filters are at hand, without it they never are.
-    """
+    """Open a reader of the index in `storage`; only with the writer's `cache` it has filters."""
     config = IndexConfig.load(
         block_cache_bytes=0, filter_after_probes=NO_FILTERS, refresh_interval_s=1e9, cache_dir=cache, **settings
     )

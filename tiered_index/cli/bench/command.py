@@ -127,10 +127,7 @@ def measure(
     out: Path | None,
     space_bytes: int,
 ) -> int:
-    """Run suites in a fresh folder and report; return the exit code.
-
-    Raises `DiskFull` where `root_dir` has less than `space_bytes` free.
-    """
+    """Run suites in a fresh folder and report. Raises `DiskFull` for less than `space_bytes` free."""
     started_s = time.monotonic()
     base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
     base.mkdir(parents=True, exist_ok=True)
@@ -170,10 +167,7 @@ def run_suites(
     tick: Callable[[str], None],
     tables: list[Table] | None = None,
 ) -> Iterator[Figure]:
-    """Yield every figure of every suite as it is known, and add its tables to `tables`.
-
-    `tick` is called with the suite's name after each pass of each round.
-    """
+    """Yield every figure; add tables to `tables`. `tick` gets the suite's name after each pass of a round."""
     for suite in suites:
         meter = Meter(setting.rounds, partial(tick, suite.name))
         with scratch(folder) as place:

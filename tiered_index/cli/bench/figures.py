@@ -82,10 +82,7 @@ class Section:
 
 
 class Meter:
-    """Takes one suite's values, and its `tables`, once for all rounds.
-
-    `profiled` names the sections to profile: their times are then of no use.
-    """
+    """Takes one suite's values and tables; `profiled` names the sections to profile, whose times are of no use."""
 
     def __init__(self, rounds: int, tick: Callable[[], None], profiled: Collection[str] = ()) -> None:
         self.values: dict[str, list[float]] = {}
@@ -140,10 +137,7 @@ at_most = partial(Goal, is_minimum=False)
 
 @dataclass(frozen=True)
 class Spec:
-    """A figure that a suite takes.
-
-    `sections` are the meter's sections whose time it is: what a profile of it looks at.
-    """
+    """A figure that a suite takes; `sections` are the meter's sections whose time it is."""
 
     name: str
     unit: str

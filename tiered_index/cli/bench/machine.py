@@ -75,17 +75,13 @@ def _pin_all(usable: set[int]) -> None:
 
 
 def settle() -> None:
-    """Have earlier writes reach the disk and freed memory the system, so that what is measured next pays for
-    neither.
-    """
+    """Sync earlier writes and give freed memory back, so that what is measured next pays for neither."""
     os.sync()
     give_back()
 
 
 class MemoryWatch:
-    """While entered, a thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the
-    start.
-    """
+    """A thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the start."""
 
     def __init__(self) -> None:
         self.peak_mib = 0.0
@@ -121,9 +117,7 @@ def _proc_value(path: str, name: str) -> str | None:
 
 
 def _filesystem(folder: Path) -> str:
-    """Return the type of the file system that holds `folder`: that of the mount point which is the longest prefix of
-    its path.
-    """
+    """Return the type of the file system that holds `folder`: the longest mount point above it counts."""
     mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
     path = folder.resolve()
     holding = [(len(point), kind) for _, point, kind, *_ in mounts if path.is_relative_to(point)]

@@ -138,9 +138,7 @@ class Setting:
 
     @classmethod
     def of(cls, layout: Layout, rounds: int, *, quick: bool, storage: str | None = None) -> Self:
-        """Return the amounts that go with a geometry; `storage` is what suite `cold` reads from, where that is a real
-        one.
-        """
+        """Return the amounts for a geometry; `storage` is the URI that suite `cold` reads from, if any."""
         items = layout.items
         return cls(
             layout=layout,
@@ -224,10 +222,7 @@ class UnsyncedDisk(Disk):
 
 
 class WatchedDisk(Disk):
-    """The real disk, which counts what becomes of index files: one count a state that a file reached, durably.
-
-    `reached`, where given, is called with the state in the thread that brought the file there.
-    """
+    """The real disk; counts, and calls `reached` with, each state that a file reached durably."""
 
     def __init__(self, reached: Callable[[str], None] | None = None) -> None:
         self.counts: Counter[str] = Counter()

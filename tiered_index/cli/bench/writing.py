@@ -225,9 +225,7 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
 def _look_up(
     index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int
 ) -> None:
-    """Look keys up at a steady pace; a lookup's time begins when it is due, so that whatever keeps this thread from it
-    counts.
-    """
+    """Look keys up at a steady pace; a lookup's time begins when it is due, so that delays count."""
     pin_thread(core)
     due_s = time.perf_counter()
     for key in cycle(keys):

@@ -33,10 +33,7 @@ _OFFSET_BITS = 48
 
 @dataclass(frozen=True)
 class Census:
-    """`stored` counts entries in objects, `repeated` those that are there more than once.
-
-    A crash makes entries put again; they are one answer still.
-    """
+    """Entries in objects; `repeated` are stored more than once, as a crash leaves them, and are one answer."""
 
     expected: int
     stored: int
@@ -114,10 +111,7 @@ Query = Callable[..., QueryResult]
 
 @dataclass
 class Measured:
-    """The results of the lookups at one place; `files` counts the index's files by state.
-
-    A page of the paged key counts as a lookup.
-    """
+    """The lookups at one place, a page as one; `files` counts the index's files by state."""
 
     place: str
     files: dict[str, int] = field(default_factory=dict)

@@ -119,10 +119,7 @@ class Stages:
         self.say(f"{len(workload):,} messages ({late:,} of them late), {workload.entries:,} entries, {days:.1f} days")
 
     def follow_and_die(self) -> None:
-        """Run the ingesting process beside the broker three times.
-
-        Killed while it writes, killed in an upload, to the end of the log.
-        """
+        """Run the ingesting process three times: killed while it writes, killed in an upload, to the log's end."""
         assert self.config.root is not None and self.config.storage is not None
         follower = Follower(
             self.store,
@@ -325,11 +322,7 @@ class Place:
 
 @contextlib.contextmanager
 def place_of(storage: str | None, folder: Path) -> Iterator[Place]:
-    """Yield the storage: `storage` with a fresh prefix below it, else an embedded S3 server, else a folder.
-
-    The server answers as fast as Python can: it shows that the protocol works, not how fast S3 is. Raises
-    `ConfigError`.
-    """
+    """Yield `storage` with a fresh prefix below it, else an embedded S3 server, else a folder."""
     if storage is not None:
         if storage.startswith("memory://"):
             raise ConfigError("memory:// lives in one process; the demo's writer is another one")

@@ -187,10 +187,7 @@ Array = npt.NDArray[Any]
 
 
 def placed(workload: Workload, segment_bytes: int = SEGMENT_BYTES) -> Workload:
-    """Return the stream with the commit log offset and the size of each message.
-
-    They are those with which the broker's process will store it.
-    """
+    """Return the stream with the offset and size that each message will have in the broker's store."""
     starts = np.searchsorted(workload.entry_message, np.arange(len(workload)))
     key_bytes = np.array([len(key) for key in workload.keys])
     counts = np.bincount(workload.entry_message, minlength=len(workload))
