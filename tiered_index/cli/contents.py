@@ -41,8 +41,6 @@ from tiered_index.storage.base import ByteRange, Storage, check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["Array", "Contents", "FileBytes", "contents_of", "opened"]
-
 
 @dataclass(frozen=True)
 class FileBytes:

@@ -23,8 +23,6 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, FileReport, QueryResult
 
-__all__ = ["CommandBudget", "Explaining", "Pages", "print_failed", "print_not_read"]
-
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 28
 # Names and widths; those of texts are negative.

@@ -17,8 +17,6 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.reading.root_view import UnsealedView
 
-__all__ = ["describe_handle", "files"]
-
 _PARTIAL = 6
 
 

@@ -31,8 +31,6 @@ from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = ["Archiving", "FollowOptions", "Follower", "ingest_store", "write_ingested"]
-
 
 class Archiving:
     """One archiver and its thread."""

@@ -18,8 +18,6 @@ from tiered_index.rocketmq.classic.service import ClassicImport
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = ["import_classic"]
-
 
 @command
 def import_classic(

@@ -27,8 +27,6 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.service.index import IndexService
 
-__all__ = ["Intake", "check_apart", "ingest"]
-
 # A store's parts that may be links to other disks.
 _PARTS = ("commitlog", "consumequeue", "index")
 

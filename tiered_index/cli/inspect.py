@@ -15,8 +15,6 @@ from tiered_index.cli.times import format_time
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS
 
-__all__ = ["dump", "entry_records", "inspect"]
-
 _TOPICS_SHOWN = 10
 
 

@@ -31,8 +31,6 @@ from tiered_index.cli.spark.build import merge as merge_on_spark
 from tiered_index.cli.spark.lookup import lookup
 from tiered_index.cli.verify import verify
 
-__all__ = ["app", "run"]
-
 USAGE = 2
 INTERRUPTED = 130
 # typer keeps the class private, and its module differs between versions.

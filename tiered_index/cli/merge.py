@@ -26,8 +26,6 @@ from tiered_index.service.merge.run import merge as merge_tables
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = ["merge", "merge_options", "show_plans", "write_report", "write_total"]
-
 _LEFT_SHOWN = 5
 
 

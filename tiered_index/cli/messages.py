@@ -25,8 +25,6 @@ from tiered_index.service.lookup.messages import Fetched, MessageSource, Message
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem
 
-__all__ = ["message", "write_messages"]
-
 _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 

@@ -9,31 +9,6 @@ import typer
 
 from tiered_index.cli.times import duration_option, time_option
 
-__all__ = [
-    "Begin",
-    "CacheDir",
-    "Column",
-    "Conf",
-    "Constant",
-    "DryRun",
-    "End",
-    "File",
-    "FileItems",
-    "FileSlots",
-    "Items",
-    "Master",
-    "MaxBytes",
-    "MaxRequests",
-    "MinAge",
-    "Patience",
-    "Ship",
-    "Slots",
-    "Tiers",
-    "Timeout",
-    "Wait",
-    "Window",
-]
-
 # What writes to an index: ingest, import-classic.
 Slots = Annotated[int | None, typer.Option(help="Hash slots a file; by default the index's or the preset's.")]
 Items = Annotated[int | None, typer.Option(help="Items a file; by default the index's or the preset's.")]

@@ -11,8 +11,6 @@ from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.times import duration_option, format_time
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 
-__all__ = ["orphans"]
-
 
 @command
 def orphans(

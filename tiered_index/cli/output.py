@@ -24,19 +24,6 @@ from rich.text import Text
 
 from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
 
-__all__ = [
-    "Output",
-    "PrintableFormatter",
-    "counted",
-    "describe_error",
-    "error_document",
-    "human_bytes",
-    "human_count",
-    "human_seconds",
-    "printable",
-    "states",
-]
-
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000

@@ -40,8 +40,6 @@ from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
 
-__all__ = ["Ending", "PatientPut", "Progress", "Stopped", "settle"]
-
 _LINE_INTERVAL_S = 5.0
 
 

@@ -25,8 +25,6 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult
 
-__all__ = ["query"]
-
 _PAGE = 1000
 # Small, since messages may have megabytes.
 _PAGE_OF_MESSAGES = 256

@@ -14,8 +14,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import Disk
 
-__all__ = ["recover"]
-
 
 @command
 def recover(session: Session) -> int:

@@ -35,8 +35,6 @@ from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["UNEXPECTED", "Session", "StoredIndex", "command", "open_stored_index", "own_environment", "storage_uri"]
-
 UNEXPECTED = 70
 # What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
 _CLOSED_PIPE = 141

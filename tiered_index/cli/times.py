@@ -9,8 +9,6 @@ import typer
 
 from tiered_index.types import EPOCH, MAX_TIMESTAMP_MS, parse_time
 
-__all__ = ["duration_option", "format_time", "human_duration", "parse_duration", "parse_time", "time_option"]
-
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MAX_DURATION_S = MAX_TIMESTAMP_MS // 1000
 

@@ -20,8 +20,6 @@ from tiered_index.service.root.root import Root
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 
-__all__ = ["verify", "write_findings"]
-
 _FOUND = 1
 _NAMES = {
     "files": "file",

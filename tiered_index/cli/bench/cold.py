@@ -44,8 +44,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = ["COLD", "KINDS", "Round", "measure_cold"]
-
 KINDS = ("one", "all", "none")
 """Which of the files in the range hold the key."""
 _NEWEST = "all, newest 64"

@@ -33,25 +33,6 @@ from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import LatencyStorage
 
-__all__ = [
-    "MEDIAN_MS",
-    "NO_FILTERS",
-    "SIGMA",
-    "Amounts",
-    "LookupCost",
-    "Network",
-    "StoredFiles",
-    "check_storage",
-    "copied",
-    "make_files",
-    "open_reader",
-    "raw_get",
-    "raw_ranges",
-    "runs_of",
-    "stored_files",
-    "warm",
-]
-
 MEDIAN_MS = 30.0
 SIGMA = 0.3
 """The injected latency is lognormal: the median of a request, and the deviation of its logarithm."""

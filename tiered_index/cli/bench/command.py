@@ -35,8 +35,6 @@ from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
 
-__all__ = ["SUITES", "bench", "check_places", "layout_of", "measure", "print_report", "run_suites"]
-
 SUITES = {suite.name: suite for suite in (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD)}
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")

@@ -18,20 +18,6 @@ import numpy as np
 
 from tiered_index.cli.bench.setting import Setting
 
-__all__ = [
-    "Figure",
-    "Frame",
-    "Goal",
-    "Meter",
-    "Section",
-    "Spec",
-    "Suite",
-    "Table",
-    "at_least",
-    "at_most",
-    "percentiles_us",
-]
-
 
 @dataclass(frozen=True)
 class Table:

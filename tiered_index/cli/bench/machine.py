@@ -19,8 +19,6 @@ import pyarrow as pa
 from tiered_index._version import __version__
 from tiered_index.spark.executors import give_back
 
-__all__ = ["MemoryWatch", "core_wait_s", "cores", "facts", "pin_thread", "pinned", "settle"]
-
 _SAMPLE_S = 0.01
 _MIB = 1 << 20
 

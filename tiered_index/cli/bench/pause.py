@@ -38,8 +38,6 @@ from tiered_index.cli.bench.setting import (
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 
-__all__ = ["PAUSE"]
-
 _PERIOD_S = 0.001
 _SINGLES = 4
 _POOL = 2_000_000

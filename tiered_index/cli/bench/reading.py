@@ -40,8 +40,6 @@ from tiered_index.service.index import IndexService
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import Lookup
 
-__all__ = ["COMMITLOG", "LOOKUP", "RECOVERY", "require_answers"]
-
 _STATES = ("hot", "compacted")
 _KINDS = ("lookup", "miss")
 _GOALS: dict[str, Goal] = {"hot lookup p50": at_most(50), "hot query_many": at_least(5e5)}

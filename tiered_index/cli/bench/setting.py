@@ -31,26 +31,6 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
-__all__ = [
-    "ABSENT",
-    "FLUSH_ENTRIES",
-    "START_MS",
-    "TOPIC",
-    "Setting",
-    "UnsyncedDisk",
-    "WatchedDisk",
-    "batch",
-    "compact_only",
-    "fill",
-    "key_array",
-    "keys_of",
-    "numbers_of",
-    "plain_copy",
-    "require",
-    "scratch",
-    "without_uploads",
-]
-
 TOPIC = "TopicOrder01"
 START_MS = 1_700_000_000_000
 ABSENT = 1 << 40

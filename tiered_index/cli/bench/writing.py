@@ -40,8 +40,6 @@ from tiered_index.format.layout import Layout
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
-__all__ = ["COMPACT", "PUT", "UPLOAD"]
-
 
 def _put_specs(setting: Setting) -> Sequence[Spec]:
     return (

@@ -24,8 +24,6 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Lookup, QueryResult
 
-__all__ = ["Census", "LookupChecks", "Measured", "lookups_of", "take_census"]
-
 Array = npt.NDArray[Any]
 _RUNS = 4096
 _OFFSET_BITS = 48

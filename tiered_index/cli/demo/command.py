@@ -41,8 +41,6 @@ from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.s3_server import CREDENTIALS, s3_server
 from tiered_index.types import Lookup
 
-__all__ = ["Geometry", "Place", "Stages", "demo", "geometry_of", "place_of"]
-
 _TAIL_SHARE = 0.05
 _FILES = 9
 _MAX_ITEMS = 1 << 18

@@ -33,8 +33,6 @@ from tiered_index.rocketmq.log.message import message_size
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.base import Storage
 
-__all__ = ["SEGMENT_BYTES", "Broker", "Follower", "ProcessFailed", "placed", "upload_under_way"]
-
 _POLL_S = 0.002
 # What a stopped process has sent already may still be carried out: how long that is waited for.
 _IN_FLIGHT_S = 0.05

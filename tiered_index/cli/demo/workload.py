@@ -15,8 +15,6 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-__all__ = ["TOPICS", "Answer", "ReferenceAnswers", "Workload"]
-
 TOPICS = ("orders", "payments", "shipments", "logins")
 QUEUES = 4
 # 2023-11-14T00:00:00Z.
