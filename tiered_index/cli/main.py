@@ -15,21 +15,17 @@ import typer
 from tiered_index._version import __version__
 from tiered_index.cli.bench.command import bench
 from tiered_index.cli.demo.command import demo
-from tiered_index.cli.files import files
+from tiered_index.cli.files import dump, files, inspect
 from tiered_index.cli.import_classic import import_classic
 from tiered_index.cli.ingest import ingest
-from tiered_index.cli.inspect import dump, inspect
+from tiered_index.cli.maintenance import orphans, recover, verify
 from tiered_index.cli.merge import merge
-from tiered_index.cli.messages import message
-from tiered_index.cli.orphans import orphans
 from tiered_index.cli.output import Output, printable
-from tiered_index.cli.query import query
-from tiered_index.cli.recover import recover
+from tiered_index.cli.query import message, query
 from tiered_index.cli.spark.audit import audit
 from tiered_index.cli.spark.build import build, compact
 from tiered_index.cli.spark.build import merge as merge_on_spark
 from tiered_index.cli.spark.lookup import lookup
-from tiered_index.cli.verify import verify
 
 USAGE = 2
 INTERRUPTED = 130

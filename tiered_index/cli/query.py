@@ -1,29 +1,38 @@
-"""`tiered-index query TOPIC KEY`: which messages carry a key.
+"""`tiered-index query TOPIC KEY` and `tiered-index message ID`: entries, and the messages themselves; writes nothing.
 
-Reads a storage, a root beside its writer, or both; writes nothing. With --messages the messages themselves are the
-answer: see `messages.py`.
+Both read a storage, a root beside its writer, or both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages
 from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
-from tiered_index.cli.output import Output
+from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
-from tiered_index.errors import InvalidArgument
-from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
+from tiered_index.rocketmq.log.message import BodyFormat, Message, show_body
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult
+
+if TYPE_CHECKING:
+    from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 _PAGE = 1000
 # Small, since messages may have megabytes.
@@ -113,24 +122,29 @@ def query(
         def reader() -> IndexReader:
             return stack.enter_context(session.open_reader(config))
 
-        if messages:
-            from tiered_index.cli.messages import write_messages
-            from tiered_index.rocketmq.archive.messages import RocketmqMessages
-
-            def open_messages() -> Callable[..., MessagesResult]:
-                index = reader()
-                source = RocketmqMessages(store, index.segment_archive, threads=config.query_threads, root=config.root)
-                return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
-
-            none = MessagesResult(messages=(), status="partial")
-            pages = Pages(open_messages, none, cursor, budget, every=every, explaining=explaining)
-            return write_messages(session.out, pages, body or "text")
-
         def open_lookup() -> Callable[..., QueryResult]:
             return partial(reader().query, topic, key, begin, end, page, allow_partial=allow_partial)
 
+        def open_messages() -> Callable[..., MessagesResult]:
+            index = reader()
+            source = _source(store, index, config)
+            return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
+
+        if messages:
+            none = MessagesResult(messages=(), status="partial")
+            found = Pages(open_messages, none, cursor, budget, every=every, explaining=explaining)
+            return _write_messages(session.out, found, body or "text")
         nothing = QueryResult(items=(), status="partial")
         return _write(session.out, Pages(open_lookup, nothing, cursor, budget, every=every, explaining=explaining))
+
+
+def _source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
+    """Return where messages come from: the store, and the segments that the index archived."""
+    # imported when asked for: every command imports this module
+    from tiered_index.rocketmq.archive.messages import RocketmqMessages
+
+    archive = reader.segment_archive if reader is not None else None
+    return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root)
 
 
 def _write(out: Output, pages: Pages[QueryResult]) -> int:
@@ -163,3 +177,203 @@ def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterat
 
 def _row(item: IndexItem) -> tuple[object, ...]:
     return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, item.source
+
+
+_SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
+
+
+def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
+    """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
+    count = collisions = requests = size_bytes = 0
+    found: Counter[str] = Counter()
+    for answer in pages:
+        for one in answer.messages:
+            if not out.as_json:
+                _write_message(out, one, body)
+                out.line()
+            elif pages.every:
+                out.record(_describe(one, body))
+            found[one.state] += 1
+        count += len(answer)
+        collisions += answer.collisions
+        requests += answer.message_requests
+        size_bytes += answer.message_bytes
+    if pages.every:
+        costs = {"message_requests": requests, "message_bytes": size_bytes}
+        out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
+    elif out.as_json:
+        shown = [_describe(one, body) for one in pages.last.messages]
+        out.answer(pages.last.to_dict() | {"messages": shown} | pages.error())
+    dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
+    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.status}{dropped}")
+    return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
+
+
+def _describe(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
+    """Return it JSON-ready, its body as `body` says."""
+    message = fetched.message
+    return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, Message) else {})
+
+
+def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
+    """Print one message, or why it can't be had."""
+    message, item = fetched.message, fetched.item
+    if not isinstance(message, Message):
+        place = (
+            f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
+            if item is not None
+            else ""
+        )
+        out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
+        return
+    out.line(
+        f"{format_time(message.store_ms)}  queue {message.queue_id}  queue offset {message.queue_offset}  "
+        f"{fetched.state}"
+    )
+    others = {name: value for name, value in message.properties.items() if name not in _SHOWN_APART}
+    out.fields(
+        {
+            "topic": message.topic,
+            "message id": message.offset_msg_id,
+            "unique key": message.uniq_key or None,
+            "keys": message.properties.get(KEYS) or None,
+            "tags": message.tags or None,
+            "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
+            "born": f"{format_time(message.born_ms)} at {message.born_host}",
+            "stored": f"{format_time(message.store_ms)} at {message.store_host}",
+            "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
+            "consumed again": str(message.reconsume_times) if message.reconsume_times else None,
+            "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
+            "read from": fetched.read_from,
+            "note": fetched.problem,
+        }
+    )
+    if shown := _body(message, body):
+        out.lines(f"  {'body':<14}  {shown}")
+
+
+def _body(message: Message, wanted: BodyFormat) -> str | None:
+    shown = show_body(message, wanted)
+    if not shown:
+        return None
+    stored = f", {message.compression}" if message.compression else ""
+    head = f"({shown['body_format']}, {human_bytes(len(message.raw_body))}{stored})"
+    if problem := shown.get("body_problem"):
+        head += f" {problem}"
+    text = shown["body"]
+    if not isinstance(text, str) or shown["body_format"] == "json":
+        text = json.dumps(text, indent=2, ensure_ascii=False)
+    return f"{head} {text}" if text else head
+
+
+_FOUND = 1
+_MANY = 32
+
+
+@command
+def message(
+    session: Session,
+    msg_id: Annotated[
+        str, typer.Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)
+    ],
+    topic: Annotated[
+        str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)
+    ] = None,
+    store: Annotated[Path | None, typer.Option(help="RocketMQ's store directory.", show_default=False)] = None,
+    body: Annotated[Literal["text", "json", "hex", "none"], typer.Option(help="How to show the body.")] = "text",
+    cursor: Annotated[
+        str | None, typer.Option(help="With --topic: continue the truncated answer that gave it.", show_default=False)
+    ] = None,
+    max_requests: MaxRequests = None,
+    max_bytes: MaxBytes = None,
+    timeout: Timeout = None,
+    cache_dir: CacheDir = None,
+) -> int:
+    """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
+    or with --topic by the unique key that its producer gave it, which needs the index. Of messages with one unique key
+    32 are shown at a time.
+
+    It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is
+    well-formed, and the message can't be had; its state and the reason are printed.
+
+    [bold]Examples[/bold]
+
+      tiered-index message 7F00000100002A9F0000000000000000 --store /home/rocketmq/store
+
+      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --body json
+
+      tiered-index message 7F00000100002A9F0000000000000000 --storage s3://bucket/index --max-requests 2 --timeout 1.5
+
+      tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
+      /home/rocketmq/store --json
+    """
+    budget = CommandBudget(max_requests, max_bytes, timeout)
+    config = session.config(cache_dir=cache_dir)
+    has_index = config.root is not None or config.storage is not None
+    if not has_index and (store is None or topic is not None):
+        raise ConfigError(
+            "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
+        )
+    if cursor is not None and topic is None:
+        raise InvalidArgument("--cursor continues an answer to a unique key: give --topic, too")
+    with contextlib.ExitStack() as stack:
+
+        def open_lookup() -> Callable[..., MessagesResult]:
+            reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
+
+            def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
+                if reader is not None:
+                    # what a place costs beside a lookup counts, too
+                    stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
+                source = _source(store, reader, config)
+                answer = MessagesResult(messages=(), status="complete")
+                if topic is None:
+                    return replace(answer, messages=(source.by_msg_id(msg_id),))
+                assert reader is not None
+                by_key = _ByUniqueKey(source)
+                answer = reader.messages(topic, msg_id, max_count=_MANY, cursor=cursor, source=by_key, **limits)
+                if not answer.messages and cursor is None:
+                    answer = replace(answer, messages=_by_place(source.by_msg_id, topic, msg_id))
+                return answer
+
+            return look_up
+
+        pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
+        (answer,) = pages
+    shown = [_describe(one, body) for one in answer.messages]
+    session.out.answer({"messages": shown, "status": answer.status, "cursor": answer.cursor, **pages.error()})
+    for one in answer.messages:
+        _write_message(session.out, one, body)
+    if not answer.messages and pages.exceeded is None:
+        session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
+    if answer.cursor is not None:
+        session.out.line(f"{len(answer.messages)} found, {answer.status}")
+        session.out.line(f"more with --cursor {answer.cursor}")
+    pages.settle()
+    return 0 if any(one.message is not None for one in answer.messages) else _FOUND
+
+
+@dataclass(frozen=True)
+class _ByUniqueKey:
+    """Gives only messages whose unique key is the one asked for; others that carry it are paged past."""
+
+    source: MessageSource
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`."""
+        fetched = self.source.fetch(items, topic, key)
+        return [
+            one
+            if one.message is None or getattr(one.message, "uniq_key", None) == key
+            else replace(one, carries_key=False)
+            for one in fetched
+        ]
+
+
+def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
+    """Return the topic's message at the place that the id names, if it names one; RocketMQ's tools do so."""
+    try:
+        fetched = by_msg_id(msg_id)
+    except InvalidArgument:
+        return ()
+    return (fetched,) if fetched.message is None or getattr(fetched.message, "topic", None) == topic else ()

@@ -1,0 +1,247 @@
+"""What an operator runs on an index: `tiered-index verify`, `recover` and `orphans`.
+
+What deletes is a dry run unless --yes; `verify` changes nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from tiered_index.cli.contents import contents_of, opened
+from tiered_index.cli.files import describe_handle
+from tiered_index.cli.options import FileItems, FileSlots
+from tiered_index.cli.output import Output, counted, human_bytes, states
+from tiered_index.cli.session import Session, command, open_stored_index
+from tiered_index.cli.times import duration_option, format_time
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError, StorageUnavailable
+from tiered_index.service.checks.checks import check_root, check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.index import IndexService
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.reader import IndexReader
+from tiered_index.service.root.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage
+
+_FOUND = 1
+_NAMES = {
+    "files": "file",
+    "log_records": "log record",
+    "checkpoints": "checkpoint",
+    "objects": "object",
+    "segments": "archived segment",
+    "tables": "window table",
+}
+
+
+@command
+def verify(
+    session: Session,
+    files: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")
+    ] = None,
+    deep: Annotated[
+        bool, typer.Option("--deep", help="Read every byte of every object, and compare it with the local copy.")
+    ] = False,
+    slots: FileSlots = None,
+    items: FileItems = None,
+) -> int:
+    """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
+    remote ones.
+
+    Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's
+    size and trailer are checked, with it every byte. Objects that the log does not name are notes.
+
+    [bold]Examples[/bold]
+
+      tiered-index verify --root /data/index
+
+      tiered-index verify --deep --storage s3://bucket/index --json
+
+      tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
+    """
+    report = Report()
+    if files:
+        for file in files:
+            _check_one(session, file, slots, items, report)
+    else:
+        _check_index(session, session.config(), report, deep=deep)
+    session.out.answer(report.to_dict())
+    write_findings(session.out, report)
+    counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
+    read = report.checked["bytes"] + report.checked["object_bytes"]
+    session.out.line(
+        f"{report.status}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, "
+        f"{counted(len(report.findings), 'finding')}"
+    )
+    if report.findings:
+        return _FOUND
+    return report.unchecked[0][1].exit_code if report.unchecked else 0
+
+
+def _check_one(session: Session, file: str, slots: int | None, items: int | None, report: Report) -> None:
+    with opened(session, file) as data:
+        report.count("files")
+        report.count("bytes", data.size_bytes)
+        try:
+            contents = contents_of(data, slots, items)
+        except CorruptFile as error:
+            report.add_error(data.name, "file", error)
+            return
+        report.add_all(data.name, contents.findings())
+        if not contents.checksummed:
+            report.note(f"{data.name}: has no checksums (RocketMQ's own format); its structure was checked")
+
+
+def _check_index(session: Session, config: IndexConfig, report: Report, *, deep: bool) -> None:
+    local: dict[str, CompactedFile] = {}
+    uri = config.storage
+    if config.root is None and uri is None:
+        raise ConfigError("nothing to verify: give files, --root, --storage, or both")
+    if config.root is not None:
+        root = Root(config.root, Disk())
+        marker = root.read_marker()
+        if marker is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index")
+        uri = uri or marker.storage
+        with session.progress("verifying files", None) as progress:
+            local = check_root(root, report, progress.update)
+    assert uri is not None
+    storage = open_storage(uri, options=config.s3)
+    try:
+        with session.progress("verifying objects", None) as progress:
+            check_storage(storage, local, report, progress.update, deep=deep, threads=config.query_threads)
+    except StorageError as error:
+        report.unchecked.append((uri, error))
+    finally:
+        storage.close()
+
+
+def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None:
+    """Write what was found, noted and left unchecked, `most` of each."""
+    findings = [
+        f"FINDING {defect.file}: {defect.part}: {defect.problem}"
+        + (f" at byte {defect.offset:,}" if defect.offset is not None else "")
+        for defect in report.findings
+    ]
+    out.first(most, findings, lambda rest: f"and {counted(rest, 'further finding')}")
+    notes = [f"note: {note}" for note in report.notes]
+    out.first(most, notes, lambda rest: f"and {counted(rest, 'further note')}", remark=True)
+    unchecked = [f"NOT CHECKED {what}: {error}" for what, error in report.unchecked]
+    out.first(most, unchecked, lambda rest: f"and {rest:,} further not checked")
+
+
+@command
+def recover(session: Session) -> int:
+    """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
+
+    Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun
+    anew where --storage names an index. Exit code 4: a file is damaged and kept as it is; 3: the storage did not
+    answer.
+
+    [bold]Examples[/bold]
+
+      tiered-index recover --root /data/index
+
+      tiered-index recover --root /data/new --storage s3://bucket/index --json
+    """
+    config = session.config(background=False)
+    if config.root is None:
+        raise ConfigError("root is not set: give --root")
+    if Root(config.root, Disk()).read_marker() is None:
+        if config.storage is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index; to begin it anew give --storage too")
+        # raises where the storage holds no index either: recovery creates none
+        IndexReader.open(config=config.model_copy(update={"root": None})).close()
+    with IndexService.open(config) as index:
+        handles = index.files()
+        damaged = [handle for handle in handles if isinstance(handle, DamagedFile)]
+        health = index.health()
+        document: dict[str, Any] = {
+            "index_id": index.index_id,
+            "status": "damaged" if damaged else "recovered",
+            "storage": "reached" if health["writer_epoch"] else "not reached",
+            "notes": list(index.recovery_notes),
+            "files": health["files"],
+            "sources": index.durable_positions(),
+            "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
+            "damaged": [describe_handle(handle) for handle in damaged],
+        }
+    session.out.answer(document)
+    for note in document["notes"]:
+        session.out.line(f"recovered: {note}")
+    for problem in document["problems"]:
+        session.out.line(f"problem: {problem}")
+    session.out.fields(
+        {
+            "index": document["index_id"],
+            "status": document["status"],
+            "storage": document["storage"],
+            "files": states(document["files"]) or "none",
+            **{f"position of {source}": position for source, position in document["sources"].items()},
+        }
+    )
+    if damaged:
+        return CorruptFile.exit_code
+    return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
+
+
+@command
+def orphans(
+    session: Session,
+    older_than: Annotated[
+        int,
+        typer.Option(
+            parser=duration_option, metavar="1d", help="Only what is older; below a day, see above.", show_default="1d"
+        ),
+    ] = 86400,
+    yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
+) -> int:
+    """Find objects that the log does not name: what crashes left, and what merges have replaced.
+
+    Unfinished uploads, too.
+
+    Nothing younger than --older-than is touched, nor what a merge removed since: an upload may be under way, and a
+    reader may still stand at the log position before the merge.
+
+    Neither jobs nor writers publish what they began to upload 23 hours ago, so a day is safe beside any. Take less only
+    where no merge, build, write or compaction runs, and no writer waits for the storage, for that long: it would fail,
+    or lose what it publishes.
+
+    [bold]Examples[/bold]
+
+      tiered-index orphans --storage s3://bucket/index
+
+      tiered-index orphans --storage s3://bucket/index --older-than 7d --yes --json
+    """
+    with open_stored_index(session.config()) as index:
+        found = find_orphans(index.storage, index.log, index.clock, older_than_s=older_than)
+        if yes:
+            found = delete_orphans(index.storage, found)
+        requests, cost_usd = index.storage.total.requests_by_kind, index.storage.total.cost_usd
+    document: dict[str, Any] = {
+        "status": "deleted" if yes else "found",
+        "objects": [{"object": o.name, "bytes": o.size_bytes, "modified_ms": o.modified_ms} for o in found.objects],
+        "uploads": [handle.name for handle in found.uploads],
+        "bytes": found.size_bytes,
+        "requests": requests,
+        "cost_usd": cost_usd,
+    }
+    session.out.answer(document)
+    for info in found.objects:
+        session.out.line(f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}")
+    for handle in found.uploads:
+        session.out.line(f"{handle.name}  unfinished upload")
+    what = (
+        f"{counted(len(found.objects), 'object')} ({human_bytes(found.size_bytes)}), "
+        f"{counted(len(found.uploads), 'unfinished upload')}"
+    )
+    session.out.line(f"{what} {'deleted' if yes else 'found'}")
+    if not yes and (found.objects or found.uploads):
+        session.out.remark("nothing was deleted: --yes does that")
+    return 0
