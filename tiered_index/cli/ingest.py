@@ -1,7 +1,8 @@
-"""`tiered-index ingest SOURCE`: puts a RocketMQ store (`follow`) or a file of messages into an index.
+"""`tiered-index ingest SOURCE`: puts a RocketMQ store (`follow`) or a file of messages into an index; and
+`tiered-index import-classic DIR`: puts the entries of the broker's classic index files into one.
 
-The index itself keeps the position up to which the source is durable, with the entries. Killed at any moment and
-started again, this command puts what is missing; entries put twice are one answer. One thread beside the index's own.
+The index itself keeps the position up to which a source is durable, with the entries. Killed at any moment and started
+again, the commands put what is missing; entries put twice are one answer. One thread beside the index's own.
 
 The broker's folders are only read: an index or a storage that would write into them is refused before anything is
 opened.
@@ -19,12 +20,14 @@ import typer
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Items, Patience, Slots, Wait
-from tiered_index.cli.output import human_count
+from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut, Progress, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources import Batch, Message, Source, columns_of, open_source, source_name
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
+from tiered_index.rocketmq.classic.service import ClassicImport
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
 # A store's parts that may be links to other disks.
@@ -262,3 +265,87 @@ def _take_all(intake: Intake, start: int, progress: Progress) -> None:
     except InvalidArgument:
         intake.index.flush()
         raise
+
+
+@command
+def import_classic(
+    session: Session,
+    folder: Annotated[
+        Path, typer.Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)
+    ],
+    store: Annotated[
+        Path | None, typer.Option(help="The store with their commit log; by default the folder above DIR.")
+    ] = None,
+    store_name: Annotated[
+        str | None, typer.Option(help="What the store is called in the index; by default its path.")
+    ] = None,
+    slots: Slots = None,
+    items: Items = None,
+    wait: Wait = False,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Look at every entry again, also for another store.")
+    ] = False,
+    patience: Patience = 60.0,
+) -> int:
+    """Lift RocketMQ's classic index files into a tiered index.
+
+    Their entries hold a hash and a place; topic, key, queue and size come from the messages in the commit log. Entries
+    whose message is missing or has no such key are dropped and counted. What the index has already stays one answer.
+
+    [bold]Examples[/bold]
+
+      tiered-index import-classic /home/rocketmq/store/index --root /data/index --storage s3://bucket/index --wait
+    """
+    if not folder.is_dir():
+        raise InvalidArgument(f"{folder} is not a folder")
+    opened = StoreDirectory.open(store if store is not None else folder.resolve().parent, store_name)
+    config = session.config(offset_space="commitlog", slots=slots, items=items)
+    check_apart(config, opened.folder, folder)
+    started_s = time.monotonic()
+    with IndexService.open(config) as index:
+        work = ClassicImport(index, folder, opened, PatientPut(index, patience), restart)
+        start = work.position
+        with session.progress("importing", work.end_offset) as progress:
+            try:
+                for position in work.run():
+                    progress.update(position, f"{human_count(work.entries)} entries")
+            except TieredIndexError:
+                index.flush()
+                raise
+        index.flush()
+        if wait:
+            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+        document: dict[str, Any] = {
+            "status": "complete",
+            "source": str(work.folder),
+            "source_name": work.source,
+            "store": str(work.store.folder),
+            "resumed_from": start,
+            "position": work.position,
+            "index_files": work.files,
+            "entries_read": work.read,
+            "entries": work.entries,
+            "missing_messages": work.missing,
+            "missing_offsets": work.missing_offsets,
+            "hidden_messages": work.hidden,
+            "mismatched_entries": work.mismatched,
+            "elapsed_s": round(time.monotonic() - started_s, 3),
+            "files": index.health()["files"],
+        }
+    named = ", ".join(map(str, work.missing_offsets[:5])) + (", ..." if work.missing > 5 else "")
+    session.out.answer(document)
+    session.out.fields(
+        {
+            "source": document["source"],
+            "store": document["store"],
+            "index files": work.files,
+            "entries read": work.read,
+            "entries": work.entries,
+            "messages missing": f"{human_count(work.missing)} (at {named})" if work.missing else None,
+            "messages hidden": work.hidden or None,
+            "hashes of nobody": work.mismatched or None,
+            "time": human_seconds(document["elapsed_s"]),
+            "files": states(document["files"]) or "none",
+        }
+    )
+    return 0

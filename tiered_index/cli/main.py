@@ -16,8 +16,7 @@ from tiered_index._version import __version__
 from tiered_index.cli.bench.command import bench
 from tiered_index.cli.demo.command import demo
 from tiered_index.cli.files import dump, files, inspect
-from tiered_index.cli.import_classic import import_classic
-from tiered_index.cli.ingest import ingest
+from tiered_index.cli.ingest import import_classic, ingest
 from tiered_index.cli.maintenance import orphans, recover, verify
 from tiered_index.cli.merge import merge
 from tiered_index.cli.output import Output, printable
