@@ -19,8 +19,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.bench.cold import COLD, Round, measure_cold
-from tiered_index.cli.bench.cold_files import LookupCost, StoredFiles, make_files, open_reader, warm
+from tiered_index.cli.bench.cold import (
+    COLD,
+    LookupCost,
+    Round,
+    StoredFiles,
+    make_files,
+    measure_cold,
+    open_reader,
+    warm,
+)
 from tiered_index.cli.bench.figures import Meter, Table
 from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
 from tiered_index.config import IndexConfig

@@ -13,7 +13,7 @@ from tests.benchmarks.lookups import missing_packages, place_of_uri
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
 from tests.benchmarks.spark import Spark
 from tests.benchmarks.spark_lookup import SparkLookup
-from tiered_index.cli.bench.cold_files import Amounts, check_storage
+from tiered_index.cli.bench.cold import check_storage
 from tiered_index.cli.bench.command import (
     Items,
     Out,
@@ -26,6 +26,7 @@ from tiered_index.cli.bench.command import (
     layout_of,
     measure,
 )
+from tiered_index.cli.bench.setting import ColdAmounts
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError
@@ -96,7 +97,7 @@ def benchmarks(
         scale=tuple(scale or ()),
         keys=tuple(keys or ()),
     )
-    space_bytes = max(setting.space_bytes, Amounts.of(setting).space_bytes, curve_space_bytes(setting))
+    space_bytes = max(setting.space_bytes, ColdAmounts.of(setting).space_bytes, curve_space_bytes(setting))
     if set(names) & set(_ON_SPARK):
         space_bytes = max(space_bytes, SparkAmounts.of(setting).space_bytes)
     return measure(session, [SUITES[name] for name in names], setting, root_dir, out, space_bytes)

@@ -1,50 +1,221 @@
 """Suite `cold`: what lookups of stored files cost, in requests, bytes and time, behind an injected latency or on
 `--storage`.
 
-Many small stored files, of which the 1, 10, 100, 1,000 newest are in range; every lookup takes a fresh key. Beside each
-lookup the very ranges that it needs are read by plain GETs, as many at once; a lookup's time is judged by theirs. Every
-measurement of one round of one n meets the same sequence of waits, where they are injected. The suite's thread.
+Many small stored files, of which the 1, 10, 100, 1,000 newest are in range. Every file holds some keys that all have,
+and its own; each covers an hour of its own. Every lookup takes a fresh key. Beside it the very ranges that it needs are
+read by plain GETs, as many at once; a lookup's time is judged by theirs. Injected waits start anew with every
+measurement: two ways of reading the same number of ranges meet the same ones, so that few rounds tell them apart. The
+suite's thread; what is in front of the storage is for any, but for `Network.begin`.
 """
 
 from __future__ import annotations
 
 import contextlib
+import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
-from tiered_index.cli.bench.cold_files import (
-    MEDIAN_MS,
-    SIGMA,
-    Amounts,
-    LookupCost,
-    Network,
-    StoredFiles,
-    copied,
-    make_files,
-    open_reader,
-    raw_get,
-    raw_ranges,
-    runs_of,
-    stored_files,
-    warm,
-)
 from tiered_index.cli.bench.figures import Meter, Spec, Suite, Table, at_least, at_most
-from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, keys_of, require, scratch
+from tiered_index.cli.bench.setting import (
+    ABSENT,
+    START_MS,
+    TOPIC,
+    ColdAmounts,
+    Setting,
+    UnsyncedDisk,
+    batch,
+    key_array,
+    keys_of,
+    require,
+    scratch,
+)
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
-from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import key_hash
+from tiered_index.format.layout import Layout
+from tiered_index.format.trailer import Run
+from tiered_index.service.files.compacted import CompactedFile, StorageBytes
 from tiered_index.service.reader import IndexReader
+from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.metering import MeteredStorage, PriceTable
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.wrappers import LatencyStorage
 
-KINDS = ("one", "all", "none")
+_MEDIAN_MS = 30.0
+_SIGMA = 0.3
+"""The injected latency is lognormal: the median of a request, and the deviation of its logarithm."""
+# numbers of the keys that every file holds; the messages' own are far below
+_SHARED = 1 << 41
+_HOUR_MS = 3_600_000
+# message numbers of an hour
+_HOUR = _HOUR_MS * 10
+_AT_ONCE = 50
+_COPIES = 8
+# as `filter_after_probes`: never fetch one
+_NO_FILTERS = 1 << 30
+_PRICES = PriceTable()
+_RawGet = Callable[[str, int, int], bytes]
+
+
+@dataclass(frozen=True)
+class StoredFiles:
+    """`count` files in the folder `objects`; `cache` is the writer's cache of their directories and filters."""
+
+    layout: Layout
+    count: int
+    objects: Path
+    cache: Path
+
+    @property
+    def shared(self) -> int:
+        """How many keys every file holds."""
+        return min(64, self.layout.capacity // 4)
+
+    def begin_ms(self, files: int) -> int:
+        """Return where the range of the `files` newest ones begins."""
+        return START_MS + (self.count - files) * _HOUR_MS
+
+    def key_in_all(self, number: int) -> str:
+        """Return one of the keys that every file holds."""
+        return keys_of(np.array([_SHARED + number % self.shared]))[0]
+
+    def key_in_one(self, file: int, number: int) -> str:
+        """Return one of the keys that only file `file` (0: the oldest) holds."""
+        own = self.layout.capacity - self.shared
+        return keys_of(np.array([file * own + number % own]))[0]
+
+    def rows(self, file: int) -> pa.RecordBatch:
+        """Return a file's messages."""
+        own = self.layout.capacity - self.shared
+        keys = np.concatenate([_SHARED + np.arange(self.shared), file * own + np.arange(own)])
+        return batch(file * _HOUR + np.arange(self.layout.capacity), key_array(keys))
+
+
+def make_files(setting: Setting, layout: Layout, count: int, folder: Path) -> StoredFiles:
+    """Put, compact and upload `count` files of `layout` to a storage of folders; nothing is synced."""
+    made = StoredFiles(layout, count, folder / "storage", folder / "root" / "cache")
+    disk = UnsyncedDisk()
+    at_once = max(1, min(_AT_ONCE, 2_000_000 // layout.capacity))
+    storage = LocalStorage(made.objects, disk=disk)
+    with replace(setting, layout=layout).open(folder, disk=disk, storage=storage, local_keep_s=0) as index:
+        for first in range(0, count, at_once):
+            for file in range(first, min(first + at_once, count)):
+                index.put_batch(made.rows(file))
+                index.flush()
+            index.run_lifecycle()
+        require([file.place for file in index.files()], ["storage"] * count, "states of the files")
+    return made
+
+
+def check_storage(uri: str) -> None:
+    """Raise `InvalidArgument` for a storage that this suite doesn't read from."""
+    if not uri.startswith(("s3://", "file://")):
+        raise InvalidArgument("bench cold reads from an s3:// or file:// storage")
+
+
+class Network(WrapperStorage):
+    """`storage`, slowed down where `injected`."""
+
+    def __init__(self, storage: Storage, *, injected: bool) -> None:
+        super().__init__(storage)
+        self.storage = storage
+        self.injected = injected
+
+    def begin(self, seed: int) -> None:
+        """Start the sequence of waits that `seed` decides."""
+        if self.injected:
+            self.inner = LatencyStorage(self.storage, seed, _MEDIAN_MS, _SIGMA)
+
+
+def _raw_get(network: Network, threads: int) -> _RawGet:
+    """Return a plain GET of a range by (name, start, length): a boto3 client of its own for S3, else the storage's."""
+    # imported when asked for: every command imports this module, and few need boto3
+    import boto3
+    from botocore.config import Config
+
+    from tiered_index.storage.s3.storage import S3Storage
+
+    storage = network.storage
+    if not isinstance(storage, S3Storage):
+        return network.get_range
+
+    options = storage.options
+    style: Any = {"addressing_style": options.addressing_style or ("path" if options.endpoint_url else "auto")}
+    client = boto3.Session(profile_name=options.profile, region_name=options.region).client(
+        "s3", endpoint_url=options.endpoint_url, config=Config(max_pool_connections=threads + 4, s3=style)
+    )
+    bucket, prefix = storage.bucket, storage.uri.partition("?")[0].removeprefix(f"s3://{storage.bucket}").strip("/")
+
+    def get(name: str, start: int, length: int) -> bytes:
+        body: bytes = client.get_object(
+            Bucket=bucket, Key=f"{prefix}/{name}", Range=f"bytes={start}-{start + length - 1}"
+        )["Body"].read()
+        return body
+
+    return get
+
+
+def open_reader(storage: Storage, cache: Path | None = None, **settings: Any) -> IndexReader:
+    """Open a reader of the index in `storage`; only with the writer's `cache` it has filters."""
+    config = IndexConfig.load(
+        block_cache_bytes=0, filter_after_probes=_NO_FILTERS, refresh_interval_s=1e9, cache_dir=cache, **settings
+    )
+    return IndexReader.open(config=config, storage_backend=storage)
+
+
+def warm(reader: IndexReader, files: StoredFiles) -> None:
+    """Make every directory known."""
+    found = len(reader.query(TOPIC, files.key_in_all(0), max_count=files.count))
+    require(found >= files.count, True, "answers of all files")
+
+
+@dataclass(frozen=True)
+class LookupCost:
+    """What one lookup took; `elapsed_s` is filled in by whoever times it."""
+
+    found: int = 0
+    requests: int = 0
+    bytes: int = 0
+    cost_usd: float = 0.0
+    elapsed_s: float = 0.0
+
+    @classmethod
+    def of_gets(cls, found: int, requests: int, read: int) -> LookupCost:
+        """Return what `requests` GETs cost."""
+        return cls(found, requests, read, _PRICES.cost_usd({"get_range": requests}, read))
+
+
+def _runs_of(files: Sequence[StorageBytes], topic: str, key: str) -> list[tuple[str, Run]]:
+    """Return the ranges that hold a key's slot, of each file whose slot group isn't empty."""
+    hash31 = key_hash(topic, key)
+    found = []
+    for file in files:
+        trailer = file.trailer()
+        slot = hash31 % trailer.metadata.layout.slots
+        found += [(file.stored.name, run) for run in trailer.directory.runs(slot, hash31, 0, 1 << 62)]
+    return found
+
+
+def _raw_ranges(pool: Executor, get: _RawGet, runs: Sequence[tuple[str, Run]]) -> LookupCost:
+    """Read ranges side by side, as plain GETs of which the slowest counts."""
+    # a single one in this thread
+    bodies = list(
+        (pool.map if len(runs) > 1 else map)(lambda item: len(get(item[0], item[1].offset, item[1].length)), runs)
+    )
+    return LookupCost.of_gets(0, len(bodies), sum(bodies))
+
+
+_KINDS = ("one", "all", "none")
 """Which of the files in the range hold the key."""
 _NEWEST = "all, newest 64"
 # all hold it, and 64 answers are asked for
@@ -71,7 +242,7 @@ def _section(files: int, kind: str) -> str:
 class Round:
     """Round `number`: cells of its own, and what they are measured with."""
 
-    def __init__(self, network: Network, files: StoredFiles, amounts: Amounts, number: int, meter: Meter) -> None:
+    def __init__(self, network: Network, files: StoredFiles, amounts: ColdAmounts, number: int, meter: Meter) -> None:
         self.cells: Cells = {}
         self.network, self.files, self.amounts, self.number = network, files, amounts, number
         self._meter = meter
@@ -130,7 +301,7 @@ OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]
 
 
 def _measure_lookups(
-    network: Network, files: StoredFiles, amounts: Amounts, meter: Meter, other_ways: OtherWays | None
+    network: Network, files: StoredFiles, amounts: ColdAmounts, meter: Meter, other_ways: OtherWays | None
 ) -> Iterator[Cells]:
     """Yield the cells of each round; after our lookups of each turn `other_ways` are measured."""
     network.begin(0)
@@ -138,21 +309,23 @@ def _measure_lookups(
         threads = plain.config.query_threads
         warm(plain, files)
         warm(filtered, files)
-        get, newest = raw_get(network, threads), stored_files(plain)
+        get = _raw_get(network, threads)
+        files_newest_first = sorted(plain.files(), key=lambda file: -file.second_max)
+        newest = [f.stored for f in files_newest_first if isinstance(f, CompactedFile) and f.stored is not None]
         with ThreadPoolExecutor(threads) as pool:
             # connections and threads as warm as ours
-            raw_ranges(pool, get, runs_of(newest, TOPIC, files.key_in_all(0)))
+            _raw_ranges(pool, get, _runs_of(newest, TOPIC, files.key_in_all(0)))
             for number in meter.rounds():
                 measured = Round(network, files, amounts, number, meter)
                 for count, lookups in amounts.lookups.items():
                     near = newest[:count]
                     for turn in range(lookups):
-                        for kind in (*KINDS, *([_NEWEST] if count > _MAX_COUNT else [])):
+                        for kind in (*_KINDS, *([_NEWEST] if count > _MAX_COUNT else [])):
                             key, answers, max_count = measured.key(count, kind)
                             seed = number * 1_000 + turn
-                            runs = runs_of(near, TOPIC, key)
+                            runs = _runs_of(near, TOPIC, key)
                             look_up = partial(measured.look_up, files=count, kind=kind, key=key, max_count=max_count)
-                            measured.timed((count, kind, _RAW), seed, partial(raw_ranges, pool, get, runs), None)
+                            measured.timed((count, kind, _RAW), seed, partial(_raw_ranges, pool, get, runs), None)
                             measured.timed((count, kind, _OURS), seed, partial(look_up, plain), answers)
                             measured.timed((count, kind, _WITH_FILTERS), seed, partial(look_up, filtered), answers)
                         if other_ways is not None:
@@ -165,17 +338,17 @@ def _times(files: int, kind: str) -> str:
     return f"key in {kind} of {counted(files, 'file')}: times the slowest plain GET, p50"
 
 
-def _to_open(amounts: Amounts) -> str:
+def _to_open(amounts: ColdAmounts) -> str:
     return f"requests to open a reader on {amounts.files:,} files"
 
 
-def _spared(amounts: Amounts) -> str:
+def _spared(amounts: ColdAmounts) -> str:
     return f"absent keys, filters at hand: files of {max(amounts.lookups):,} that cost no GET"
 
 
 def _specs(setting: Setting) -> Sequence[Spec]:
-    amounts = Amounts.of(setting)
-    pairs = [(files, kind) for files in amounts.lookups for kind in KINDS]
+    amounts = ColdAmounts.of(setting)
+    pairs = [(files, kind) for files in amounts.lookups for kind in _KINDS]
     specs = [Spec(_times(*pair), "ratio", at_most(_MOST_TIMES), (_section(*pair),)) for pair in pairs]
     most = max(amounts.lookups)
     specs.append(Spec(_spared(amounts), "%", at_least(_LEAST_SPARED), (_section(most, "none"),)))
@@ -187,7 +360,7 @@ def measure_cold(
     setting: Setting, folder: Path, meter: Meter, others: Sequence[str] = (), other_ways: OtherWays | None = None
 ) -> None:
     """Measure lookups, and in the same rounds `other_ways` to look keys up, which tables call `others`."""
-    amounts = Amounts.of(setting)
+    amounts = ColdAmounts.of(setting)
     with scratch(folder) as place:
         files = make_files(setting, amounts.layout, amounts.files, place)
         cells: Cells = {}
@@ -196,7 +369,7 @@ def measure_cold(
                 _record(measured, amounts, meter)
                 for way, costs in measured.items():
                     cells.setdefault(way, []).extend(costs)
-        where = setting.storage or f"a folder behind a latency of lognormal({MEDIAN_MS:.0f} ms, {SIGMA})"
+        where = setting.storage or f"a folder behind a latency of lognormal({_MEDIAN_MS:.0f} ms, {_SIGMA})"
         about = f"{amounts.files:,} files of {files.layout.slots:,} slots and {files.layout.items:,} items on {where}"
         meter.tables += _lookup_tables(cells, about, others)
 
@@ -207,11 +380,21 @@ COLD = Suite("cold", _specs, measure_cold)
 
 @contextlib.contextmanager
 def _network(setting: Setting, files: StoredFiles) -> Iterator[Network]:
+    """Yield the files behind a latency, or copied below a fresh prefix of the setting's storage, and deleted there."""
+    source = LocalStorage(files.objects)
     if setting.storage is None:
-        yield Network(LocalStorage(files.objects), injected=True)
+        yield Network(source, injected=True)
         return
-    with copied(files, setting.storage, IndexConfig.model_fields["query_threads"].default) as storage:
-        yield Network(storage, injected=False)
+    before, mark, query = setting.storage.partition("?")
+    uri = f"{before.rstrip('/')}/tiered-index-bench-{secrets.token_hex(6)}{mark}{query}"
+    parallel_reads = IndexConfig.model_fields["query_threads"].default
+    with open_storage(uri, parallel_reads=parallel_reads) as target, ThreadPoolExecutor(_COPIES) as pool:
+        try:
+            for _ in pool.map(lambda info: target.put(info.name, source.get(info.name)), list(source.list())):
+                pass
+            yield Network(target, injected=False)
+        finally:
+            target.delete_many([info.name for info in list(target.list())])
 
 
 def _percentile_ms(costs: Sequence[LookupCost], which: float) -> float:
@@ -222,9 +405,9 @@ def _mean(costs: Sequence[LookupCost], name: str) -> float:
     return float(np.mean([getattr(cost, name) for cost in costs]))
 
 
-def _record(cells: Cells, amounts: Amounts, meter: Meter) -> None:
+def _record(cells: Cells, amounts: ColdAmounts, meter: Meter) -> None:
     for files in amounts.lookups:
-        for kind in KINDS:
+        for kind in _KINDS:
             plain = _percentile_ms(cells[files, kind, _RAW], 50)
             meter.record(_times(files, kind), _percentile_ms(cells[files, kind, _OURS], 50) / plain)
     most = max(amounts.lookups)
@@ -233,16 +416,8 @@ def _record(cells: Cells, amounts: Amounts, meter: Meter) -> None:
 
 
 _COLUMNS = (
-    "files",
-    "key in",
-    "read by",
-    "lookups",
-    "requests",
-    "KiB",
-    "USD a million",
-    "p50 ms",
-    "p99 ms",
-    "p50 times plain GETs",
+    *("files", "key in", "read by", "lookups", "requests", "KiB", "USD a million"),
+    *("p50 ms", "p99 ms", "p50 times plain GETs"),
 )
 
 

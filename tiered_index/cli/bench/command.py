@@ -22,13 +22,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from tiered_index.cli.bench.cold import COLD
-from tiered_index.cli.bench.cold_files import Amounts, check_storage
+from tiered_index.cli.bench.cold import COLD, check_storage
 from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
 from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.pause import PAUSE
 from tiered_index.cli.bench.reading import COMMITLOG, LOOKUP, RECOVERY
-from tiered_index.cli.bench.setting import Setting, scratch
+from tiered_index.cli.bench.setting import ColdAmounts, Setting, scratch
 from tiered_index.cli.bench.writing import COMPACT, PUT, UPLOAD
 from tiered_index.cli.output import Output, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command, own_environment
@@ -86,7 +85,7 @@ def bench(
     check_places(session, suites, {"cold": check_storage})
     layout = layout_of(preset, slots, items, quick=quick)
     setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
-    space_bytes = max(setting.space_bytes, Amounts.of(setting).space_bytes)
+    space_bytes = max(setting.space_bytes, ColdAmounts.of(setting).space_bytes)
     chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
     return measure(session, chosen, setting, root_dir, out, space_bytes)
 

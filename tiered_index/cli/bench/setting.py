@@ -12,7 +12,7 @@ import contextlib
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -189,6 +189,40 @@ class Setting:
             "commit_log_messages": self.log_messages,
             "storage": self.storage,
         }
+
+
+_FULL_FILES, _QUICK_FILES, _FEW_FILES = 1_000, 100, 10
+
+
+@dataclass(frozen=True)
+class ColdAmounts:
+    """How much suite `cold` measures; `lookups`: files in range -> lookups of each kind in a round."""
+
+    quick: bool
+    layout: Layout
+    files: int
+    lookups: Mapping[int, int]
+
+    @classmethod
+    def of(cls, setting: Setting) -> ColdAmounts:
+        """Return the amounts of a setting."""
+        preset, schema, items = setting.layout.preset, setting.layout.schema, setting.layout.items
+        few = items < 20_000
+        small = min(items, 5_000 if setting.quick else 20_000)
+        lookups = (
+            {1: 2, 10: 1} if few else {1: 3, 10: 2, 100: 1} if setting.quick else {1: 30, 10: 20, 100: 8, 1_000: 2}
+        )
+        return cls(
+            quick=setting.quick,
+            layout=Layout(preset, schema, max(1, small // 4), small),
+            files=_FEW_FILES if few else _QUICK_FILES if setting.quick else _FULL_FILES,
+            lookups=lookups,
+        )
+
+    @property
+    def space_bytes(self) -> int:
+        """Disk space of the stored files and of one life cycle's worth of local ones."""
+        return 2 * self.layout.unsealed_size * self.files
 
 
 class UnsyncedDisk(Disk):
