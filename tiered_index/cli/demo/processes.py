@@ -10,6 +10,7 @@ what is unfinished then is unfinished when it dies. One thread.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -17,7 +18,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -62,8 +63,7 @@ class Follower:
         The process is stopped before it is killed. Once `over` is true the moment will not come any more, and the
         process is ended in good order.
         """
-        process = self._start(*self._ingest())
-        try:
+        with self._started(*self._ingest()) as process:
             deadline = time.monotonic() + _LIMIT_S
             while process.poll() is None and time.monotonic() < deadline:
                 if moment():
@@ -71,91 +71,83 @@ class Follower:
                     time.sleep(_IN_FLIGHT_S)
                     if moment():
                         process.kill()
-                        process.wait()
                         return True
                     process.send_signal(signal.SIGCONT)
                 elif over():
                     process.terminate()
                 time.sleep(_POLL_S)
-        finally:
             if process.poll() is None:
                 process.kill()
-            output, errors = process.communicate()
-        if process.returncode:
-            raise ProcessFailed(f"ingest ended with exit code {process.returncode}: {errors.strip() or output.strip()}")
+            _output(process, "ingest")
         return False
 
     def finish(self, position: int) -> dict[str, Any]:
         """Let it follow the store up to a position and upload everything; return the last status line it prints."""
-        process = self._start(*self._ingest(), "--wait")
-        assert process.stdout is not None
         last: dict[str, Any] = {}
-        try:
+        with self._started(*self._ingest(), "--wait") as process:
+            assert process.stdout is not None
             for line in process.stdout:
                 last = json.loads(line)
                 if last["status"] == "following" and last["position"] >= position:
                     process.terminate()
-            errors = process.communicate(timeout=_LIMIT_S)[1]
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.communicate()
-        if process.returncode or last.get("status") != "stopped":
-            raise ProcessFailed(f"ingest ended with exit code {process.returncode}: {errors.strip() or last}")
+            _output(process, "ingest")
+        if last.get("status") != "stopped":
+            raise ProcessFailed(f"ingest ended by itself: {last}")
         return last
 
     def is_idle(self) -> bool:
         """Return whether nothing waits to be compacted or uploaded but the newest unsealed file."""
-        unsealed, compacted = (
-            sum(name.endswith(".index") for name in _names(self.root / state)) for state in STATES[:2]
-        )
+        unsealed, compacted = map(self._files, STATES[:2])
         return unsealed <= 1 and not compacted
+
+    def files_begun(self) -> int:
+        """Return how many index files the root holds, in whatever state."""
+        return sum(map(self._files, STATES))
+
+    def _files(self, state: str) -> int:
+        try:
+            return sum(name.endswith(".index") for name in os.listdir(self.root / state))
+        except FileNotFoundError:
+            return 0
+
+    def recover(self) -> dict[str, Any]:
+        """Run `recover`; return what it prints."""
+        with self._started("recover") as process:
+            document: dict[str, Any] = json.loads(_output(process, "recover"))
+        return document
 
     def _ingest(self) -> tuple[str, ...]:
         return ("ingest", str(self.source), "--follow", "--slots", str(self.slots), "--items", str(self.items))
 
-    def files_begun(self) -> int:
-        """Return how many index files the root holds, in whatever state."""
-        return sum(name.endswith(".index") for state in STATES for name in _names(self.root / state))
-
-    def recover(self) -> dict[str, Any]:
-        """Run `recover`; return what it prints."""
-        process = self._start("recover")
-        try:
-            output, errors = process.communicate(timeout=_LIMIT_S)
-        except subprocess.TimeoutExpired as error:
-            raise ProcessFailed(f"recover did not end within {_LIMIT_S:.0f} s") from error
-        finally:
-            if process.poll() is None:
-                process.kill()
-                process.wait()
-        if process.returncode:
-            raise ProcessFailed(
-                f"recover ended with exit code {process.returncode}: {errors.strip() or output.strip()}"
-            )
-        document: dict[str, Any] = json.loads(output)
-        return document
-
-    def _start(self, *arguments: str) -> subprocess.Popen[str]:
-        line = [
-            sys.executable,
-            "-m",
-            "tiered_index.cli",
-            *arguments,
-            "--root",
-            str(self.root),
-            "--storage",
-            self.storage_uri,
-        ]
+    @contextlib.contextmanager
+    def _started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
+        """Yield a process of the command line; it is killed at the block's end if it still lives."""
+        places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         if self.config_file is not None:
-            line += ["--config", str(self.config_file)]
-        return subprocess.Popen(
-            [*line, "--json", "--quiet"],
+            places += ["--config", str(self.config_file)]
+        with subprocess.Popen(
+            [sys.executable, "-m", "tiered_index.cli", *arguments, *places],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-        )
+        ) as process:
+            try:
+                yield process
+            finally:
+                if process.poll() is None:
+                    process.kill()
+
+
+def _output(process: subprocess.Popen[str], name: str) -> str:
+    """Return what is left of the output, once the process has ended. Raises `ProcessFailed`."""
+    try:
+        output, errors = process.communicate(timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise ProcessFailed(f"{name} did not end within {_LIMIT_S:.0f} s") from error
+    if process.returncode:
+        raise ProcessFailed(f"{name} ended with exit code {process.returncode}: {errors.strip() or output.strip()}")
+    return output
 
 
 def upload_under_way(storage: Storage) -> bool:
@@ -164,13 +156,6 @@ def upload_under_way(storage: Storage) -> bool:
         return next(iter(storage.list_uploads(DATA_PREFIX)), None) is not None
     except StorageUnavailable:
         return False
-
-
-def _names(folder: Path) -> list[str]:
-    try:
-        return os.listdir(folder)
-    except FileNotFoundError:
-        return []
 
 
 # Smaller than a broker's 1 GiB, so that the demo's log has several.
@@ -230,8 +215,7 @@ class Broker:
             keys=np.array(workload.keys),
             tail_start=np.array(tail_start),
         )
-        store.mkdir(parents=True, exist_ok=True)
-        (store / "commitlog").mkdir(exist_ok=True)
+        (store / "commitlog").mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(plan), str(store)],
             stdin=subprocess.PIPE,
