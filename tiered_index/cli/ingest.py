@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import unquote, urlsplit
 
-import typer
+from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Items, Patience, Slots, Wait
@@ -54,7 +55,7 @@ def check_apart(config: IndexConfig, *folders: Path) -> None:
                 )
 
 
-_STORE = "RocketMQ stores"
+_of_store = partial(Option, rich_help_panel="RocketMQ stores")
 
 
 @dataclass
@@ -122,60 +123,43 @@ def ingest(
     session: Session,
     source: Annotated[
         Path,
-        typer.Argument(
+        Argument(
             metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False
         ),
     ],
     slots: Slots = None,
     items: Items = None,
     preset: Annotated[
-        Literal["native", "rocketmq"] | None, typer.Option(help="File family; rocketmq writes RocketMQ's bytes.")
+        Literal["native", "rocketmq"] | None, Option(help="File family; rocketmq writes RocketMQ's bytes.")
     ] = None,
     wait: Wait = False,
     restart: Annotated[
-        bool, typer.Option("--restart", help="Take the source from its start, also where it has changed.")
+        bool, Option("--restart", help="Take the source from its start, also where it has changed.")
     ] = False,
     skip_bad: Annotated[
-        bool, typer.Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")
+        bool, Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")
     ] = False,
     patience: Patience = 60.0,
-    follow: Annotated[
-        bool, typer.Option("--follow", help="Go on with what the broker writes, until ended.", rich_help_panel=_STORE)
-    ] = False,
+    follow: Annotated[bool, _of_store("--follow", help="Go on with what the broker writes, until ended.")] = False,
     store_name: Annotated[
-        str | None,
-        typer.Option(help="What the store is called in the index; by default its path.", rich_help_panel=_STORE),
+        str | None, _of_store(help="What the store is called in the index; by default its path.")
     ] = None,
     skip_corrupt: Annotated[
-        bool,
-        typer.Option(
-            "--skip-corrupt", help="Report damage and go on at the next readable message.", rich_help_panel=_STORE
-        ),
+        bool, _of_store("--skip-corrupt", help="Report damage and go on at the next readable message.")
     ] = False,
     skip_missing: Annotated[
-        bool,
-        typer.Option(
-            "--skip-missing", help="Report what was deleted unread, or rewritten, and go on.", rich_help_panel=_STORE
-        ),
+        bool, _of_store("--skip-missing", help="Report what was deleted unread, or rewritten, and go on.")
     ] = False,
     begin_from: Annotated[
         Literal["begin", "checkpoint"],
-        typer.Option("--from", help="Where to begin with a store that the index doesn't know.", rich_help_panel=_STORE),
+        _of_store("--from", help="Where to begin with a store that the index doesn't know."),
     ] = "begin",
-    poll: Annotated[
-        float, typer.Option(min=0.01, help="Seconds between looks at the end of the log.", rich_help_panel=_STORE)
-    ] = 0.2,
+    poll: Annotated[float, _of_store(min=0.01, help="Seconds between looks at the end of the log.")] = 0.2,
     archive_segments: Annotated[
-        bool,
-        typer.Option(
-            "--archive-segments", help="Upload each closed segment of the commit log.", rich_help_panel=_STORE
-        ),
+        bool, _of_store("--archive-segments", help="Upload each closed segment of the commit log.")
     ] = False,
     check_bodies: Annotated[
-        bool,
-        typer.Option(
-            "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC.", rich_help_panel=_STORE
-        ),
+        bool, _of_store("--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC.")
     ] = True,
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
@@ -271,20 +255,18 @@ def _take_all(intake: Intake, start: int, progress: Progress) -> None:
 def import_classic(
     session: Session,
     folder: Annotated[
-        Path, typer.Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)
+        Path, Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)
     ],
     store: Annotated[
-        Path | None, typer.Option(help="The store with their commit log; by default the folder above DIR.")
+        Path | None, Option(help="The store with their commit log; by default the folder above DIR.")
     ] = None,
     store_name: Annotated[
-        str | None, typer.Option(help="What the store is called in the index; by default its path.")
+        str | None, Option(help="What the store is called in the index; by default its path.")
     ] = None,
     slots: Slots = None,
     items: Items = None,
     wait: Wait = False,
-    restart: Annotated[
-        bool, typer.Option("--restart", help="Look at every entry again, also for another store.")
-    ] = False,
+    restart: Annotated[bool, Option("--restart", help="Look at every entry again, also for another store.")] = False,
     patience: Patience = 60.0,
 ) -> int:
     """Lift RocketMQ's classic index files into a tiered index.

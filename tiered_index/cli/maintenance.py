@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from typing import Annotated, Any
 
-import typer
+from typer import Argument, Option
 
 from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.files import describe_handle
@@ -43,10 +43,10 @@ _NAMES = {
 def verify(
     session: Session,
     files: Annotated[
-        list[str] | None, typer.Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")
+        list[str] | None, Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")
     ] = None,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read every byte of every object, and compare it with the local copy.")
+        bool, Option("--deep", help="Read every byte of every object, and compare it with the local copy.")
     ] = False,
     slots: FileSlots = None,
     items: FileItems = None,
@@ -196,11 +196,11 @@ def orphans(
     session: Session,
     older_than: Annotated[
         int,
-        typer.Option(
+        Option(
             parser=duration_option, metavar="1d", help="Only what is older; below a day, see above.", show_default="1d"
         ),
     ] = 86400,
-    yes: Annotated[bool, typer.Option("--yes", help="Delete them; without it they are only listed.")] = False,
+    yes: Annotated[bool, Option("--yes", help="Delete them; without it they are only listed.")] = False,
 ) -> int:
     """Find objects that the log does not name: what crashes left, and what merges have replaced.
 

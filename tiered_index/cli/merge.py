@@ -11,7 +11,7 @@ from dataclasses import asdict
 from itertools import pairwise
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from tiered_index.cli.options import Begin, DryRun, End, MinAge, Tiers, Window
 from tiered_index.cli.output import Output, counted, human_bytes, human_count
@@ -187,8 +187,8 @@ def merge(
     begin: Begin = None,
     end: End = None,
     min_age: MinAge = 3600,
-    shard_bytes: Annotated[int, typer.Option(help="Size of a shard at which a window is cut, about.")] = 1 << 30,
-    threads: Annotated[int, typer.Option(min=1, help="Tasks at the same time.")] = 2,
+    shard_bytes: Annotated[int, Option(help="Size of a shard at which a window is cut, about.")] = 1 << 30,
+    threads: Annotated[int, Option(min=1, help="Tasks at the same time.")] = 2,
     dry_run: DryRun = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a

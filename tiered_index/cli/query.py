@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages
 from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
@@ -44,40 +44,36 @@ _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 @command
 def query(
     session: Session,
-    topic: Annotated[str, typer.Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False)],
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Key that they carry.", show_default=False)],
+    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False)],
+    key: Annotated[str, Argument(metavar="KEY", help="Key that they carry.", show_default=False)],
     begin: Annotated[
-        int | None, typer.Option(parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601.")
+        int | None, Option(parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601.")
     ] = None,
     end: Annotated[
-        int | None, typer.Option(parser=time_option, metavar="T", help="Up to here, inclusive to the second.")
+        int | None, Option(parser=time_option, metavar="T", help="Up to here, inclusive to the second.")
     ] = None,
     max_count: Annotated[
         int | None,
-        typer.Option("--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."),
+        Option("--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."),
     ] = None,
-    cursor: Annotated[str | None, typer.Option(help="Continue the truncated answer that gave this cursor.")] = None,
-    explain: Annotated[
-        bool, typer.Option("--explain", help="Show what was read, file by file, and what it cost.")
-    ] = False,
-    explain_all: Annotated[
-        bool, typer.Option("--explain-all", help="The same, with a line for each skipped file.")
-    ] = False,
+    cursor: Annotated[str | None, Option(help="Continue the truncated answer that gave this cursor.")] = None,
+    explain: Annotated[bool, Option("--explain", help="Show what was read, file by file, and what it cost.")] = False,
+    explain_all: Annotated[bool, Option("--explain-all", help="The same, with a line for each skipped file.")] = False,
     every: Annotated[
-        bool, typer.Option("--all", help="Every answer; with --json one a line, the last line is the status.")
+        bool, Option("--all", help="Every answer; with --json one a line, the last line is the status.")
     ] = False,
     allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")
+        bool, Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")
     ] = False,
     messages: Annotated[
-        bool, typer.Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")
+        bool, Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")
     ] = False,
     store: Annotated[
-        Path | None, typer.Option(help="With --messages: RocketMQ's store directory.", show_default=False)
+        Path | None, Option(help="With --messages: RocketMQ's store directory.", show_default=False)
     ] = None,
     body: Annotated[
         Literal["text", "json", "hex", "none"] | None,
-        typer.Option(help="With --messages: how to show bodies (text).", show_default=False),
+        Option(help="With --messages: how to show bodies (text).", show_default=False),
     ] = None,
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
@@ -274,15 +270,15 @@ _MANY = 32
 def message(
     session: Session,
     msg_id: Annotated[
-        str, typer.Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)
+        str, Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)
     ],
     topic: Annotated[
-        str | None, typer.Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)
+        str | None, Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)
     ] = None,
-    store: Annotated[Path | None, typer.Option(help="RocketMQ's store directory.", show_default=False)] = None,
-    body: Annotated[Literal["text", "json", "hex", "none"], typer.Option(help="How to show the body.")] = "text",
+    store: Annotated[Path | None, Option(help="RocketMQ's store directory.", show_default=False)] = None,
+    body: Annotated[Literal["text", "json", "hex", "none"], Option(help="How to show the body.")] = "text",
     cursor: Annotated[
-        str | None, typer.Option(help="With --topic: continue the truncated answer that gave it.", show_default=False)
+        str | None, Option(help="With --topic: continue the truncated answer that gave it.", show_default=False)
     ] = None,
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,

@@ -17,6 +17,7 @@ import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec
 
@@ -42,39 +43,21 @@ _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
 P = ParamSpec("P")
 
-_COMMON = "Common options"
+_common = partial(typer.Option, rich_help_panel="Common options")
 _OPTIONS: dict[str, tuple[Any, Any]] = {
-    "root": (Annotated[Path | None, typer.Option(help="Folder of the local files.", rich_help_panel=_COMMON)], None),
+    "root": (Annotated[Path | None, _common(help="Folder of the local files.")], None),
     "storage": (
         Annotated[
             list[str] | None,
-            typer.Option(
-                help="Storage: s3://bucket/prefix, file:///dir; query takes several.",
-                rich_help_panel=_COMMON,
-                show_default=False,
-            ),
+            _common(help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False),
         ],
         None,
     ),
-    "config": (Annotated[Path | None, typer.Option(help="TOML file of settings.", rich_help_panel=_COMMON)], None),
-    "json": (
-        Annotated[
-            bool, typer.Option("--json", help="JSON on stdout, errors as JSON on stderr.", rich_help_panel=_COMMON)
-        ],
-        False,
-    ),
-    "quiet": (
-        Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no notes.", rich_help_panel=_COMMON)],
-        False,
-    ),
-    "verbose": (
-        Annotated[bool, typer.Option("--verbose", "-v", help="Log what is being done.", rich_help_panel=_COMMON)],
-        False,
-    ),
-    "debug": (
-        Annotated[bool, typer.Option("--debug", help="Log everything; tracebacks.", rich_help_panel=_COMMON)],
-        False,
-    ),
+    "config": (Annotated[Path | None, _common(help="TOML file of settings.")], None),
+    "json": (Annotated[bool, _common("--json", help="JSON on stdout, errors as JSON on stderr.")], False),
+    "quiet": (Annotated[bool, _common("--quiet", "-q", help="No progress, no notes.")], False),
+    "verbose": (Annotated[bool, _common("--verbose", "-v", help="Log what is being done.")], False),
+    "debug": (Annotated[bool, _common("--debug", help="Log everything; tracebacks.")], False),
 }
 
 

@@ -20,7 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import typer
+from typer import Argument, Option
 
 from tiered_index.cli.bench.cold import COLD, check_storage
 from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
@@ -40,22 +40,20 @@ _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
 _QUICK = (500_000, 2_000_000)
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 """The suites as typer wants its choices."""
-Preset = Annotated[Literal["native", "rocketmq"], typer.Option(help="File family.")]
-Slots = Annotated[int | None, typer.Option(min=1, help="Hash slots a file; the preset's where not given.")]
-Items = Annotated[int | None, typer.Option(min=1_000, help="Items a file; the preset's where not given.")]
-Rounds = Annotated[int, typer.Option(min=1, help="Rounds; figures are their medians.")]
-Quick = Annotated[
-    bool, typer.Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")
-]
-RootDir = Annotated[Path | None, typer.Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")]
-Out = Annotated[Path | None, typer.Option(help="Write the JSON document to this file, too.")]
+Preset = Annotated[Literal["native", "rocketmq"], Option(help="File family.")]
+Slots = Annotated[int | None, Option(min=1, help="Hash slots a file; the preset's where not given.")]
+Items = Annotated[int | None, Option(min=1_000, help="Items a file; the preset's where not given.")]
+Rounds = Annotated[int, Option(min=1, help="Rounds; figures are their medians.")]
+Quick = Annotated[bool, Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")]
+RootDir = Annotated[Path | None, Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")]
+Out = Annotated[Path | None, Option(help="Write the JSON document to this file, too.")]
 """The options of every program that runs suites."""
 
 
 @command
 def bench(
     session: Session,
-    suites: Annotated[list[SuiteName] | None, typer.Argument(help="Suites to run; all where none is named.")] = None,
+    suites: Annotated[list[SuiteName] | None, Argument(help="Suites to run; all where none is named.")] = None,
     preset: Preset = "native",
     slots: Slots = None,
     items: Items = None,

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
-import typer
+from typer import Option
 
 from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
@@ -256,13 +256,11 @@ _LOOKUP_COLUMNS = ("place", "files by state", "look-ups", "answers", "wrong", "p
 @command
 def demo(
     session: Session,
-    messages: Annotated[int, typer.Option(min=10_000, help="Messages of the stream.")] = 2_000_000,
-    lookups: Annotated[int, typer.Option(min=1, help="Look-ups in each local state.")] = 1_000,
-    cold_lookups: Annotated[int, typer.Option(min=2, help="Look-ups straight from the storage.")] = 200,
-    seed: Annotated[int, typer.Option(help="Everything random follows from it.")] = 1,
-    keep: Annotated[
-        Path | None, typer.Option(help="Work in this folder and leave it, and the storage, as they are.")
-    ] = None,
+    messages: Annotated[int, Option(min=10_000, help="Messages of the stream.")] = 2_000_000,
+    lookups: Annotated[int, Option(min=1, help="Look-ups in each local state.")] = 1_000,
+    cold_lookups: Annotated[int, Option(min=2, help="Look-ups straight from the storage.")] = 200,
+    seed: Annotated[int, Option(help="Everything random follows from it.")] = 1,
+    keep: Annotated[Path | None, Option(help="Work in this folder and leave it, and the storage, as they are.")] = None,
 ) -> int:
     """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
     twice, all checked.
