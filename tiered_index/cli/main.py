@@ -49,21 +49,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings=_CONTEXT,
 )
-for _command in (
-    demo,
-    ingest,
-    import_classic,
-    query,
-    message,
-    files,
-    inspect,
-    dump,
-    verify,
-    recover,
-    merge,
-    orphans,
-    bench,
-):
+_COMMANDS = (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, merge, orphans, bench)
+for _command in _COMMANDS:
     app.command(_command.__name__.replace("_", "-"))(_command)
 
 spark = typer.Typer(

@@ -11,6 +11,7 @@ import os
 import threading
 import time
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -281,7 +282,7 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
         settle()
         with whole:
             index.run_lifecycle()
-        require(_states(index), {"storage": 1}, "states of the files")
+        require(Counter(file.place for file in index.files()), {"storage": 1}, "states of the files")
         (stored,) = index.log_state.objects.values()
         (source,) = (
             path
@@ -316,11 +317,6 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
         with living:
             index.run_lifecycle()
         retiring.stop()
-        require(_states(index), {"storage": files}, "states of the small files")
+        require(Counter(file.place for file in index.files()), {"storage": files}, "states of the small files")
     meter.record("small files: compaction and upload", files / living.elapsed_s)
     meter.record("small files: retirement", files / retiring.elapsed_s)
-
-
-def _states(index: IndexService) -> dict[str, int]:
-    places = [file.place for file in index.files()]
-    return {place: places.count(place) for place in places}

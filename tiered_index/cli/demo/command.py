@@ -16,7 +16,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -35,10 +35,9 @@ from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.s3_server import CREDENTIALS, s3_server
+from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.types import Lookup
 
 _TAIL_SHARE = 0.05
@@ -66,19 +65,6 @@ def geometry_of(entries: int) -> Geometry:
     """Return a geometry that gives some nine files, each an object of 6 to 10 MiB."""
     items = min(_MAX_ITEMS, max(2, entries // _FILES))
     return Geometry(max(items // 4, (_OBJECT_BYTES - _ITEM_BYTES * items) // _SLOT_BYTES), items)
-
-
-class _Outage(WrapperStorage):
-    """A storage that takes no index files while it is `down`; what it has stays readable."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.down = False
-
-    def _around(self, call: Call, act: Callable[[], Any]) -> Any:
-        if self.down and call.operation in ("put", "begin_upload") and call.name.startswith(DATA_PREFIX):
-            raise StorageUnavailable(f"simulated outage: {call.operation} of {call.name}")
-        return act()
 
 
 @dataclass
@@ -176,7 +162,7 @@ class Stages:
         """Take the newest messages through every state in this process, and look keys up in each."""
         self.broker.write_tail()
         lookups = lookups_of(self.workload, self.tail_start, self.lookups, self.seed)
-        outage = _Outage(open_storage(str(self.config.storage), options=self.config.s3))
+        outage = FaultStorage(open_storage(str(self.config.storage), options=self.config.s3))
         with IndexService.open(self.config, storage_backend=outage) as index:
             started_s = time.monotonic()
             entries = self._dispatch_tail(index)
@@ -186,7 +172,8 @@ class Stages:
             index.flush()
             self.figures["ingest_entries_per_s"] = round(entries / (put_s + time.monotonic() - started_s))
             self._check("unsealed file", index, lookups)
-            outage.down = True
+            for operation in ("put", "begin_upload"):
+                outage.fail(operation, times=None, error=_simulated, name_prefix=DATA_PREFIX)
             index.seal()
             started_s = time.monotonic()
             try:
@@ -195,7 +182,7 @@ class Stages:
                 self.say(f"compacted, and kept locally while the storage is away ({error})")
             self.figures["compact_entries_per_s"] = round(entries / (time.monotonic() - started_s))
             self._check("compacted file", index, lookups)
-            outage.down = False
+            outage.clear()
             index.run_lifecycle()
             self._check("uploaded, local copy", index, lookups, page=_PAGE)
             self.figures["upload_bytes"] = sum(o.size_bytes for o in index.log_state.objects.values())
@@ -208,11 +195,7 @@ class Stages:
             self._check("storage only", reader, lookups[1:], page=_COLD_PAGE)
             census = take_census(reader, self.workload)
         self.figures |= {
-            "entries_expected": census.expected,
-            "entries_stored": census.stored,
-            "entries_repeated": census.repeated,
-            "entries_lost": census.lost,
-            "entries_strange": census.strange,
+            **{f"entries_{name}": count for name, count in asdict(census).items()},
             "lookups": [measured.to_dict() for measured in self.checks.done],
             "wrong_answers": sum(len(measured.wrong) for measured in self.checks.done),
             "wrong": [text for measured in self.checks.done for text in measured.wrong][:5],
@@ -238,6 +221,10 @@ class Stages:
         measured = self.checks.check(place, files, index.query, lookups, paged=hottest)
         wrong = f", {len(measured.wrong)} WRONG" if measured.wrong else ""
         self.say(f"{place}: {len(measured.latencies_ms):,} look-ups, {measured.answers:,} answers{wrong}")
+
+
+def _simulated(text: str) -> StorageUnavailable:
+    return StorageUnavailable(f"simulated outage: {text}")
 
 
 def _told(notes: list[str]) -> str:
