@@ -111,7 +111,7 @@ class Writers:
         """Do what the system does behind a process that is gone."""
         assert host.process is not None
         host.disk.clear()
-        host.disk._crashed = True
+        host.disk.crashed = True
         if host.made is not None:
             with contextlib.suppress(SimulatedCrash, TieredIndexError):
                 host.made._abandon()  # in this thread: those of the process are gone

@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from tiered_index.cli.output import Output, counted, error_document, human_bytes
@@ -185,6 +185,7 @@ class CommandBudget:
         return deadline_at(self._deadline_s)
 
 
+@dataclass
 class Pages(Generic[R]):
     """The answers of a command, page by page; with `every` up to the end, and what the pages read so far add up to.
 
@@ -193,43 +194,35 @@ class Pages(Generic[R]):
     `nothing` is an answer without any.
     """
 
-    def __init__(
-        self,
-        open_lookup: Callable[[], Callable[..., R]],
-        nothing: R,
-        cursor: str | None,
-        budget: CommandBudget,
-        *,
-        every: bool,
-        explaining: Explaining | None = None,
-    ) -> None:
-        self._open_lookup: Callable[[], Callable[..., R]] = open_lookup
-        self._nothing: R = nothing
-        self._cursor = cursor
-        self._budget = budget
-        self._explaining = explaining
+    open_lookup: Callable[[], Callable[..., R]]
+    nothing: R
+    cursor: str | None
+    budget: CommandBudget
+    every: bool = field(kw_only=True)
+    explaining: Explaining | None = field(default=None, kw_only=True)
+    exceeded: BudgetExceeded | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.last: R = self.nothing
         self._explains: list[Explain] = []
         self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
         self._failed: dict[tuple[str | None, str], FileReport] = {}
         self._partial = False
-        self.every = every
-        self.last: R = nothing
-        self.exceeded: BudgetExceeded | None = None
 
     def __iter__(self) -> Iterator[R]:
-        cursor = self._cursor
+        cursor = self.cursor
         look_up: Callable[..., R] | None = None
         while True:
             try:
                 if look_up is None:
-                    with self._budget.clock():
-                        look_up = self._open_lookup()
-                answer = look_up(cursor=cursor, **self._budget.left())
+                    with self.budget.clock():
+                        look_up = self.open_lookup()
+                answer = look_up(cursor=cursor, **self.budget.left())
             except BudgetExceeded as error:
                 self.exceeded = error
-                yield self._added(error.result if isinstance(error.result, type(self._nothing)) else self._nothing)
+                yield self._added(error.result if isinstance(error.result, type(self.nothing)) else self.nothing)
                 return
-            self._budget.spend(answer.explain)
+            self.budget.spend(answer.explain)
             yield self._added(answer)
             cursor = answer.cursor
             if not self.every or cursor is None:
@@ -241,7 +234,7 @@ class Pages(Generic[R]):
         self._failed |= {(report.source, report.file): report for report in answer.failed}
         for name in self._costs:
             self._costs[name] += getattr(answer.explain, name)
-        if self._explaining is not None:
+        if self.explaining is not None:
             self._explains.append(answer.explain)
         return answer
 
@@ -271,8 +264,8 @@ class Pages(Generic[R]):
             out.line(f"more with --cursor {self.last.cursor}")
         if self.exceeded is None:
             print_failed(out, self._failed.values())
-        if self._explaining is not None:
-            self._explaining.show(out, self._explains, more)
+        if self.explaining is not None:
+            self.explaining.show(out, self._explains, more)
         return self.settle()
 
     def settle(self) -> int:

@@ -141,7 +141,8 @@ class FaultDisk(Disk):
         self._calls: Counter[str] = Counter()
         # How many calls have failed so far.
         self.struck = 0
-        self._crashed = False
+        # Whether a crash has struck.
+        self.crashed = False
         self._synced: list[bytearray] = []  # durable bytes by a number of our own: the system uses inode numbers again
         self._numbers: dict[int, int] = {}  # inode number -> ours, of the newest file with it
         self._durable: dict[Path, int] = {}  # durable names, of our numbers
@@ -177,11 +178,6 @@ class FaultDisk(Disk):
             self._scripts.clear()
 
     @property
-    def crashed(self) -> bool:
-        """Whether a crash has struck."""
-        return self._crashed
-
-    @property
     def has_unsynced(self) -> bool:
         """Whether a power cut could take anything."""
         return bool(self._pending) or self._dropped
@@ -197,7 +193,7 @@ class FaultDisk(Disk):
         """Let the next process work after a crash or a kill: no script is left. Call it when nobody has files open."""
         with self._lock:
             self._scripts.clear()
-            self._crashed = False
+            self.crashed = False
 
     def copy(self, folder: Path, target: Path) -> FaultDisk:
         """Copy all files below `folder` to `target`, which is not there; return a disk for the copy.
@@ -356,7 +352,7 @@ class FaultDisk(Disk):
         self, operation: str, *, torn: Callable[[], None] | None = None, failed: Callable[[], None] | None = None
     ) -> Iterator[None]:
         with self._lock:
-            if self._crashed:
+            if self.crashed:
                 raise SimulatedCrash(f"{operation} after the crash")
             if self.watch is not None:
                 self.watch(operation)
@@ -383,7 +379,7 @@ class FaultDisk(Disk):
                 self._die(operation)
 
     def _die(self, operation: str) -> None:
-        self._crashed = True
+        self.crashed = True
         raise SimulatedCrash(f"scripted crash at {operation}, call {self._calls.total()}")
 
     def _remember(self, inode_number: int, content: bytes) -> int:
