@@ -1,9 +1,7 @@
 """One index file for commands: its bytes, on the local disk or in a storage, and what each kind of file holds.
 
-Compacted files and shards have a trailer, unsealed files a journal, RocketMQ's own neither. Each kind tells what it is
-(`describe`), yields its items, verified by trailer or journal where it has one (`items`), and finds its defects
-(`findings`). Bytes are read by ranges. One thread; memory: a piece of items at a time, for unsealed files the whole
-file's map.
+Compacted files and shards have a trailer, unsealed files a journal, RocketMQ's own neither. Bytes are read by ranges.
+One thread; memory: a piece of items at a time, for unsealed files the whole file's map.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
 """What a lookup cost and what it could not read, for people; and the bounds of what one command may spend.
 
-The table has a line of figures for each file that was read or failed, the file's time range below it, and one line for
-all files that were skipped for the same reason. It is 100 columns wide; its columns add up to the totals below it.
-
-The bounds are of the whole command, and each page gets what is left of them: those of requests and bytes begin with the
-first lookup, the time with opening the index.
+The table is 100 columns wide, and its columns add up to the totals below it. The bounds are of the whole command, and
+each page gets what is left: requests and bytes count from the first lookup, the time from opening the index.
 """
 
 from __future__ import annotations

@@ -2,10 +2,6 @@
 
 Runs beside the broker and only reads. With --json and --follow stdout has a status line whenever something changed
 (once a second at most), and a last one with everything. One thread beside the index's own and the archiver's.
-
-`--archive-segments` uploads closed segments in a thread of its own: an upload takes seconds and must not keep new
-messages out of lookups. A storage that is down is shown as a problem, and tried again; so is a segment that the
-archiver skips. Anything else ends the command.
 """
 
 from __future__ import annotations
@@ -33,7 +29,10 @@ from tiered_index.service.index import IndexService
 
 
 class Archiving:
-    """One archiver and its thread."""
+    """One archiver and its thread: an upload takes seconds and must not keep new messages out of lookups.
+
+    A storage that is down, or a skipped segment, is a `problem` and tried again; anything else ends the command.
+    """
 
     def __init__(self, archiver: SegmentArchiver) -> None:
         self._archiver = archiver

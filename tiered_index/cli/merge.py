@@ -1,7 +1,4 @@
-"""`tiered-index merge`: uploaded files become window tables, in this process.
-
-Also what `spark merge` shares with it: options, the plan shown by a dry run, and the report.
-"""
+"""`tiered-index merge`: uploaded files become window tables; and what `spark merge` shares with it."""
 
 from __future__ import annotations
 

@@ -1,22 +1,4 @@
-"""Long work of commands: progress on stderr, waiting for uploads, back-pressure, and ending on request.
-
-    with Progress("ingesting", total, "bytes", quiet=False) as progress:
-        progress.update(done, "12,000 entries")
-
-Progress is a bar on a terminal, a line every few seconds elsewhere, nothing with --quiet. One thread.
-
-`ingest --wait` and the demo wait until everything is uploaded. A storage that is down is waited for, as long as
-something happens within `patience_s`. One thread drives the life cycle, the caller's shows progress.
-
-Putting batches waits for back-pressure to end, and makes positions durable every so often. One thread.
-
-    with Ending() as ending:
-        while not ending.event.is_set(): ...
-    return ending.exit_code
-
-The first SIGTERM or SIGINT sets an event, and the command ends in good order; a second one ends it at once. For the
-main thread only, as signal handlers are.
-"""
+"""Long work of commands: progress on stderr, waiting for uploads and for room, and ending on request."""
 
 from __future__ import annotations
 
@@ -44,7 +26,7 @@ _LINE_INTERVAL_S = 5.0
 
 
 class Progress:
-    """One piece of work of `total` steps (None: unknown)."""
+    """Progress of `total` steps (None: unknown): a bar on a terminal, else a line every few seconds. One thread."""
 
     def __init__(self, title: str, total: int | None, *, quiet: bool, stream: Any = None) -> None:
         self._title = printable(title)
@@ -95,10 +77,10 @@ _PAUSE_S = 1.0
 
 
 def settle(index: IndexService, patience_s: float, progress_of: Callable[[int], Progress]) -> None:
-    """Seal what is open and return when every file is in the storage.
+    """Seal what is open and return when every file is in the storage; one thread drives the life cycle.
 
-    Raises what stands in the way: `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything
-    else at once, a damaged file's own error among it.
+    Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once, a damaged
+    file's own error among it.
     """
     index.seal()
     waiting = _waiting(index)
@@ -188,7 +170,10 @@ _INTERRUPTED = 130
 
 
 class Ending:
-    """`exit_code` is 0 unless SIGINT came."""
+    """The first SIGTERM or SIGINT sets `event`, and a second one ends the command at once; main thread only.
+
+    `exit_code` is 0 unless SIGINT came.
+    """
 
     def __init__(self) -> None:
         self.event = threading.Event()

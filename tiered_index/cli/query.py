@@ -1,7 +1,4 @@
-"""`tiered-index query TOPIC KEY` and `tiered-index message ID`: entries, and the messages themselves; writes nothing.
-
-Both read a storage, a root beside its writer, or both.
-"""
+"""`tiered-index query TOPIC KEY` and `tiered-index message ID`: entries, and messages themselves; writes nothing."""
 
 from __future__ import annotations
 

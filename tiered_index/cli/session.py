@@ -1,8 +1,6 @@
-"""What every command has: the common options, settings, an output, the index, and errors that become exit codes.
+"""What every command has: common options, settings, an output, the index, and errors that become exit codes.
 
-`command` turns a function whose first argument is a `Session` into a typer command with the common options behind its
-own. Whatever the function raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70
-(its traceback with --debug only).
+Whatever a command raises is reported once, on stderr: typed errors by their `exit_code`, anything else as 70.
 """
 
 from __future__ import annotations

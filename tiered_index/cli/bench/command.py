@@ -1,8 +1,4 @@
-"""`tiered-index bench`: measure this machine; what `make bench` and `make bench-quick` run.
-
-Each suite runs in a folder of its own, and for missed goals once more under a profile; the report is one JSON document,
-or a table and what there is to say of missed goals. One thread.
-"""
+"""`tiered-index bench`: measure this machine; what `make bench` and `make bench-quick` run."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
-"""Suite `pause`: how long a put takes, and how late the writer wakes, while files roll, compact and upload and another
-thread queries.
+"""Suite `pause`: how long a put takes, and how late the writer wakes, beside compactions, uploads and queries.
 
-The root begins with full files that wait for their compaction, and the writer's own files are sealed by age, or full,
-as it goes on. The writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at
-the same pace without any of them show what the machine and the interpreter do to such a thread anyway.
+The writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same pace
+without any of them show what the machine and the interpreter do to such a thread anyway.
 """
 
 from __future__ import annotations

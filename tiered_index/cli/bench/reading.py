@@ -1,10 +1,4 @@
-"""The suites of reading: `lookup`, `recovery` and `commitlog`. The page cache is warm.
-
-- `lookup`: one key at a time and many at once, in a full file that is hot (unsealed) and then compacted.
-- `recovery`: opening a root that a crash left with a full unsealed file, and one of many files.
-- `commitlog`: index entries out of a RocketMQ store, on one core, and the store writer. Each message has a body of 256
-  random bytes and some 130 bytes of properties, among them a unique key and two keys: three entries.
-"""
+"""The suites of reading: `lookup`, `recovery` and `commitlog`. The page cache is warm."""
 
 from __future__ import annotations
 
@@ -70,7 +64,7 @@ def _lookup(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 LOOKUP = Suite("lookup", _lookup_specs, _lookup, passes=len(_STATES))
-"""One full file; the rounds of each state take other keys."""
+"""One key at a time and many at once in a full file, unsealed and then compacted; each round takes other keys."""
 
 
 def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter: Meter) -> None:
@@ -134,7 +128,7 @@ def _recovery(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 RECOVERY = Suite("recovery", _recovery_specs, _recovery, passes=2)
-"""Two roots, each opened once a round."""
+"""A root that a crash left with a full unsealed file, and one of many files, each opened once a round."""
 
 
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
@@ -210,7 +204,10 @@ def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 COMMITLOG = Suite("commitlog", _commitlog_specs, _commitlog)
-"""A store, written anew in each round and read to its end in three ways; the process stays on one core."""
+"""A store, written anew in each round and read to its end in three ways; the process stays on one core.
+
+Each message has a body of 256 random bytes and some 130 bytes of properties, with a unique key and two keys: 3 entries.
+"""
 
 
 def _write(place: Path, messages: int) -> None:

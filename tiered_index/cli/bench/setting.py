@@ -1,9 +1,8 @@
-"""What a run of the benchmark measures: geometry and amounts, the messages that are put, and the index that a suite
-measures on.
+"""What a run of the benchmark measures: geometry and amounts, the messages, and the index that a suite measures on.
 
-Amounts follow from the number of items, so that one number makes a run small. Messages are made from their numbers, so
-that any of them can be asked for again: each has one key of its own, 24 to 36 characters; one topic of 12 characters;
-ten messages a millisecond of store time. One thread, but for `WatchedDisk`: any.
+Amounts follow from the number of items. Messages are made from their numbers, so that any of them can be asked for
+again: each has one key of 24 to 36 characters and one topic of 12; there are ten a millisecond of store time. One
+thread, but for `WatchedDisk`: any.
 """
 
 from __future__ import annotations

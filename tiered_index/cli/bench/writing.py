@@ -1,9 +1,4 @@
-"""The suites of writing: `put`, `compact` and `upload`.
-
-- `put`: how fast entries are taken in, on one core: `put_batch`, its durable flush, and `put` of one entry a call.
-- `compact`: compaction of a full file, alone, and beside a reader of another file whose stalls are measured.
-- `upload`: from sealed files to a storage of folders, and the end of their local copies.
-"""
+"""The suites of writing: `put`, `compact` and `upload`."""
 
 from __future__ import annotations
 
@@ -63,7 +58,7 @@ def _put(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 PUT = Suite("put", _put_specs, _put)
-"""A full file, filled in batches, and single puts; the process stays on one core."""
+"""A full file, filled in batches with durable flushes, and single puts; the process stays on one core."""
 
 
 def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -> None:
@@ -154,7 +149,7 @@ def _compact(setting: Setting, folder: Path, meter: Meter) -> None:
 
 
 COMPACT = Suite("compact", _compact_specs, _compact)
-"""Two compactions of a full file a round."""
+"""A full file a round, alone, and beside a reader of another file whose stalls are measured."""
 
 
 def _alone(setting: Setting, place: Path, meter: Meter) -> None:

@@ -1,9 +1,7 @@
 """`tiered-index demo`: a live store of two million messages through all states, two crashes, every answer checked.
 
-The stages are one method each, in the order in which `command` calls them; figures gather in `figures`. A broker's
-process writes the stream into a store. The ingesting process follows it live, and dies twice; the stream's newest part
-is dispatched in this process and goes through the states one by one, with every lookup made in each. One thread
-beside the engine's own.
+The stages are one method each. A broker's process writes the stream into a store; the ingesting process follows it and
+dies twice; the newest part goes through the states in this process. One thread beside the engine's own.
 """
 
 from __future__ import annotations

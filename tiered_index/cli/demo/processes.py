@@ -1,11 +1,8 @@
 """The demo's two processes: a broker that writes the stream, and `tiered-index ingest --follow`, which is killed.
 
-The broker's process writes everything up to the tail into a RocketMQ store, says so, waits for a word and writes the
-tail. Where each message must lie is computed here from the lengths alone, and answers are compared with that.
-
-The ingesting process follows the store while the broker writes; SIGKILL ends it twice, and it is started again. A kill
-in the middle of an upload is made exact by stopping the process first: its upload can't end while it is stopped, so
-what is unfinished then is unfinished when it dies. One thread.
+The broker writes everything up to the tail into a RocketMQ store, says so, waits for a word and writes the tail. Where
+each message must lie is computed here from the lengths alone. The ingesting process is stopped before it is killed: its
+upload can't end meanwhile, so that it dies in the middle of one. One thread.
 """
 
 from __future__ import annotations
