@@ -73,30 +73,26 @@ def files(session: Session) -> int:
 
 def describe_handle(handle: Handle) -> dict[str, Any]:
     """Return what is known of a file without reading its entries, JSON-ready."""
-    entries: int | None = None
-    size_bytes: int | None = None
-    path: str | None = None
-    stored_as: str | None = None
-    error: str | None = None
-    table: dict[str, Any] | None = None
+    known: dict[str, Any] = dict.fromkeys(("entries", "bytes", "path", "object", "table", "error"))
     if isinstance(handle, CompactedFile):
-        entries = handle.count
+        known["entries"] = handle.count
         if handle.local is not None:
-            path, size_bytes = handle.local.file, handle.local.size_bytes
+            known |= {"path": handle.local.file, "bytes": handle.local.size_bytes}
         if handle.stored is not None:
-            stored_as, size_bytes = handle.stored.stored.name, handle.stored.stored.size_bytes
+            known |= {"object": handle.stored.stored.name, "bytes": handle.stored.stored.size_bytes}
     elif isinstance(handle, UnsealedView):
-        entries, path, size_bytes = handle.count, str(handle.path), handle.journal.layout.unsealed_size
+        size_bytes = handle.journal.layout.unsealed_size
+        known |= {"entries": handle.count, "path": str(handle.path), "bytes": size_bytes}
     elif isinstance(handle, WindowTable):
-        entries, size_bytes = handle.count, sum(stored.size_bytes for stored in handle.shards)
-        table = {
+        known |= {"entries": handle.count, "bytes": sum(stored.size_bytes for stored in handle.shards)}
+        known["table"] = {
             "begin_ms": handle.begin_s * 1000,
             "window_s": handle.window_s,
             "slots": handle.slots.slots,
             "shards": [stored.name for stored in handle.shards],
         }
     elif isinstance(handle, DamagedFile):
-        error = str(handle.error)
+        known["error"] = str(handle.error)
     return {
         "file_id": handle.file_id,
         "state": handle.place,
@@ -104,12 +100,7 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
         "sequence": handle.sequence,
         "begin_ms": handle.second_min * 1000,
         "end_ms": handle.second_max * 1000,
-        "entries": entries,
-        "bytes": size_bytes,
-        "path": path,
-        "object": stored_as,
-        "table": table,
-        "error": error,
+        **known,
     }
 
 

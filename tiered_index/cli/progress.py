@@ -129,7 +129,7 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index; waits out back-pressure for `patience_s` without a flush, or until `stop`."""
+    """Puts into one index; each waits out back-pressure for `patience_s` at most, or until `stop`."""
 
     index: IndexService
     patience_s: float

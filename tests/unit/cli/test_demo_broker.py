@@ -10,12 +10,12 @@ from tiered_index.cli.demo.workload import TOPICS, Workload
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 
-COUNT = 2_000
+COUNT, SEED = 2_000, 7
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    return Workload.generate(COUNT, seed=7)
+    return Workload.generate(COUNT, seed=SEED)
 
 
 def keys_of(workload, number):
@@ -36,7 +36,7 @@ def check(workload, messages):
 def test_the_process_writes_what_was_placed_and_waits_before_the_tail(drawn, tmp_path):
     workload = placed(drawn)
     store = tmp_path / "store"
-    with Broker(drawn, store, tmp_path, 1_900) as broker:
+    with Broker(COUNT, SEED, 1_900, store) as broker:
         broker.wait_written()
         assert broker.is_writing()
         assert len(list(CommitLogReader(store / "commitlog").messages())) == 1_900
@@ -63,9 +63,9 @@ def test_places_behind_blanks(drawn, tmp_path, segment_bytes):
     check(workload, list(CommitLogReader(tmp_path / "commitlog").messages()))
 
 
-def test_a_process_that_fails_says_why(drawn, tmp_path):
+def test_a_process_that_fails_says_why(tmp_path):
     (tmp_path / "store" / "commitlog").mkdir(parents=True)
     (tmp_path / "store" / "consumequeue").touch()
-    with Broker(drawn, tmp_path / "store", tmp_path, 10) as broker, pytest.raises(ProcessFailed, match="exit code"):
+    with Broker(COUNT, SEED, 10, tmp_path / "store") as broker, pytest.raises(ProcessFailed, match="exit code"):
         broker.wait_written()
         broker.write_tail()

@@ -82,12 +82,11 @@ class Stages:
 
     def generate(self) -> None:
         """Make the stream and the expected answers, and start the broker's process."""
-        drawn = Workload.generate(self.messages, seed=self.seed)
-        self.workload = workload = placed(drawn)
-        self.tail_start = int(len(workload) * (1 - _TAIL_SHARE))
-        self.geometry = geometry_of(workload.entries)
         self.store = self.folder / "store"
-        self.broker = self.closing.enter_context(Broker(drawn, self.store, self.folder, self.tail_start))
+        self.tail_start = int(self.messages * (1 - _TAIL_SHARE))
+        self.broker = self.closing.enter_context(Broker(self.messages, self.seed, self.tail_start, self.store))
+        self.workload = workload = placed(Workload.generate(self.messages, seed=self.seed))
+        self.geometry = geometry_of(workload.entries)
         self.checks = LookupChecks(ReferenceAnswers(workload))
         days = (int(workload.timestamp_ms.max()) - int(workload.timestamp_ms.min())) / 86_400_000
         self.figures |= {

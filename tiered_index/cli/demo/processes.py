@@ -193,28 +193,12 @@ def _body_bytes(workload: Workload) -> Array:
 
 
 class Broker:
-    """The process. `workload` is the stream before it was `placed`."""
+    """The process; it draws the stream of `messages` and `seed` itself."""
 
-    def __init__(self, workload: Workload, store: Path, folder: Path, tail_start: int) -> None:
-        plan = folder / "stream.npz"
-        starts = np.searchsorted(workload.entry_message, np.arange(len(workload)))
-        second = np.full(len(workload), -1, np.int64)
-        of = np.flatnonzero(np.diff(workload.entry_message, prepend=-1) == 0)
-        second[workload.entry_message[of]] = workload.entry_key[of]
-        np.savez(
-            plan,
-            topic=workload.topic,
-            queue_id=workload.queue_id,
-            body=_body_bytes(workload),
-            store_ms=workload.timestamp_ms,
-            first=workload.entry_key[starts],
-            second=second,
-            keys=np.array(workload.keys),
-            tail_start=np.array(tail_start),
-        )
+    def __init__(self, messages: int, seed: int, tail_start: int, store: Path) -> None:
         (store / "commitlog").mkdir(parents=True, exist_ok=True)
         self._process = subprocess.Popen(
-            [sys.executable, "-m", _MODULE, str(plan), str(store)],
+            [sys.executable, "-m", _MODULE, str(messages), str(seed), str(tail_start), str(store)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -258,25 +242,29 @@ class Broker:
                 pipe.close()
 
 
-def _write(plan: Path, store: Path) -> None:
+def _write(messages: int, seed: int, tail_start: int, store: Path) -> None:
     """Be the process."""
-    with np.load(plan) as loaded:
-        names = ("topic", "queue_id", "body", "store_ms", "first", "second")
-        columns = [loaded[name].tolist() for name in names]
-        keys, tail_start = loaded["keys"].tolist(), int(loaded["tail_start"])
+    workload = Workload.generate(messages, seed=seed)
+    columns = (workload.topic, workload.queue_id, _body_bytes(workload), workload.timestamp_ms)
+    ends = np.searchsorted(workload.entry_message, np.arange(1, messages + 1))
+    keys = [workload.keys[key] for key in workload.entry_key.tolist()]
     body = bytes(range(_BODY_BYTES))
+    start = 0
     with StoreWriter(store, segment_bytes=SEGMENT_BYTES) as writer:
-        for number, (topic, queue_id, length, store_ms, first, second) in enumerate(zip(*columns, strict=True)):
+        rows = zip(*(column.tolist() for column in (*columns, ends)), strict=True)
+        for number, (topic, queue_id, length, store_ms, end) in enumerate(rows):
             if number == tail_start:
                 writer.flush()
                 sys.stdout.write(_WRITTEN + "\n")
                 sys.stdout.flush()
                 sys.stdin.read()
-            text = keys[first] if second < 0 else f"{keys[first]} {keys[second]}"
+            text = " ".join(keys[start:end])
             writer.put(TOPICS[topic], queue_id, body[:length], keys=text, store_ms=store_ms)
+            start = end
             if number % _FLUSH_MESSAGES == 0:
                 writer.flush()
 
 
 if __name__ == "__main__":
-    _write(Path(sys.argv[1]), Path(sys.argv[2]))
+    _count, _seed, _tail_start = map(int, sys.argv[1:4])
+    _write(_count, _seed, _tail_start, Path(sys.argv[4]))
