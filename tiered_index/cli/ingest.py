@@ -22,7 +22,7 @@ from typer import Argument, Option
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import PatientPut, Progress, settle
+from tiered_index.cli.progress import PatientPut, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources import Batch, Message, Source, columns_of, open_source, source_name
 from tiered_index.config import IndexConfig
@@ -215,7 +215,13 @@ def ingest(
         start = 0 if restart else index.durable_position(name) or 0
         intake = Intake(index, opened, name, skip_bad, patience, position=start)
         with session.progress("ingesting", opened.total) as progress:
-            _take_all(intake, start, progress)
+            try:
+                for batch in opened.batches(start):
+                    intake.take(batch)
+                    progress.update(intake.position, f"{human_count(intake.entries)} entries")
+            except InvalidArgument:
+                index.flush()
+                raise
         index.flush()
         taken_s = time.monotonic() - started_s
         if wait:
@@ -239,16 +245,6 @@ def ingest(
     session.out.answer(document)
     write_ingested(session.out, document)
     return 0
-
-
-def _take_all(intake: Intake, start: int, progress: Progress) -> None:
-    try:
-        for batch in intake.source.batches(start):
-            intake.take(batch)
-            progress.update(intake.position, f"{human_count(intake.entries)} entries")
-    except InvalidArgument:
-        intake.index.flush()
-        raise
 
 
 @command

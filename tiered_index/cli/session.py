@@ -42,21 +42,24 @@ _SETTINGS = "TIERED_INDEX_"
 P = ParamSpec("P")
 
 _common = partial(typer.Option, rich_help_panel="Common options")
-_OPTIONS: dict[str, tuple[Any, Any]] = {
-    "root": (Annotated[Path | None, _common(help="Folder of the local files.")], None),
-    "storage": (
-        Annotated[
-            list[str] | None,
-            _common(help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False),
-        ],
-        None,
-    ),
-    "config": (Annotated[Path | None, _common(help="TOML file of settings.")], None),
-    "json": (Annotated[bool, _common("--json", help="JSON on stdout, errors as JSON on stderr.")], False),
-    "quiet": (Annotated[bool, _common("--quiet", "-q", help="No progress, no notes.")], False),
-    "verbose": (Annotated[bool, _common("--verbose", "-v", help="Log what is being done.")], False),
-    "debug": (Annotated[bool, _common("--debug", help="Log everything; tracebacks.")], False),
-}
+
+
+def _options(
+    *,
+    root: Annotated[Path | None, _common(help="Folder of the local files.")] = None,
+    storage: Annotated[
+        list[str] | None,
+        _common(help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False),
+    ] = None,
+    config: Annotated[Path | None, _common(help="TOML file of settings.")] = None,
+    json: Annotated[bool, _common("--json", help="JSON on stdout, errors as JSON on stderr.")] = False,
+    quiet: Annotated[bool, _common("--quiet", "-q", help="No progress, no notes.")] = False,
+    verbose: Annotated[bool, _common("--verbose", "-v", help="Log what is being done.")] = False,
+    debug: Annotated[bool, _common("--debug", help="Log everything; tracebacks.")] = False,
+) -> Session:
+    """Set logging up; return the session of one command line."""
+    _set_up_logging(verbose=verbose, debug=debug)
+    return Session(Output(as_json=json, quiet=quiet), root, tuple(storage or ()), config, debug)
 
 
 @dataclass(frozen=True)
@@ -147,22 +150,20 @@ def own_environment(keep: str | None = None, more: Mapping[str, str] | None = No
         os.environ.update(before)
 
 
+def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    hints = typing.get_type_hints(function, include_extras=True)
+    return [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
+
+
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
     """Return `function` as a typer command; what it returns is the exit code."""
-    hints = typing.get_type_hints(function, include_extras=True)
-    own = list(inspect.signature(function).parameters.values())[1:]
-    parameters = [p.replace(annotation=hints[p.name]) for p in own]
-    parameters += [
-        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-        for name, (annotation, default) in _OPTIONS.items()
-    ]
+    common = _parameters(_options)
+    parameters = [*_parameters(function)[1:], *common]
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
-        given: dict[str, Any] = {name: kwargs.pop(name) for name in _OPTIONS}
-        out = Output(as_json=given["json"], quiet=given["quiet"])
-        _set_up_logging(verbose=given["verbose"], debug=given["debug"])
-        session = Session(out, given["root"], tuple(given["storage"] or ()), given["config"], given["debug"])
+        given: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in common}
+        session = _options(**given)
 
         def act() -> int:
             for value in kwargs.values():

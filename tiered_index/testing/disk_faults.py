@@ -126,11 +126,9 @@ class _NameChange:
 
 
 class FaultDisk(Disk):
-    """The real file system, with scripted faults.
+    """The real file system, with scripted faults; `chance` decides what a failed sync wrote anyway (None: nothing).
 
-    `chance` decides what a failed sync wrote all the same (None: nothing).
-
-    `watch` is told of each call before it acts, and of each write when half of it is done (``torn``).
+    `watch` is called with each call's name before it acts, and with ``torn`` when half of a write is done.
     """
 
     def __init__(self, *, chance: random.Random | None = None, watch: Callable[[str], None] | None = None) -> None:
@@ -160,9 +158,7 @@ class FaultDisk(Disk):
         error: int | Callable[[str], int | None] = errno.EIO,
         torn: bool = False,
     ) -> None:
-        """Raise `OSError(error)` before acting; `times` calls in a row (None: all from then on).
-
-        `torn`: a pwrite writes half first.
+        """Raise `OSError(error)` before acting, `times` calls in a row (None: all); `torn`: a pwrite writes half first.
 
         `error` may be a function of the operation; where it returns None the call is not struck.
         """
@@ -223,9 +219,7 @@ class FaultDisk(Disk):
             return other
 
     def lose_unsynced(self, rng: random.Random | None = None, kept: Kept = "sectors") -> None:
-        """Bring the files to a state that a power cut could leave; call it when nobody has them open.
-
-        From here on all of it is durable.
+        """Bring the files to a state that a power cut could leave, all durable; call it when nobody has them open.
 
         Without `rng` everything unsynced is lost: bytes since a file's last sync, names since their folder's; with it,
         `kept` says what is.
