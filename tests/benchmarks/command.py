@@ -91,7 +91,7 @@ def benchmarks(
     names = _chosen(session, suites)
     layout = layout_of(preset, slots, items, quick=quick)
     setting = replace(
-        SparkSetting.of(layout, rounds, quick=quick, storage=session.storage),
+        SparkSetting(layout, rounds, quick=quick, storage=session.storage),
         spark_entries=entries,
         masters=tuple(master or ()),
         scale=tuple(scale or ()),

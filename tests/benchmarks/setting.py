@@ -23,7 +23,7 @@ _LOCAL = re.compile(r"local\[([0-9]+)\]")
 _CLUSTER = re.compile(r"local-cluster\[([0-9]+),([0-9]+),[0-9]+\]")
 
 
-@dataclass(frozen=True)
+@dataclass
 class SparkSetting(Setting):
     """A setting with the options that only the suites of Spark have; empty ones were not given."""
 

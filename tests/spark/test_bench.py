@@ -44,7 +44,7 @@ from tiered_index.spark import build, look_up
 from tiered_index.testing.s3_server import REGION
 
 LAYOUT = IndexConfig(slots=64, items=2_000).layout()
-SETTING = SparkSetting.of(LAYOUT, 1, quick=True)
+SETTING = SparkSetting(LAYOUT, 1, quick=True)
 AMOUNTS = SparkAmounts.of(SETTING)
 
 

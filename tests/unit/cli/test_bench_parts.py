@@ -26,7 +26,7 @@ ALL_SUITES = [*SUITES.values(), *benchmarks.SUITES.values()]
 
 @pytest.fixture
 def setting():
-    return SparkSetting.of(Layout(NATIVE, NATIVE.schema, 50, 1_000), 3, quick=True)
+    return SparkSetting(Layout(NATIVE, NATIVE.schema, 50, 1_000), 3, quick=True)
 
 
 @pytest.mark.parametrize(("goal", "value", "met", "ratio"), [
@@ -195,7 +195,7 @@ def test_the_report_says_what_was_missed(setting, tmp_path, capsys):
 
 @pytest.mark.parametrize("suite", ALL_SUITES, ids=lambda suite: suite.name)
 def test_goals_of_whole_files_count_at_full_size_only(suite, setting):
-    name, full = suite.name, SparkSetting.of(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
+    name, full = suite.name, SparkSetting(Layout(NATIVE, NATIVE.schema, 5_000_000, 20_000_000), 3, quick=False)
     small_goals, goals = ({s.name for s in suite.specs(at) if s.goal is not None} for at in (setting, full))
     extra = {"compact": 3, "recovery": 2, "cold": 6}.get(name, 0)
     assert len(goals) == len(small_goals) + extra
@@ -209,7 +209,7 @@ def test_annotations_of_the_suites_are_those_of_the_protocol():
 
 
 def test_keys_of_equal_hash_are_answered_together_only_where_files_know_no_better(setting):
-    plain = Setting.of(Layout(ROCKETMQ, ROCKETMQ.schema, 50, 1_000), 3, quick=True)
+    plain = Setting(Layout(ROCKETMQ, ROCKETMQ.schema, 50, 1_000), 3, quick=True)
     for found, expected, fits in (
         (9, 10, (False, False)),
         (10, 10, (True, True)),

@@ -78,7 +78,7 @@ def bench(
     """
     check_places(session, suites, {"cold": check_storage})
     layout = layout_of(preset, slots, items, quick=quick)
-    setting = Setting.of(layout, rounds, quick=quick, storage=session.storage)
+    setting = Setting(layout, rounds, quick=quick, storage=session.storage)
     space_bytes = max(setting.space_bytes, ColdAmounts.of(setting).space_bytes)
     chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
     return measure(session, chosen, setting, root_dir, out, space_bytes)

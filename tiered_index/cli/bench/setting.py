@@ -12,9 +12,9 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -97,43 +97,29 @@ FLUSH_ENTRIES = 1_000_000
 """
 
 
-@dataclass(frozen=True)
+@dataclass
 class Setting:
-    """Geometry of the files, and how much of everything is measured in each of `rounds` rounds."""
+    """Geometry of the files, and how much of everything is measured in each of `rounds` rounds.
+
+    `storage` is the URI that suite `cold` reads from, if any.
+    """
 
     layout: Layout
     rounds: int
-    singles: int
-    lookups: int
-    many: int
-    small_files: int
-    pause_files: int
-    pause_rows: int
-    pause_seal_s: float
-    idle_s: float
-    log_messages: int
-    quick: bool = False
-    storage: str | None = None
+    quick: bool = field(kw_only=True)
+    storage: str | None = field(default=None, kw_only=True)
 
-    @classmethod
-    def of(cls, layout: Layout, rounds: int, *, quick: bool, storage: str | None = None) -> Self:
-        """Return the amounts for a geometry; `storage` is the URI that suite `cold` reads from, if any."""
-        items = layout.items
-        return cls(
-            layout=layout,
-            rounds=rounds,
-            singles=min(200_000 if quick else 1_000_000, items),
-            lookups=min(5_000 if quick else 20_000, items),
-            many=min(50_000 if quick else 100_000, items),
-            small_files=min(1_000, max(10, items // 200)),
-            pause_files=2,
-            pause_rows=min(1_000, max(1, items // 100)),
-            pause_seal_s=min(5.0, max(0.5, items / 1_000_000)),
-            idle_s=min(1.0 if quick else 3.0, items / 100_000),
-            log_messages=min(100_000 if quick else 500_000, items),
-            quick=quick,
-            storage=storage,
-        )
+    def __post_init__(self) -> None:
+        items, quick = self.layout.items, self.quick
+        self.singles = min(200_000 if quick else 1_000_000, items)
+        self.lookups = min(5_000 if quick else 20_000, items)
+        self.many = min(50_000 if quick else 100_000, items)
+        self.small_files = min(1_000, max(10, items // 200))
+        self.pause_files = 2
+        self.pause_rows = min(1_000, max(1, items // 100))
+        self.pause_seal_s = min(5.0, max(0.5, items / 1_000_000))
+        self.idle_s = min(1.0 if quick else 3.0, items / 100_000)
+        self.log_messages = min(100_000 if quick else 500_000, items)
 
     @property
     def entries(self) -> int:
@@ -300,11 +286,8 @@ def plain_copy(source: Path, target: Path) -> None:
 @contextlib.contextmanager
 def scratch(parent: Path) -> Iterator[Path]:
     """A fresh folder in `parent`, deleted at the end."""
-    folder = Path(tempfile.mkdtemp(prefix="tiered-index-bench-", dir=parent))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix="tiered-index-bench-", dir=parent, ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def require(found: object, expected: object, what: str) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib.util
-import shutil
 import tempfile
 import time
 import uuid
@@ -282,7 +281,9 @@ def demo(
             census = stages.read_without_state()
         finally:
             if keep is None and session.storage is not None:
-                _delete_all(config)
+                with open_storage(place.uri, options=config.s3) as storage:
+                    storage.abort_uploads()
+                    storage.delete_many([info.name for info in storage.list()])
     wrong = bool(census.lost or census.strange or stages.figures["wrong_answers"])
     figures = {"status": "wrong" if wrong else "ok", "storage": place.label, **stages.figures}
     figures["elapsed_s"] = round(time.monotonic() - started_s, 1)
@@ -324,17 +325,8 @@ def _folder(keep: Path | None) -> Iterator[Path]:
         keep.mkdir(parents=True, exist_ok=True)
         yield keep.absolute()
         return
-    folder = Path(tempfile.mkdtemp(prefix="tiered-index-demo-"))
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def _delete_all(config: IndexConfig) -> None:
-    with open_storage(str(config.storage), options=config.s3) as storage:
-        storage.abort_uploads()
-        storage.delete_many([info.name for info in storage.list()])
+    with tempfile.TemporaryDirectory(prefix="tiered-index-demo-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
 
 
 def _write(out: Output, figures: dict[str, Any]) -> None:
