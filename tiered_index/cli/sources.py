@@ -1,12 +1,7 @@
 """The files that `ingest` takes, NDJSON and Parquet, and the name under which the index keeps a source's position.
 
-The name holds the absolute path and a fingerprint of the content: `file:PATH#LENGTH-HASH`. So the index itself, which
-keeps positions durably and in the storage's log, can tell the same file (also one that has grown at its end) from
-another one at the same path.
-
-A source yields batches. A batch has its columns ready where no value in it is in doubt (`columns`), and can always be
-walked message by message (`records`), which is slow, exact, and names the place of whatever is wrong. Positions count
-in the source's `unit`; the same content has the same positions for ever.
+The name holds the absolute path and a fingerprint of the content, `file:PATH#LENGTH-HASH`: it tells the same file, also
+one that has grown at its end, from another one at the same path. Positions count in the source's `unit`.
 
 NDJSON files, plain or gzipped: one JSON object a line, a position is a byte offset in the uncompressed text.
 
@@ -78,7 +73,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """A run of messages that ends at position `end`; `columns` are None where only `records` can tell what is in it."""
+    """Messages up to position `end`; `records` is slow, exact and names what is wrong; `columns` is None in doubt."""
 
     columns: pa.RecordBatch | None
     messages: int

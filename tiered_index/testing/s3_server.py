@@ -3,9 +3,8 @@
     with s3_server() as server:
         bucket = server.new_bucket()
 
-It ends when the block does, and also when the process that started it dies, because it reads that process's pipe to the
-end. moto keeps everything in memory and copies whole objects for a range: keep objects below 16 MiB and measure nothing
-here.
+It ends with the block, and with the process that started it, whose pipe it reads to the end. moto keeps everything in
+memory and copies whole objects for a range: keep objects below 16 MiB and measure nothing here.
 """
 
 from __future__ import annotations

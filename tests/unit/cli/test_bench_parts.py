@@ -12,12 +12,11 @@ import pytest
 
 from tests.benchmarks import command as benchmarks
 from tests.benchmarks.setting import SparkSetting
-from tiered_index.cli.bench import machine
 from tiered_index.cli.bench import setting as messages
 from tiered_index.cli.bench.command import SUITES, print_report, run_suites
 from tiered_index.cli.bench.figures import Figure, Meter, Spec, at_least, at_most, percentiles_us
 from tiered_index.cli.bench.reading import require_answers
-from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
+from tiered_index.cli.bench.setting import MemoryWatch, Setting, WatchedDisk, cores, fill, pinned, require
 from tiered_index.cli.output import Output
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 
@@ -89,7 +88,7 @@ def test_percentiles_are_microseconds():
 
 def test_every_thread_is_pinned_and_set_free_again():
     usable = os.sched_getaffinity(0)
-    measured, other = machine.cores()
+    measured, other = cores()
     assert {measured, other} <= usable
     started, end, seen = threading.Event(), threading.Event(), []
 
@@ -101,7 +100,7 @@ def test_every_thread_is_pinned_and_set_free_again():
     thread = threading.Thread(target=look)
     thread.start()
     assert started.wait(10)
-    with machine.pinned(measured):
+    with pinned(measured):
         assert os.sched_getaffinity(0) == {measured}
         end.set()
         thread.join()
@@ -110,7 +109,7 @@ def test_every_thread_is_pinned_and_set_free_again():
 
 
 def test_memory_that_is_taken_is_seen():
-    with machine.MemoryWatch() as memory:
+    with MemoryWatch() as memory:
         held = np.ones(8 << 20)  # 64 MiB
         deadline = threading.Event()
         for _ in range(1_000):

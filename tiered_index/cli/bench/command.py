@@ -10,7 +10,7 @@ import pstats
 import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -20,10 +20,9 @@ from typer import Argument, Option
 
 from tiered_index.cli.bench.cold import COLD, check_storage
 from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
-from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.pause import PAUSE
 from tiered_index.cli.bench.reading import COMMITLOG, LOOKUP, RECOVERY
-from tiered_index.cli.bench.setting import ColdAmounts, Setting, scratch
+from tiered_index.cli.bench.setting import ColdAmounts, Setting, facts, scratch
 from tiered_index.cli.bench.writing import COMPACT, PUT, UPLOAD
 from tiered_index.cli.output import Output, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command, own_environment
@@ -140,7 +139,7 @@ def measure(
         "machine": machine,
         "setting": setting.describe(),
         "figures": [figure.to_dict() for figure in figures],
-        "tables": [table.to_dict() for table in tables],
+        "tables": [asdict(table) for table in tables],
         "missed": [f"{figure.suite}: {figure.spec.name}" for figure in figures if figure.met is False],
         "elapsed_s": round(elapsed_s, 1),
     }

@@ -28,10 +28,6 @@ class Table:
     rows: tuple[tuple[Any, ...], ...]
     suite: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the table JSON-ready."""
-        return {"suite": self.suite, **asdict(self)}
-
 
 class Section:
     """Time of a piece of work, summed over every time it is entered."""

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from tiered_index.cli.bench.figures import Goal, Meter, Spec, Suite, at_least, at_most, percentiles_us
-from tiered_index.cli.bench.machine import cores, pinned, settle
 from tiered_index.cli.bench.setting import (
     ABSENT,
     START_MS,
@@ -18,11 +17,14 @@ from tiered_index.cli.bench.setting import (
     Setting,
     UnsyncedDisk,
     compact_only,
+    cores,
     fill,
     keys_of,
     numbers_of,
+    pinned,
     require,
     scratch,
+    settle,
     without_uploads,
 )
 from tiered_index.format.layout import Layout

@@ -16,20 +16,24 @@ from pathlib import Path
 import numpy as np
 
 from tiered_index.cli.bench.figures import Meter, Section, Spec, Suite, at_least, at_most, percentiles_us
-from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
 from tiered_index.cli.bench.setting import (
     FLUSH_ENTRIES,
     START_MS,
     TOPIC,
+    MemoryWatch,
     Setting,
     WatchedDisk,
     compact_only,
+    cores,
     fill,
     keys_of,
     numbers_of,
+    pin_thread,
+    pinned,
     plain_copy,
     require,
     scratch,
+    settle,
     without_uploads,
 )
 from tiered_index.format.layout import Layout
