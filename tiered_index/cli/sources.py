@@ -73,7 +73,7 @@ class Record:
 
 @dataclass(frozen=True)
 class Batch:
-    """Messages up to position `end`; `records` is slow, exact and names what is wrong; `columns` is None in doubt."""
+    """Messages up to position `end`; `columns` is None where only `records`, slow and exact, can say what is wrong."""
 
     columns: pa.RecordBatch | None
     messages: int
@@ -88,15 +88,8 @@ def checked_message(fields: Mapping[str, Any]) -> Message:
     keys = fields["keys"]
     if not isinstance(keys, list):
         raise InvalidArgument(f"keys must be a list of text, not {keys!r:.80}")
-    topic, queue_id, offset, size, second, _ = message_row(
-        fields["topic"],
-        fields["queue_id"],
-        fields["offset"],
-        fields["size"],
-        fields["timestamp_ms"],
-        {},
-        ROCKETMQ_SCHEMA,
-    )
+    topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
+    topic, queue_id, offset, size, second, _ = message_row(topic, queue_id, offset, size, time_ms, {}, ROCKETMQ_SCHEMA)
     topic_id = fields.get("topic_id")
     return Message(
         topic,
