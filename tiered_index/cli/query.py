@@ -112,23 +112,16 @@ def query(
     page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
     with contextlib.ExitStack() as stack:
 
-        def reader() -> IndexReader:
-            return stack.enter_context(session.open_reader(config))
+        def open_lookup() -> Callable[..., Any]:
+            reader = stack.enter_context(session.open_reader(config))
+            look_up = partial(reader.messages, source=_source(store, reader, config)) if messages else reader.query
+            return partial(look_up, topic, key, begin, end, page, allow_partial=allow_partial)
 
-        def open_lookup() -> Callable[..., QueryResult]:
-            return partial(reader().query, topic, key, begin, end, page, allow_partial=allow_partial)
-
-        def open_messages() -> Callable[..., MessagesResult]:
-            index = reader()
-            source = _source(store, index, config)
-            return partial(index.messages, topic, key, begin, end, page, allow_partial=allow_partial, source=source)
-
+        nothing: Any = QueryResult(items=(), status="partial")
         if messages:
-            none = MessagesResult(messages=(), status="partial")
-            found = Pages(open_messages, none, cursor, budget, every=every, explaining=explaining)
-            return _write_messages(session.out, found, body or "text")
-        nothing = QueryResult(items=(), status="partial")
-        return _write(session.out, Pages(open_lookup, nothing, cursor, budget, every=every, explaining=explaining))
+            nothing = MessagesResult(messages=(), status="partial")
+        pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, explaining=explaining)
+        return _write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 
 
 def _source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
