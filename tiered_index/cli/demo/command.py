@@ -20,7 +20,7 @@ from typing import Annotated, Any
 from typer import Option
 
 from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
-from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
+from tiered_index.cli.demo.processes import Broker, Follower, Geometry, placed, upload_under_way
 from tiered_index.cli.demo.workload import TOPICS, ReferenceAnswers, Workload
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
@@ -50,14 +50,6 @@ _PAGE, _COLD_PAGE = 1000, 5000
 Say = Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """Slots and items of the demo's files."""
-
-    slots: int
-    items: int
-
-
 def geometry_of(entries: int) -> Geometry:
     """Return a geometry that gives some nine files, each an object of 6 to 10 MiB."""
     items = min(_MAX_ITEMS, max(2, entries // _FILES))
@@ -85,7 +77,6 @@ class Stages:
         self.tail_start = int(self.messages * (1 - _TAIL_SHARE))
         self.broker = self.closing.enter_context(Broker(self.messages, self.seed, self.tail_start, self.store))
         self.workload = workload = placed(Workload.generate(self.messages, seed=self.seed))
-        self.geometry = geometry_of(workload.entries)
         self.checks = LookupChecks(ReferenceAnswers(workload))
         days = (int(workload.timestamp_ms.max()) - int(workload.timestamp_ms.min())) / 86_400_000
         self.figures |= {
@@ -101,14 +92,8 @@ class Stages:
     def follow_and_die(self) -> None:
         """Run the ingesting process three times: killed while it writes, killed in an upload, to the log's end."""
         assert self.config.root is not None and self.config.storage is not None
-        follower = Follower(
-            self.store,
-            self.config.root,
-            self.config.storage,
-            self.geometry.slots,
-            self.geometry.items,
-            self.config_file,
-        )
+        geometry = geometry_of(self.workload.entries)
+        follower = Follower(self.store, self.config.root, self.config.storage, geometry, self.config_file)
         store = StoreDirectory.open(self.store)
         end = int(self.workload.offset[self.tail_start - 1] + self.workload.size[self.tail_start - 1])
         kills: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -43,6 +43,13 @@ class ProcessFailed(TieredIndexError):
     exit_code = 1
 
 
+class Geometry(NamedTuple):
+    """Slots and items of the demo's files."""
+
+    slots: int
+    items: int
+
+
 @dataclass(frozen=True)
 class Follower:
     """How to start the process; its environment is this one's."""
@@ -50,8 +57,7 @@ class Follower:
     source: Path
     root: Path
     storage_uri: str
-    slots: int
-    items: int
+    geometry: Geometry
     config_file: Path | None = None
 
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
@@ -114,7 +120,8 @@ class Follower:
         return document
 
     def _ingest(self) -> tuple[str, ...]:
-        return ("ingest", str(self.source), "--follow", "--slots", str(self.slots), "--items", str(self.items))
+        slots, items = map(str, self.geometry)
+        return ("ingest", str(self.source), "--follow", "--slots", slots, "--items", items)
 
     @contextlib.contextmanager
     def _started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
