@@ -15,7 +15,7 @@ a short list.
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 __all__ = [
     "BackPressure",
@@ -51,6 +51,10 @@ class TieredIndexError(Exception):
     """Base of every error this package raises on purpose."""
 
     exit_code = 70
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # by attributes, since a class's message is not always one of its arguments
+        return _restored, (type(self), self.args), self.__dict__
 
 
 class InvalidArgument(TieredIndexError, ValueError):
@@ -190,6 +194,13 @@ class BudgetExceeded(PartialAnswer):
     def __init__(self, message: str, *, failed: tuple[object, ...] = (), result: object = None) -> None:
         super().__init__(message, failed=failed)
         self.result = result
+
+
+def _restored(kind: type[TieredIndexError], args: tuple[object, ...]) -> TieredIndexError:
+    """Return an unpickled error, which gets its attributes afterwards."""
+    error = kind.__new__(kind)
+    error.args = args
+    return error
 
 
 def without_frames(error: E) -> E:

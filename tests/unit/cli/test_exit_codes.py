@@ -5,6 +5,7 @@ process.
 from __future__ import annotations
 
 import json
+import pickle
 import subprocess
 import sys
 
@@ -70,6 +71,14 @@ def test_the_code_of_every_error(error, code):
 
 def test_every_error_class_of_ours_has_a_code_of_the_contract():
     assert {getattr(errors, name).exit_code for name in errors.__all__} <= {2, 3, 4, 5, 6, 7, 70}
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda value: type(value).__name__)
+def test_an_error_can_be_pickled(error):
+    error.more = [1]
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        copy = pickle.loads(pickle.dumps(error, protocol))
+        assert (type(copy), str(copy), copy.args, vars(copy)) == (type(error), str(error), error.args, vars(error))
 
 
 def test_a_returned_code_is_the_exit_code():
