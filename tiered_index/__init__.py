@@ -8,14 +8,19 @@
 every setting, `errors` every error, sorted by what the caller should do next.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from tiered_index._version import __version__
-from tiered_index.config import IndexConfig
-from tiered_index.format.hashing import hash_key_sql
-from tiered_index.format.hashing import key_hash as hash_key
-from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
-from tiered_index.service.reader import IndexReader
-from tiered_index.types import FileReport, IndexItem, KeyedIndexItem, Lookup, QueryResult, column
+
+if TYPE_CHECKING:
+    from tiered_index.config import IndexConfig
+    from tiered_index.format.hashing import hash_key_sql
+    from tiered_index.format.hashing import key_hash as hash_key
+    from tiered_index.service.index import IndexService
+    from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
+    from tiered_index.service.reader import IndexReader
+    from tiered_index.types import FileReport, IndexItem, KeyedIndexItem, Lookup, QueryResult, column
 
 __all__ = [
     "Fetched",
@@ -34,3 +39,35 @@ __all__ = [
     "hash_key",
     "hash_key_sql",
 ]
+
+# Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
+_MODULES = {
+    "Fetched": "service.lookup.messages",
+    "FileReport": "types",
+    "IndexConfig": "config",
+    "IndexItem": "types",
+    "IndexReader": "service.reader",
+    "IndexService": "service.index",
+    "KeyedIndexItem": "types",
+    "Lookup": "types",
+    "MessageSource": "service.lookup.messages",
+    "MessagesResult": "service.lookup.messages",
+    "QueryResult": "types",
+    "column": "types",
+    "hash_key": "format.hashing",
+    "hash_key_sql": "format.hashing",
+}
+
+
+def __getattr__(name: str) -> Any:
+    try:
+        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
+    except ModuleNotFoundError as error:
+        if name in _MODULES or error.name != f"{__name__}.{name}":
+            raise
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
+    return getattr(module, "key_hash" if name == "hash_key" else name) if name in _MODULES else module
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -7,7 +7,6 @@ Runs beside the broker and only reads. With --json and --follow stdout has a sta
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -239,7 +238,7 @@ class Follower:
             }
         )
         self._new_losses.clear()
-        sys.stdout.flush()
+        self.session.out.flush()
 
     def _problems(self) -> list[str]:
         found = list(self.index.health()["problems"])

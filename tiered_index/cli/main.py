@@ -7,6 +7,7 @@ or full disk, 70 unexpected, 130 interrupted.
 
 from __future__ import annotations
 
+import io
 import sys
 from typing import Annotated, Any
 
@@ -20,12 +21,13 @@ from tiered_index.cli.files import dump, files, inspect
 from tiered_index.cli.ingest import import_classic, ingest
 from tiered_index.cli.maintenance import orphans, recover, verify
 from tiered_index.cli.merge import merge
-from tiered_index.cli.output import Output, printable
+from tiered_index.cli.output import Output, discard, printable, tell
 from tiered_index.cli.query import message, query
 from tiered_index.cli.spark.audit import audit
 from tiered_index.cli.spark.build import build, compact
 from tiered_index.cli.spark.build import merge as merge_on_spark
 from tiered_index.cli.spark.lookup import lookup
+from tiered_index.errors import DiskFull
 
 USAGE = 2
 INTERRUPTED = 130
@@ -90,8 +92,14 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
             Output(as_json=True).error(error.__class__.__name__, error.format_message())
         else:
             error.message = printable(error.message)
-            error.show(file=sys.stderr)
+            text = io.StringIO()
+            error.show(file=text)
+            tell(text.getvalue())
         code = USAGE
     except typer.Abort:
         code = INTERRUPTED
+    except OSError as error:  # of help and usage: commands report theirs themselves
+        discard(sys.stdout)
+        Output(as_json="--json" in given).error("DiskFull", f"stdout can't be written: {error.strerror}")
+        code = DiskFull.exit_code
     sys.exit(code if isinstance(code, int) else 0)

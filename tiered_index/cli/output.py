@@ -10,19 +10,22 @@ Topics, keys, names and servers' messages are untrusted text: all that is writte
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import logging
+import os
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from tiered_index.errors import CorruptFile, LockHeld, TieredIndexError
+from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
@@ -127,11 +130,11 @@ class Output:
     def answer(self, document: dict[str, Any], *, streamed: bool = False) -> None:
         """Write the one JSON document of a command, or the last line of its NDJSON."""
         if self.as_json:
-            sys.stdout.write(_json(document, indent=2 if self._terminal and not streamed else None))
+            self._write(_json(document, indent=2 if self._terminal and not streamed else None))
 
     def record(self, record: dict[str, Any]) -> None:
         """Write one line of NDJSON, for people, too."""
-        sys.stdout.write(_json(record))
+        self._write(_json(record))
 
     def line(self, text: str = "") -> None:
         """Write one line of text."""
@@ -154,7 +157,9 @@ class Output:
         for row in rows:
             table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
         width = None if self._terminal else _WIDE
-        Console(file=sys.stdout, width=width, highlight=False, soft_wrap=False).print(table)
+        drawn = io.StringIO()
+        Console(file=drawn, force_terminal=self._terminal, width=width, highlight=False, soft_wrap=False).print(table)
+        self._write(drawn.getvalue())
 
     def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
         """Write names and values, one a line, integers with separators; what is None is left out."""
@@ -175,12 +180,29 @@ class Output:
 
     def _text(self, text: str) -> None:
         if not self.as_json:
-            sys.stdout.write(text + "\n")
+            self._write(text + "\n")
+
+    def _write(self, text: str) -> None:
+        try:
+            sys.stdout.write(text)
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _lost(error) from error
+
+    def flush(self) -> None:
+        """Have what was written go out. Raises `DiskFull` where stdout takes no more, `BrokenPipeError`."""
+        try:
+            sys.stdout.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise _lost(error) from error
 
     def note(self, text: str) -> None:
         """Tell the user something that is no answer; silent with --quiet."""
         if not self.quiet:
-            sys.stderr.write(printable(text) + "\n")
+            tell(printable(text) + "\n")
 
     def remark(self, text: str) -> None:
         """Tell people on stderr what a program finds in the document; silent with --quiet."""
@@ -190,18 +212,38 @@ class Output:
     def error(self, kind: str, message: str, **details: Any) -> None:
         """Report an error on stderr: one line, or one JSON document."""
         if self.as_json:
-            sys.stderr.write(_json({"error": {"type": kind, "message": message, **details}}))
+            tell(_json({"error": {"type": kind, "message": message, **details}}))
         else:
-            sys.stderr.write(_printable_lines(f"tiered-index: {message}", "    ") + "\n")
+            tell(_printable_lines(f"tiered-index: {message}", "    ") + "\n")
 
     def error_line(self, text: str) -> None:
         """Add a line for people to an error that was reported."""
         if not self.as_json:
-            sys.stderr.write(f"  {printable(text)}\n")
+            tell(f"  {printable(text)}\n")
 
     def traceback(self, error: BaseException) -> None:
         """Show on stderr where an error came from."""
-        sys.stderr.write(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
+        tell(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
+
+
+def tell(text: str) -> None:
+    """Write to stderr; what can't be written there is no reason to stop."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except OSError:
+        discard(sys.stderr)
+
+
+def _lost(error: OSError) -> DiskFull:
+    discard(sys.stdout)
+    return DiskFull(f"stdout can't be written: {error.strerror}")
+
+
+def discard(stream: TextIO) -> None:
+    """Let what is written to a stream go nowhere: else the interpreter would complain when it flushes at exit."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _json(document: dict[str, Any], indent: int | None = None) -> str:

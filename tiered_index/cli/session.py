@@ -22,7 +22,7 @@ from typing import Annotated, Any, Concatenate, ParamSpec
 import typer
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.output import Output, PrintableFormatter, describe_error
+from tiered_index.cli.output import Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
@@ -187,14 +187,12 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
 def _guarded(session: Session, act: Callable[[], int]) -> int:
     try:
         code = act()
-        sys.stdout.flush()
+        session.out.flush()
     except TieredIndexError as error:
         _report(session, error, str(error), describe_error(error))
         return error.exit_code
     except BrokenPipeError:
-        # nobody reads on; without this the interpreter would complain when it flushes at exit
-        with contextlib.suppress(OSError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard(sys.stdout)  # nobody reads on
         return _CLOSED_PIPE
     except KeyboardInterrupt:
         session.out.note("interrupted")
