@@ -195,13 +195,13 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def parse_time(text: str) -> int:
-    """Return the epoch milliseconds of a time as people write it: a number of them, or ISO 8601.
+    """Return the epoch milliseconds of a time as people write it, a bound of a range: a number of them, or ISO 8601.
 
-    For example ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14`` (its
+    What lies outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14`` (its
     midnight); UTC where no zone is given. Raises `ValueError` naming the text.
     """
     text = text.strip()
-    if text.isascii() and text.isdigit():
+    if text.isascii() and text.removeprefix("-").isdigit():
         time_ms = int(text)
     else:
         try:
@@ -213,6 +213,4 @@ def parse_time(text: str) -> int:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         time_ms = (moment - EPOCH) // timedelta(milliseconds=1)
-    if not 0 <= time_ms <= MAX_TIMESTAMP_MS:
-        raise ValueError(f"{text!r} lies outside 1970 to 9999")
-    return time_ms
+    return min(max(time_ms, 0), MAX_TIMESTAMP_MS)
