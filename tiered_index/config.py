@@ -6,12 +6,15 @@ key is an error in every source. Instances are immutable.
 
 from __future__ import annotations
 
+import difflib
 import os
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from pydantic import Field, ValidationError, field_validator
+from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tiered_index.errors import ConfigError
@@ -23,7 +26,7 @@ from tiered_index.storage.opening import split_uri
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 
-__all__ = ["IndexConfig"]
+__all__ = ["IndexConfig", "ReaderSettings", "Settings"]
 
 _PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's own tests, which are no settings
@@ -110,8 +113,7 @@ class IndexConfig(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            problems = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'settings'}: {e['msg']}" for e in error.errors())
-            raise ConfigError(f"configuration: {problems}") from error
+            raise ConfigError("; ".join(map(_problem, error.errors()))) from error
         except ConfigError:
             raise
         except ValueError as error:
@@ -143,7 +145,7 @@ class IndexConfig(BaseSettings):
         return init_settings, env_settings
 
     @classmethod
-    def load(cls, config_file: Path | None = None, **given: Any) -> IndexConfig:
+    def load(cls, config_file: Path | None = None, **given: Unpack[Settings]) -> IndexConfig:
         """Return the configuration of a TOML file, the environment and arguments (None counts as not given).
 
         Raises `ConfigError` naming every key that is unknown or wrong.
@@ -154,14 +156,16 @@ class IndexConfig(BaseSettings):
                 values = tomllib.loads(absolute_path(config_file).read_text())
             except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file}: {error}") from error
-        known = set(cls.model_fields)
+        for name in values:
+            if name not in cls.model_fields:
+                raise ConfigError(f"{config_file}: {_unknown(name, cls.model_fields)}")
         for name in os.environ:
             if name.upper().startswith(_PREFIX) and not name.upper().startswith(_TESTS_PREFIX):
-                field = name[len(_PREFIX) :].lower().split("__")[0]
-                if field not in known:
-                    raise ConfigError(f"environment variable {name} is no setting of tiered_index")
+                field, *inner = name[len(_PREFIX) :].lower().split("__")
+                if field not in cls.model_fields:
+                    raise ConfigError(f"environment variable {name}: {_unknown(field, cls.model_fields)}")
                 # the environment wins over the file
-                _without(values, name[len(_PREFIX) :].lower().split("__"))
+                _without(values, [field, *inner])
         values = _merged(values, {name: value for name, value in given.items() if value is not None})
         return cls(**values)
 
@@ -175,6 +179,84 @@ class IndexConfig(BaseSettings):
         slots = preset.slots if self.slots is None else self.slots
         items = preset.items if self.items is None else self.items
         return Layout(preset, self.schema_of(), slots, items)
+
+
+class ReaderSettings(TypedDict, total=False):
+    """The settings by name; None counts as not given."""
+
+    preset: Literal["native", "rocketmq"] | None
+    slots: int | None
+    items: int | None
+    item_type: type[IndexItem] | None
+    offset_space: Literal["commitlog", "tiered_queue", "custom"] | None
+    flush_interval_s: float | None
+    buffer_max_entries: int | None
+    buffer_max_bytes: int | None
+    disk_max_bytes: int | None
+    seal_after_s: float | None
+    compaction: Literal["local", "spark"] | None
+    compact_timeout_s: float | None
+    local_keep_s: float | None
+    local_keep_bytes: int | None
+    max_late_s: float | None
+    max_early_s: float | None
+    upload_part_bytes: int | None
+    query_threads: int | None
+    coalesce_gap_bytes: int | None
+    block_cache_bytes: int | None
+    directory_cache_bytes: int | None
+    cache_dir: str | Path | None
+    cache_max_bytes: int | None
+    filter_after_probes: int | None
+    prices: PriceTable | dict[str, Any] | None
+    lease_ttl_s: float | None
+    lifecycle_interval_s: float | None
+    refresh_interval_s: float | None
+    checkpoint_every: int | None
+    background: bool | None
+    s3: S3Options | dict[str, Any] | None
+
+
+class Settings(ReaderSettings, total=False):
+    """The same with those that name an index."""
+
+    root: str | Path | None
+    storage: str | None
+
+
+_SENTENCES = {
+    "bool_": "must be true or false",
+    "int_": "must be a whole number",
+    "float_": "must be a number",
+    "string_": "must be text",
+    "path_": "must be a path",
+    "literal_error": "must be one of {expected}",
+    "greater_than_equal": "must be at least {ge:.15g}",
+    "greater_than": "must be greater than {gt:.15g}",
+    "less_than_equal": "must be at most {le:.15g}",
+    "is_subclass_of": "must be a class that derives from {class}",
+    "model_": "must be a table of settings",
+    "dataclass_": "must be a table of settings",
+}
+
+
+def _problem(error: ErrorDetails) -> str:
+    """Return one of pydantic's errors in our words; the value is not shown, since it may be a secret."""
+    name = ".".join(map(str, error["loc"])) or "settings"
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+        *tables, last = error["loc"]
+        known = {"s3": S3Options.__dataclass_fields__, "prices": PriceTable.__dataclass_fields__}
+        return _unknown(str(last), known[str(tables[0])] if tables else IndexConfig.model_fields, *map(str, tables))
+    for kind, sentence in _SENTENCES.items():
+        if error["type"].startswith(kind):
+            return f"setting {name} {sentence.format_map(error.get('ctx', {}))}"
+    return f"setting {name}: {error['msg']}"
+
+
+def _unknown(name: str, known: Iterable[str], *tables: str) -> str:
+    near = difflib.get_close_matches(name, known, 1)
+    full = [".".join((*tables, each)) for each in (name, *near)]
+    return f"unknown setting {full[0]!r}" + (f"; did you mean {full[1]!r}?" if near else "")
 
 
 def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

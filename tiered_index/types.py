@@ -197,8 +197,9 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 def parse_time(text: str) -> int:
     """Return the epoch milliseconds of a time as people write it, a bound of a range: a number of them, or ISO 8601.
 
-    What lies outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14`` (its
-    midnight); UTC where no zone is given. Raises `ValueError` naming the text.
+    What lies outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example
+    ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14`` (its midnight); UTC
+    where no zone is given. Raises `ValueError` naming the text.
     """
     text = text.strip()
     if text.isascii() and text.removeprefix("-").isdigit():

@@ -8,6 +8,7 @@ order of declaration. *Identity* columns decide whether two entries are the same
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import keyword
 from dataclasses import dataclass
 from functools import cached_property
@@ -72,8 +73,23 @@ class Schema:
 
     @classmethod
     def of(cls, item_type: type[IndexItem]) -> Schema:
-        """Return the schema that `item_type` declares. Raises `ConfigError` for a field without `column(...)`."""
+        """Return the schema that `item_type` declares.
+
+        Raises `ConfigError` for a field without `column(...)`, for one that a class declares anew, and for a class with
+        fields of its own that is no dataclass.
+        """
         base = {f.name for f in dataclasses.fields(IndexItem)}
+        for owner in item_type.__mro__[: item_type.__mro__.index(IndexItem)]:
+            own = set(inspect.get_annotations(owner)) | {
+                name for name, value in vars(owner).items() if isinstance(value, dataclasses.Field)
+            }
+            if own and "__dataclass_fields__" not in vars(owner):
+                raise ConfigError(
+                    f"{owner.__name__} has fields of its own and is no dataclass: put @dataclass(frozen=True) above it"
+                )
+            for parent in owner.__mro__[1:]:
+                for name in sorted(own & set(getattr(parent, "__dataclass_fields__", ()))):
+                    raise ConfigError(f"{owner.__name__}.{name} is a field of {parent.__name__} already")
         extra = []
         for f in dataclasses.fields(item_type):
             if f.name in base:

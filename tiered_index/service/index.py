@@ -20,10 +20,10 @@ import contextlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig
+from tiered_index.config import IndexConfig, Settings
 from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
@@ -134,7 +134,7 @@ class IndexService(Lookups):
         clock: Clock | None = None,
         disk: Disk | None = None,
         storage_backend: Storage | None = None,
-        **settings: Any,
+        **settings: Unpack[Settings],
     ) -> IndexService:
         """Open an index for writing, creating it where there is none, and recover what a crash left.
 

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig
+from tiered_index.config import IndexConfig, ReaderSettings
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
@@ -119,7 +119,7 @@ class IndexReader(Lookups):
         clock: Clock | None = None,
         storage_backend: Storage | None = None,
         timeout_s: float | None = None,
-        **settings: Any,
+        **settings: Unpack[ReaderSettings],
     ) -> IndexReader:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 

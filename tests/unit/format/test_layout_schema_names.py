@@ -139,6 +139,30 @@ def test_undeclared_field():
         Schema.of(Plain)
 
 
+def test_a_class_with_fields_that_is_no_dataclass():
+    class Annotated(IndexItem):
+        region: int = column(">u4")
+
+    class Assigned(KeyedIndexItem):
+        region = column(">u4")
+
+    class WithMethodsOnly(KeyedIndexItem):
+        def describe(self):
+            return self.topic
+
+    for wrong in (Annotated, Assigned, type("Below", (Annotated,), {})):
+        with pytest.raises(ConfigError, match="no dataclass"):
+            Schema.of(wrong)
+    assert Schema.of(WithMethodsOnly).extra == KEYED_SCHEMA.extra
+
+
+@pytest.mark.parametrize("name", ["offset", "size", "key_hash", "fingerprint"])
+def test_a_field_that_is_declared_anew(name):
+    made = type("Again", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
+    with pytest.raises(ConfigError, match=f"Again.{name} is a field of .*IndexItem already"):
+        Schema.of(dataclass(frozen=True, kw_only=True)(made))
+
+
 def test_foreign_declarations():
     columns = ROCKETMQ_SCHEMA.to_json()["columns"]
     for wrong in (None, [[1]], columns[1:], columns[::-1], []):

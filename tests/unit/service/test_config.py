@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tiered_index import IndexConfig
+from tiered_index.config import ReaderSettings, Settings
 from tiered_index.errors import ConfigError
 from tiered_index.storage.metering import PriceTable
 
@@ -86,6 +87,49 @@ def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
 def test_a_wrong_value_is_named(setting):
     with pytest.raises(ConfigError, match=next(iter(setting))):
         IndexConfig.load(**setting)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"slotz": 1}, "unknown setting 'slotz'; did you mean 'slots'?"),
+        ({"wholly_other": 1}, "unknown setting 'wholly_other'"),
+        ({"s3": {"regoin": "x"}}, "unknown setting 's3.regoin'; did you mean 's3.region'?"),
+        ({"prices": {"as_off": "x"}}, "unknown setting 'prices.as_off'; did you mean 'prices.as_of'?"),
+        ({"slots": "many"}, "setting slots must be a whole number"),
+        ({"slots": 1.5}, "setting slots must be a whole number"),
+        ({"seal_after_s": "soon"}, "setting seal_after_s must be a number"),
+        ({"background": 7}, "setting background must be true or false"),
+        ({"storage": 7}, "setting storage must be text"),
+        ({"root": 7}, "setting root must be a path"),
+        ({"preset": "x"}, "setting preset must be one of 'native' or 'rocketmq'"),
+        ({"query_threads": 257}, "setting query_threads must be at most 256"),
+        ({"flush_interval_s": 0}, "setting flush_interval_s must be greater than 0"),
+        ({"upload_part_bytes": 5}, "setting upload_part_bytes must be at least 5242880"),
+        ({"item_type": int}, "setting item_type must be a class that derives from IndexItem"),
+        ({"s3": 7}, "setting s3 must be a table of settings"),
+    ],
+    ids=repr,
+)
+def test_an_error_says_what_is_wrong_in_plain_words(setting, message):
+    with pytest.raises(ConfigError) as caught:
+        IndexConfig.load(**setting)
+    assert str(caught.value) == message
+
+
+def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
+    file = toml("slotz = 1")
+    with pytest.raises(ConfigError, match="unknown setting 'slotz'; did you mean 'slots'") as caught:
+        IndexConfig.load(file)
+    assert str(caught.value).startswith(str(file))
+    monkeypatch.setenv("TIERED_INDEX_ITEMZ", "1")
+    with pytest.raises(ConfigError, match="TIERED_INDEX_ITEMZ: unknown setting 'itemz'; did you mean 'items'"):
+        IndexConfig.load()
+
+
+def test_typed_settings_are_those_of_the_configuration():
+    assert set(Settings.__annotations__) == set(IndexConfig.model_fields)
+    assert set(Settings.__annotations__) - set(ReaderSettings.__annotations__) == {"root", "storage"}
 
 
 def test_prices_are_settings(toml, monkeypatch):
