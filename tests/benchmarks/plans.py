@@ -33,8 +33,7 @@ from tiered_index.format.trailer import GROUP_DTYPE, Trailer, parse_trailer
 from tiered_index.service.cold.path import MAX_SPAN_BYTES, ColdSettings
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.lookup.lookups import distinct, lookups_of
-from tiered_index.spark.lookup.plan import Target
+from tiered_index.spark.lookup.plan import Target, distinct, lookups_of
 from tiered_index.spark.lookup.search import WINDOW_BYTES, request_bytes, worth_a_filter
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable

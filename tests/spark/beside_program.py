@@ -121,7 +121,7 @@ def _build(uri: str, count: int) -> None:
             plan = replace(planned(table), genesis=genesis)
             shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
             try:
-                publish_tables(plan, shards, "error", storage, log)
+                publish_tables(shards, "error", storage, log)
             except InvalidArgument as error:
                 # the one before was killed after its record
                 assert "has a table already" in str(error)

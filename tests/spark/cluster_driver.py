@@ -37,7 +37,7 @@ from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge, open_session
-from tiered_index.spark.build.compact import compact
+from tiered_index.spark.build.merge import compact
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
@@ -161,7 +161,7 @@ class Driver:
             },
         )
         self.spark.sparkContext.setLogLevel("OFF")
-        for module in ("build", "merge", "compact"):
+        for module in ("build", "merge"):
             sys.modules[f"tiered_index.spark.build.{module}"].StorageAddress = self._address  # type: ignore[attr-defined]
 
     def _address(self, uri: str, options: Any) -> Address:

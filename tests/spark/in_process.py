@@ -18,10 +18,9 @@ from tiered_index.config import IndexConfig
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.writing import FinishedShard
-from tiered_index.spark.build.plan import BuildPlan, Census, count_batches, plan_build
+from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.publishing import publish_tables
 from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition
-from tiered_index.spark.windows import WindowScale
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
@@ -90,5 +89,5 @@ def build_here(uri: str, *tables: pa.Table) -> None:
         for table in tables:
             plan = replace(planned(table), genesis=genesis)
             publish_tables(
-                plan, shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms())), "error", storage, log
+                shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms())), "error", storage, log
             )

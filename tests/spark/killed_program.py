@@ -69,8 +69,8 @@ class Killing(WrapperStorage):
 
 
 def _publish(storage: Storage, build: str, mode: str) -> None:
-    plan, shards = pickle.loads(Path(build).read_bytes())
-    publish_tables(plan, shards, mode, storage, StorageLog(storage, SystemClock()))
+    shards = pickle.loads(Path(build).read_bytes())
+    publish_tables(shards, mode, storage, StorageLog(storage, SystemClock()))
 
 
 def _merge(storage: Storage) -> None:

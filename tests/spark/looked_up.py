@@ -17,8 +17,7 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.answers import answer_partitions
 from tiered_index.spark.lookup.estimate import bounded, count_lookups, total_counts
-from tiered_index.spark.lookup.lookups import lookups_of
-from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
+from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, plan_lookup
 from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable

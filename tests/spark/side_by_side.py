@@ -298,7 +298,7 @@ class Beside:
             assert genesis is not None
             plan = replace(planned(table), genesis=genesis)
             shards = shards_of(written(table, plan, storage, now_ms=self.clock.now_ms()))
-            publish_tables(plan, shards, mode, storage, log)
+            publish_tables(shards, mode, storage, log)
         except (StorageError, Died):
             self.seen["build in trouble"] += 1
         # a merge may have taken the tables already: then a record said what was removed

@@ -28,9 +28,8 @@ from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit import differences as differences
 from tiered_index.spark.audit import differences as outside_of_bounds
-from tiered_index.spark.audit.audit import AuditResult, audit
+from tiered_index.spark.audit.audit import AuditResult, audit, report_table, write_report
 from tiered_index.spark.audit.entries import ALL_TIME, Picked, stored_entries
-from tiered_index.spark.audit.report import report_table, write_report
 from tiered_index.spark.lookup.plan import Target
 from tiered_index.storage.opening import open_storage
 

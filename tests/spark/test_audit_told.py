@@ -12,9 +12,8 @@ import pytest
 from tiered_index.cli.main import run
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.checks.report import Report
-from tiered_index.spark.audit.audit import AuditResult, audit
+from tiered_index.spark.audit.audit import AuditResult, audit, check_report_name, report_table
 from tiered_index.spark.audit.differences import Difference, Differences
-from tiered_index.spark.audit.report import check_report_name, report_table
 
 
 def difference(kind: str, offset: int, **more: Any) -> Difference:

@@ -30,10 +30,9 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.build.log_sources import SKIPPED, _entries
-from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, count_batches, plan_build
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import pack_batches
 from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.windows import WindowScale
 
 BAD_FRAMES = {
     "missing": (

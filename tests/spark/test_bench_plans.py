@@ -24,7 +24,7 @@ from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold import path as cold_path
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.spark.lookup import search
-from tiered_index.spark.lookup.lookups import LOOKUP, distinct, lookups_of
+from tiered_index.spark.lookup.plan import LOOKUP, distinct, lookups_of
 from tiered_index.storage.metering import PriceTable
 
 COUNT = 9_000

@@ -78,7 +78,7 @@ def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:
         plan = replace(planned(table, shards=shards), genesis=genesis)
         finished = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
     assert all(shard.upload is not None for shard in finished)
-    path.write_bytes(pickle.dumps((plan, finished)))
+    path.write_bytes(pickle.dumps(finished))
     return len(finished)
 
 
@@ -196,7 +196,7 @@ def test_builds_of_one_window_at_once_by_processes(program: Program, tmp_path: P
             assert outcomes == [0, 0, 0] and total(uri) == 180 and len(state.objects) == 1
             (name,) = state.objects
             (last,) = {
-                n for n, path in enumerate(paths) if name in {s.stored.name for s in pickle.loads(path.read_bytes())[1]}
+                n for n, path in enumerate(paths) if name in {s.stored.name for s in pickle.loads(path.read_bytes())}
             }
             check(uri, rows[last], keys=5)
         assert sweep(uri) == {"error": 2, "append": 0, "replace": 2}[mode]

@@ -12,7 +12,7 @@ import pytest
 from tests.spark.entries import check, messages, states, total
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
-from tiered_index.spark.build.compact import compact
+from tiered_index.spark.build.merge import compact
 from tiered_index.storage.opening import open_storage
 
 

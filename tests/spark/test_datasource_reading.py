@@ -76,7 +76,7 @@ def written(tmp_path_factory):
         log = StorageLog(storage, SystemClock())
         log.open()
         shards = shards_of(written_by_tasks(first, plan, storage, now_ms=SystemClock().now_ms()))
-        publish_tables(plan, shards, "error", storage, log)
+        publish_tables(shards, "error", storage, log)
     assert len(states(uri).tables) == 2 and len(states(uri).objects) > 8
     return uri, first.to_pylist() + second.to_pylist()
 

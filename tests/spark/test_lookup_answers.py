@@ -22,7 +22,7 @@ from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
 from tiered_index.spark.lookup import answers, estimate, search
 from tiered_index.spark.lookup import plan as lookup_plan
-from tiered_index.spark.lookup.lookups import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
+from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
 from tiered_index.testing.storage_faults import FaultStorage
 
 

@@ -23,7 +23,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing as merge_writing
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
-from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_shards
+from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_tables
 from tiered_index.spark.datasource import writing
 from tiered_index.spark.datasource.writing import (
     EntryColumns,
@@ -93,7 +93,7 @@ def test_a_task_writes_a_table_for_each_window(
     shuffled = TABLE.take(pa.array(np.random.default_rng(1).permutation(len(TABLE))))
     shards = written(shuffled, storage)
     assert (len(shards) > 3) == small and len({shard.stored.shard.table for shard in shards}) == 3
-    publish_shards(shards, "append", storage, log)
+    publish_tables(shards, "append", storage, log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         for topic, key in (
             ("orders", "key-0"),

@@ -15,10 +15,9 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.build.plan import BuildPlan
+from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, WindowScale, window_seconds
 from tiered_index.spark.build.publishing import publish_tables
 from tiered_index.spark.build.shards import Spool
-from tiered_index.spark.windows import QUARANTINE_S, WindowScale, window_seconds
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel
 
@@ -109,7 +108,7 @@ def test_shards_answer_as_the_model_whatever_the_size_of_pieces(piece_items, sha
     if piece_items == 60:
         assert len(finished) > plan.shards  # the hot key's piece is cut by time
         assert max(shard.stored.count for shard in finished) < 3_000 * 0.2
-    publish_tables(plan, finished, "error", storage, log)
+    publish_tables(finished, "error", storage, log)
     with IndexReader.open(storage_backend=storage, clock=clock) as reader:
         for key in [f"key-{n}" for n in range(40)]:
             model = ReferenceModel()

@@ -72,14 +72,14 @@ def test_a_driver_killed_at_each_step_leaves_the_old_state_or_the_new_one(clock,
     inner = MemoryStorage()
     log = opened(inner, clock)
     first = planned(TABLE)
-    before, _ = publish_tables(first, shards_of(written(TABLE, first, inner)), "error", inner, log)
+    before, _ = publish_tables(shards_of(written(TABLE, first, inner)), "error", inner, log)
     plan = planned(OTHER)
     shards = shards_of(written(OTHER, plan, inner))
     assert sum(shard.upload is not None for shard in shards) == len(shards) > 1
     struck = FaultStorage(inner)
     struck.fail(operation, nth=nth if nth <= len(shards) else 1, when=when, error=Killed)
     with pytest.raises(Killed):
-        publish_tables(plan, shards, mode, struck, StorageLog(struck, clock))
+        publish_tables(shards, mode, struck, StorageLog(struck, clock))
     day_one = before.tables[first.tables[0].window.table] if mode == "replace" else []
     published = (operation, when) == ("put_if_absent", "after")
     assert count(inner, clock) == (900 + 700 - sum(stored.count for stored in day_one) if published else 900)
@@ -95,8 +95,8 @@ def test_an_append_whose_answer_was_lost_is_found_and_not_repeated(clock):
     shards = shards_of(written(TABLE, plan, storage))
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
-        publish_tables(plan, shards, "error", storage, log)
-    state, removed = publish_tables(plan, [_completed(shard) for shard in shards], "error", storage, log)
+        publish_tables(shards, "error", storage, log)
+    state, removed = publish_tables([_completed(shard) for shard in shards], "error", storage, log)
     assert (len(state.objects), removed) == (len(shards), 0)
     assert count(storage, clock) == 900
 
@@ -114,12 +114,12 @@ def test_a_record_that_comes_back_damaged_is_not_taken_for_one_that_is_not_there
     storage.fail("put_if_absent", name_prefix="log/", when="after", error=lambda text: ObjectExists("log/2", text))
     storage.corrupt("get", name_prefix="log/", times=damaged)
     if damaged == 1:
-        state, _ = publish_tables(plan, shards, "error", storage, log)
+        state, _ = publish_tables(shards, "error", storage, log)
         assert len(state.objects) == len(shards)
     else:
         # an error of the storage: nobody takes the objects back
         with pytest.raises(StorageUnavailable, match="not known"):
-            publish_tables(plan, shards, "error", storage, log)
+            publish_tables(shards, "error", storage, log)
     assert count(inner, clock) == 900
     assert left_over(inner, clock) == 0
 
@@ -133,11 +133,11 @@ def test_a_job_that_began_too_long_ago_publishes_nothing_and_takes_back_what_it_
     shards = shards_of(written(TABLE, plan, storage))
     late = ManualClock(clock.now_ms() + ahead_ms)
     if abs(ahead_ms) < MAX_AGE_S * 1000:
-        publish_tables(plan, shards, "error", storage, StorageLog(storage, late))
+        publish_tables(shards, "error", storage, StorageLog(storage, late))
         assert count(storage, clock) == 900
     else:
         with pytest.raises(JobOverdue, match=r"build .*23\.0 hours ago"):
-            publish_tables(plan, shards, "error", storage, StorageLog(storage, late))
+            publish_tables(shards, "error", storage, StorageLog(storage, late))
         assert count(storage, clock) == 0
     assert left_over(storage, clock) == 0
 
@@ -156,7 +156,7 @@ def test_what_is_published_between_finding_and_deleting_stays(clock):
     sweeper.open()
     found = find_orphans(storage, sweeper, clock, older_than_s=3600)
     assert len(found.objects) == len(shards) + len(never)
-    publish_tables(plan, [_completed(shard) for shard in shards], "error", storage, log)
+    publish_tables([_completed(shard) for shard in shards], "error", storage, log)
     deleted = delete_orphans(storage, found)
     assert {info.name for info in deleted.objects} == {shard.stored.name for shard in never}
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
@@ -187,11 +187,11 @@ def test_two_builds_of_one_window_at_once(clock):
     both = [shards_of(written(TABLE, plan, storage)) for plan in plans]
     for plan in plans:
         assert check_windows(log.state, plan, "error") == ()  # neither sees the other
-    publish_tables(plans[0], both[0], "error", storage, log)
+    publish_tables(both[0], "error", storage, log)
     with pytest.raises(InvalidArgument, match="has a table already"):
-        publish_tables(plans[1], both[1], "error", storage, StorageLog(storage, clock))
+        publish_tables(both[1], "error", storage, StorageLog(storage, clock))
     assert count(storage, clock) == 900
-    _, removed = publish_tables(plans[1], [_completed(s) for s in both[1]], "replace", storage, log)
+    _, removed = publish_tables([_completed(s) for s in both[1]], "replace", storage, log)
     assert removed == len(both[0])
     assert count(storage, clock) == 900
 
@@ -217,5 +217,5 @@ def test_a_task_whose_storage_fails_takes_back_what_it_uploaded(clock, operation
         written(TABLE, plan, storage)
     storage.clear()
     assert not list(storage.list("data/")) and not list(storage.list_uploads())
-    publish_tables(plan, shards_of(written(TABLE, plan, storage)), "error", storage, log)
+    publish_tables(shards_of(written(TABLE, plan, storage)), "error", storage, log)
     assert count(storage, clock) == 900

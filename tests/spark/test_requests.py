@@ -64,7 +64,7 @@ def index(spark: Any, s3: S3Server) -> Iterator[Stored]:
             log = StorageLog(storage, SystemClock())
             log.create(plan.genesis)
             shards = shards_of(written(table, plan, storage, now_ms=SystemClock().now_ms()))
-            publish_tables(plan, shards, "error", storage, log)
+            publish_tables(shards, "error", storage, log)
         yield Stored(uri, proxy, tuple(sorted(states(uri).objects)))
 
 

@@ -8,9 +8,8 @@ Tasks upload objects under names of their own and change nothing else; the drive
 
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.build.build import BuildResult, build
-from tiered_index.spark.build.columns import hash_key
-from tiered_index.spark.build.compact import CompactReport, compact
-from tiered_index.spark.build.merge import MergeResult, merge
+from tiered_index.spark.build.merge import CompactReport, MergeResult, compact, merge
+from tiered_index.spark.build.sources import hash_key
 from tiered_index.spark.datasource.registration import register
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.metrics import JobMetrics, StageMetrics

@@ -1,4 +1,4 @@
-"""What passes between driver and executors: storage addresses and errors; and what a Python worker keeps between tasks.
+"""What passes between driver and executors: storage addresses, packed records, errors; and what a worker keeps.
 
 A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain.
 Spark hands errors of tasks to the driver as text; `typed_errors` finds the project's error in it and raises it again.
@@ -18,8 +18,11 @@ import ctypes
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index import errors
@@ -29,7 +32,10 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
-__all__ = ["StorageAddress", "between_tasks", "give_back", "typed_errors"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["StorageAddress", "arrow_schema", "between_tasks", "broadcast", "cells_of", "give_back", "typed_errors"]
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -47,10 +53,7 @@ _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkConte
 
 @dataclass(frozen=True, slots=True)
 class StorageAddress:
-    """Names a storage for any process.
-
-    `s3a://` is `s3://`. Raises `ConfigError` for one that other processes can't reach.
-    """
+    """Names a storage for any process; `s3a://` is `s3://`. Raises `ConfigError` where others can't reach it."""
 
     uri: str
     options: S3Options = field(default_factory=S3Options)
@@ -67,10 +70,10 @@ class StorageAddress:
 
 @contextlib.contextmanager
 def typed_errors(what: str) -> Iterator[None]:
-    """Raise as an error of this package what Spark reports of a failed job.
+    """Raise as an error of this package what Spark reports of a failed job; others pass.
 
-    An error of ours in a task keeps its class and its text; lost executors are `StorageUnavailable` (run it again); a
-    local file that Spark can't parse is named, and so is the column whose value it can't take. Others pass.
+    A task's error of ours keeps class and text; lost executors are `StorageUnavailable`; a local file that Spark can't
+    parse is named, and the column whose value it can't take.
     """
     try:
         yield
@@ -132,10 +135,7 @@ def give_back() -> None:
 
 @contextlib.contextmanager
 def between_tasks() -> Iterator[None]:
-    """Give back what earlier tasks left, and at the end what this one freed.
-
-    So a task's peak is its own, and an idle worker is small.
-    """
+    """Return to the system what earlier tasks left, and at the end what this one freed."""
     limit = getattr(ctypes.CDLL(None), "mallopt", None)
     if limit is not None:
         limit(_M_ARENA_MAX, 1)
@@ -144,3 +144,35 @@ def between_tasks() -> Iterator[None]:
         yield
     finally:
         give_back()
+
+
+@contextlib.contextmanager
+def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
+    """Send a value to each executor once; yield its handle, which is void when the block ends."""
+    shared = spark.sparkContext.broadcast(value)
+    try:
+        yield shared
+    finally:
+        shared.destroy()
+
+
+_ARROW_TYPES = {
+    "int": pa.int32(),
+    "long": pa.int64(),
+    "string": pa.string(),
+    "binary": pa.binary(),
+    "array<string>": pa.list_(pa.string()),
+}
+
+
+def arrow_schema(columns: str) -> pa.Schema:
+    """Return the Arrow schema of columns as Spark's text has them: ``side int, identity binary``."""
+    return pa.schema([(name, _ARROW_TYPES[kind]) for name, kind in (one.split() for one in columns.split(", "))])
+
+
+def cells_of(records: npt.NDArray[Any], starts: npt.NDArray[np.int64]) -> pa.Array:
+    """Return runs of records, each from one of `starts` (i64, n) up to the next, as a binary column below 2 GiB."""
+    data = np.ascontiguousarray(records)
+    offsets = (np.append(starts, len(data)) * data.dtype.itemsize).astype(np.int32)
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(data.view(np.uint8))]
+    return pa.BinaryArray.from_buffers(pa.binary(), len(starts), buffers)

@@ -29,26 +29,19 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["Address", "JobMeter", "JobMetrics", "SourceAccess", "StageMetrics", "Watched", "watched"]
+__all__ = ["Address", "JobMeter", "JobMetrics", "SourceAccess", "StageMetrics", "watched"]
 
 _INTERVAL_S = 0.5
 _GROUP = "spark.jobGroup.id"
 
 
-@dataclass(slots=True)
-class Watched:
-    """How many tasks there were; known when the block is over."""
-
-    tasks: int = 0
-
-
 @contextlib.contextmanager
-def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[Watched]:
-    """Call `progress` with (stage, tasks done, tasks) while the block runs, and once more at its end.
+def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[list[int]]:
+    """Call `progress` with (stage, tasks done, tasks) while the block runs, from a thread, and once more at its end.
 
-    The calls while the block runs come from a thread of its own.
+    Yield a list that then has the number of tasks.
     """
-    seen = Watched()
+    seen: list[int] = []
     context = spark.sparkContext
     group = f"tiered_index-{secrets.token_hex(4)}"
     before = context.getLocalProperty(_GROUP)
@@ -65,7 +58,7 @@ def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int],
     try:
         yield seen
         done, total = _tasks(context, group)
-        seen.tasks = max(done, total)
+        seen.append(max(done, total))
         progress(stage, max(done, total), total)
     finally:
         over.set()
@@ -99,10 +92,7 @@ class Address(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class StageMetrics:
-    """One step of a job, or the sum of several of a name.
-
-    Requests are by operation, `bytes_*` are payload of the storage's requests.
-    """
+    """One step of a job, or all of a name: requests by operation, `bytes_*` payload of the storage's requests."""
 
     name: str
     tasks: int
@@ -125,11 +115,8 @@ class JobMetrics:
     @property
     def requests(self) -> dict[str, int]:
         """All requests, of tasks and of the driver, by operation."""
-        total: Counter[str] = Counter()
-        for stage in self.stages:
-            total.update(stage.task_requests)
-            total.update(stage.driver_requests)
-        return dict(total)
+        counts = [counts for stage in self.stages for counts in (stage.task_requests, stage.driver_requests)]
+        return dict(sum(map(Counter, counts), Counter()))
 
     @property
     def bytes_read(self) -> int:
@@ -148,27 +135,18 @@ class JobMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON document."""
+        plain = ("name", "tasks", "seconds", "entries", "bytes_read", "bytes_written")
         stages = [
-            {
-                "name": s.name,
-                "tasks": s.tasks,
-                "seconds": round(s.seconds, 3),
-                "entries": s.entries,
-                "bytes_read": s.bytes_read,
-                "bytes_written": s.bytes_written,
-                "requests": {"tasks": dict(s.task_requests), "driver": dict(s.driver_requests)},
-                "cost_usd": s.cost_usd,
+            {name: getattr(stage, name) for name in plain}
+            | {
+                "seconds": round(stage.seconds, 3),
+                "requests": {"tasks": dict(stage.task_requests), "driver": dict(stage.driver_requests)},
+                "cost_usd": stage.cost_usd,
             }
-            for s in self.stages
+            for stage in self.stages
         ]
-        return {
-            "application_id": self.application_id,
-            "stages": stages,
-            "requests": self.requests,
-            "bytes_read": self.bytes_read,
-            "bytes_written": self.bytes_written,
-            "cost_usd": self.cost_usd,
-        }
+        sums = {name: getattr(self, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
+        return {"application_id": self.application_id, "stages": stages, **sums}
 
 
 class _Sums:
@@ -220,9 +198,7 @@ class _MeteredAddress:
 
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
-    """How tasks, and the driver, open the storages that a source lies in: with which settings, and counted where (None:
-    nowhere).
-    """
+    """How tasks and the driver open the storages that a source lies in, and where that is counted (None: nowhere)."""
 
     s3: S3Options = field(default_factory=S3Options)
     request_stats: Any = None
@@ -244,22 +220,9 @@ class _Stage:
     of_driver: Counter[str] = field(default_factory=Counter)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reading:
-    """What all counters say at one moment."""
-
-    at_s: float
-    opened: Counter[str]
-    driver: Counter[str]
-
-    def __sub__(self, other: _Reading) -> _Reading:
-        return _Reading(self.at_s - other.at_s, self.opened - other.opened, self.driver - other.driver)
-
-    def __add__(self, other: _Reading) -> _Reading:
-        return _Reading(self.at_s + other.at_s, self.opened + other.opened, self.driver + other.driver)
-
-
-_NOTHING = _Reading(0.0, Counter(), Counter())
+# What all counters say at one moment: seconds, requests of opened addresses, those of the driver's own storage.
+_Reading = tuple[float, Counter[str], Counter[str]]
+_NOTHING: _Reading = (0.0, Counter(), Counter())
 
 
 class JobMeter:
@@ -288,24 +251,22 @@ class JobMeter:
 
     @contextlib.contextmanager
     def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
-        """Count the block as (a part of) the stage `name`; with `tasks` it runs Spark jobs, whose progress is told.
-
-        A stage may run within another one, which then doesn't count it.
-        """
+        """Count the block in the stage `name`, and not in one around it; with `tasks` it runs Spark jobs."""
         stage = self._stages.setdefault(name, _Stage())
         begun, outside, self._within = self._read(), self._within, _NOTHING
-        watch: Any = watched(self._spark, name, self._progress) if tasks else contextlib.nullcontext()
+        watch: Any = watched(self._spark, name, self._progress) if tasks else contextlib.nullcontext([])
         try:
             with watch as seen:
                 yield stage
-            stage.tasks += seen.tasks if seen is not None else 0
+            stage.tasks += sum(seen)
         finally:
-            whole = self._read() - begun
-            own, self._within = whole - self._within, outside + whole
-            stage.seconds += own.at_s
+            now, inner = self._read(), self._within
+            whole = (now[0] - begun[0], now[1] - begun[1], now[2] - begun[2])
+            self._within = (outside[0] + whole[0], outside[1] + whole[1], outside[2] + whole[2])
+            stage.seconds += whole[0] - inner[0]
             # what was opened by an address while no task ran was opened by the driver
-            (stage.of_tasks if tasks else stage.of_driver).update(own.opened)
-            stage.of_driver.update(own.driver)
+            (stage.of_tasks if tasks else stage.of_driver).update(whole[1] - inner[1])
+            stage.of_driver.update(whole[2] - inner[2])
 
     @property
     def metrics(self) -> JobMetrics:
@@ -316,7 +277,7 @@ class JobMeter:
         )
 
     def _read(self) -> _Reading:
-        return _Reading(time.monotonic(), Counter(self._request_stats.value), _counts(self._driver.total))
+        return time.monotonic(), Counter(self._request_stats.value), _counts(self._driver.total)
 
     def _told(self, name: str, stage: _Stage) -> StageMetrics:
         both = stage.of_tasks + stage.of_driver

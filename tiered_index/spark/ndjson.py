@@ -59,10 +59,7 @@ def told_by_spark(text: str) -> str | None:
 
 
 def first_wrong_line(lines: Iterable[bytes]) -> str | None:
-    """Return what is wrong with the first line that is no message, and its number from 1 on.
-
-    None where all are messages.
-    """
+    """Return what is wrong with the first line that is no message, with its number from 1, None for none."""
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -82,10 +79,7 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
 
 
 def first_line_without_object(file: Path) -> tuple[int, str] | None:
-    """Return the number, from 1 on, of a local file's first line without an object, and what it is.
-
-    None where there is none.
-    """
+    """Return number (from 1) and fault of a local file's first line without an object, None for none."""
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
         return next(
             ((number, wrong) for number, line in enumerate(lines, 1) if (wrong := line_without_object(line))), None
@@ -93,10 +87,7 @@ def first_line_without_object(file: Path) -> tuple[int, str] | None:
 
 
 def line_without_object(line: bytes) -> str | None:
-    """Return what a line is that is neither empty nor one object of Unicode.
-
-    An array of objects passes, too, as Spark takes it.
-    """
+    """Return what a line is that is neither empty nor one object (or array, as Spark takes it) of Unicode."""
     if not line.strip():
         return None
     try:
@@ -148,10 +139,7 @@ _SUSPECT = r"[}\]]\s*[^\s,\]}]|\\u[dD][89a-fA-F]"
 
 
 def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
-    """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode.
-
-    One pass over the files.
-    """
+    """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     lines = spark.read.text([to_read(file) for file in files])

@@ -43,10 +43,10 @@ _SETTINGS = {
 def open_session(
     master: str | None = None, *, app_name: str = "tiered_index", settings: Mapping[str, str] | None = None
 ) -> SparkSession:
-    """Return the running Spark session, or start one.
+    """Return the running Spark session, or start one, with Spark's `settings`; `master` None: as configured, else all
+    cores.
 
-    `master` None: what spark-submit or the configuration says, else all cores of this machine. `settings` are Spark's
-    own. Raises `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
+    Raises `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
     """
     try:
         from pyspark.errors import PySparkException

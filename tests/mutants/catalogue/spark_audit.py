@@ -20,8 +20,8 @@ MUTANTS = (
     Mutant(
         "audit-gone-is-missing",
         "what a merge and a sweep removed during an audit is told as missing from the index",
-        "spark/audit/audit.py",
-        "if o.name in bad | compared.unread]",
+        "spark/audit/differences.py",
+        "if o.name in bad | unread]",
         "if o.name in bad]",
         (f"{TESTS}::test_what_is_merged_and_swept_during_an_audit_is_not_missing",),
     ),
@@ -60,8 +60,8 @@ MUTANTS = (
         "audit-bounds-cut-pairs",
         "an entry whose second is wrong and lies beyond a bound is told as missing or extra",
         "spark/audit/differences.py",
-        "if self.seconds != ALL_TIME and",
-        "if self.seconds == ALL_TIME and",
+        "if seconds != ALL_TIME and",
+        "if seconds == ALL_TIME and",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
     Mutant(

@@ -92,7 +92,7 @@ MUTANTS = (
     Mutant(
         "lookup-ranges-in-one-partition",
         "all ranges of a key are answered at once, however many they are",
-        "spark/lookup/lookups.py",
+        "spark/lookup/plan.py",
         '("topic", "second_min", "second_max")',
         '("topic",)',
         (f"{HERE}::test_ranges_of_one_key_are_of_many_partitions",),

@@ -82,7 +82,7 @@ def audit(
     if begin is not None and end is not None and begin // 1000 > end // 1000:
         raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
     from tiered_index.spark.audit.audit import audit as audit_index
-    from tiered_index.spark.audit.report import check_report_name, write_report
+    from tiered_index.spark.audit.audit import check_report_name, write_report
 
     if report is not None:
         check_report_name(report, config.s3)
@@ -110,7 +110,7 @@ def audit(
 
 
 def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
-    from tiered_index.spark.audit.report import plain
+    from tiered_index.spark.audit.audit import plain
 
     differences = None
     if result.differences is not None:

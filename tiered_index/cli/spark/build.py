@@ -27,7 +27,7 @@ from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
     from tiered_index.spark.build.build import BuildResult
-    from tiered_index.spark.build.compact import CompactReport
+    from tiered_index.spark.build.merge import CompactReport
 
 __all__ = ["build", "compact", "merge"]
 
@@ -174,8 +174,8 @@ def compact(
     """
     config = session.config()
     uri = storage_uri(config)
-    from tiered_index.spark.build.compact import compact as compact_staged_files
-    from tiered_index.spark.build.compact import plan_compaction
+    from tiered_index.spark.build.merge import compact as compact_staged_files
+    from tiered_index.spark.build.merge import plan_compaction
 
     begun = time.monotonic()
     if dry_run:

@@ -9,18 +9,34 @@ Nothing is changed. Duplicate entries are no difference: an index keeps what was
 damaged objects held can't be known, nor what objects held that were removed between check and comparison: entries of
 the source that may have lain there are counted as *unproven*, and only the damage is a finding. One thread drives an
 audit.
+
+Its report is one Parquet file: a row a finding, a difference, a note, or an object that could not be checked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageMisconfigured, StorageUnavailable
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    StorageError,
+    StorageMisconfigured,
+    StorageUnavailable,
+)
 from tiered_index.service.answers.validation import check_integer
 from tiered_index.service.checks.checks import check_object, check_segments, check_storage
 from tiered_index.service.checks.report import Report
@@ -29,19 +45,18 @@ from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.audit.differences import Differences, Sides, compare
 from tiered_index.spark.audit.entries import ALL_TIME
-from tiered_index.spark.build.columns import entry_frame
 from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.sources import SourceLike, frame_of
-from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.lookup.plan import Target
+from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of
+from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["AuditResult", "audit"]
+__all__ = ["REPORT_SCHEMA", "AuditResult", "audit", "check_report_name", "plain", "report_table", "write_report"]
 
 _TASKS_A_CORE = 4
 
@@ -50,9 +65,8 @@ _TASKS_A_CORE = 4
 class AuditResult:
     """What an audit found.
 
-    `report` is as `verify`'s; `differences` are those of index and source, None where no source was given.
-
-    `entries` and `objects` are the log's counts, `log_number` is the position of the log that was audited.
+    `report` is as `verify`'s; `differences` are those of index and source, None where no source was given; `entries`
+    and `objects` are the log's counts at its position `log_number`.
     """
 
     report: Report
@@ -112,11 +126,8 @@ def audit(
             with typed_errors("checking objects"), meter.stage("objects", tasks=True):
                 _check_on(spark, state, meter.address(address), report)
 
-        def quiet(number: int, what: str) -> None:
-            pass
-
         with meter.stage("log"):
-            state = check_storage(opened, {}, report, quiet, deep=True, threads=1, check_objects=check_objects)
+            state = check_storage(opened, {}, report, _quiet, deep=True, threads=1, check_objects=check_objects)
         differences = None
         if source is not None and state is not None:
             with typed_errors("comparing with the source"):
@@ -127,14 +138,11 @@ def audit(
                     entries = entries.drop(SKIPPED) if SKIPPED in entries.columns else entries
                 with meter.stage("compare", tasks=True):
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
-                    sides, objects = (
-                        Sides(entries, meter.address(address), schema, seen.genesis.layout.slots),
-                        [*seen.objects.values()],
-                    )
-                    with compare(sides, objects, seconds) as compared:
-                        damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | compared.unread]
-                        differences, unread = compared.told(damaged, most_listed)
-                    _tell_what_was_unread((compared.unread | unread) - bad, report)
+                    sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots)
+                    differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)
+                    for name in sorted(unread - bad):  # sound when they were checked
+                        gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"
+                        report.unchecked.append((name, StorageUnavailable(f"{gone}: run it again")))
         if state is not None:
             _tell_what_went_meanwhile(opened, present, seen, report)
         else:
@@ -163,27 +171,27 @@ def _seconds(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
 
 def _check_on(spark: SparkSession, state: LogState, address: Address, report: Report) -> None:
     """Check objects and archived segments in tasks, the largest first, and add what they found."""
-    context = spark.sparkContext
     everything: list[StoredObject | ArchivedSegment] = [*state.objects.values(), *state.archive.values()]
     work = sorted(everything, key=lambda one: -one.size_bytes)
     if not work:
         return
-    count = min(len(work), context.defaultParallelism * _TASKS_A_CORE)
-    shared = context.broadcast(work)
+    count = min(len(work), spark.sparkContext.defaultParallelism * _TASKS_A_CORE)
+    with broadcast(spark, work) as shared:
 
-    def check(numbers: Iterable[int]) -> Iterator[Report]:
-        found = Report()
-        with contextlib.closing(address.open()) as storage:
-            for number in numbers:
-                for place in range(number, len(shared.value), count):
-                    _check_one(shared.value[place], storage, found)
-        yield found
+        def check(numbers: Iterable[int]) -> Iterator[Report]:
+            found = Report()
+            with contextlib.closing(address.open()) as storage:
+                for number in numbers:
+                    for place in range(number, len(shared.value), count):
+                        _check_one(shared.value[place], storage, found)
+            yield found
 
-    try:
-        for found in context.parallelize(range(count), count).mapPartitions(check).collect():
+        for found in spark.sparkContext.parallelize(range(count), count).mapPartitions(check).collect():
             report.add_report(found)
-    finally:
-        shared.destroy()
+
+
+def _quiet(number: int, what: str) -> None:
+    pass
 
 
 def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Report) -> None:
@@ -191,21 +199,12 @@ def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Rep
         if isinstance(one, StoredObject):
             check_object(storage, one, None, found, deep=True)
         else:
-            check_segments(storage, [one], found, lambda number, what: None, deep=True)
+            check_segments(storage, [one], found, _quiet, deep=True)
     except StorageMisconfigured as error:
         found.unchecked.append((one.name, StorageMisconfigured(str(error))))
     except StorageError as error:
         # of a class that can be sent
         found.unchecked.append((one.name, StorageUnavailable(str(error))))
-
-
-def _tell_what_was_unread(names: Iterable[str], report: Report) -> None:
-    """Tell of objects that were sound when they were checked, and could not be read whole when they were compared."""
-    for name in sorted(names):
-        gone = StorageUnavailable(
-            f"{name} could not be read any more when it was compared (a merge may have removed it): run it again"
-        )
-        report.unchecked.append((name, gone))
 
 
 def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:
@@ -222,3 +221,90 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
         report.unchecked.append(
             (name, StorageUnavailable(f"{name} was removed from the log during the audit: run it again"))
         )
+
+
+# `kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON
+# objects.
+REPORT_SCHEMA = arrow_schema(
+    "kind string, object string, part string, problem string, byte_offset long, topic string, key string, "
+    "key_hash int, queue_id int, offset long, expected string, found string"
+)
+
+
+def report_table(result: AuditResult) -> pa.Table:
+    """Return the rows, in the order of `kind` above."""
+    rows: list[dict[str, Any]] = [
+        {"kind": "finding", "object": d.file, "part": d.part, "problem": d.problem, "byte_offset": d.offset}
+        for d in result.report.findings
+    ]
+    for d in result.differences.listed if result.differences is not None else ():
+        rows.append(asdict(d) | {"expected": _text(d.expected), "found": _text(d.found)})
+    rows += [{"kind": "note", "problem": note} for note in (*_left_out(result), *result.report.notes)]
+    rows += [{"kind": "unchecked", "object": what, "problem": str(error)} for what, error in result.report.unchecked]
+    return pa.Table.from_pylist(rows, REPORT_SCHEMA)
+
+
+def check_report_name(uri: str, s3: S3Options | None = None) -> None:
+    """Raise `InvalidArgument` where a report can't be written there by its name."""
+    folder, name = _place(uri)
+    if not name.endswith(".parquet"):
+        raise InvalidArgument(
+            f"a report is one Parquet file, as report.parquet or s3://bucket/audits/2026-11-20.parquet, not {uri!r}"
+        )
+    if "://" in uri:
+        try:
+            StorageAddress(folder, s3 or S3Options()).open().close()
+        except ConfigError as error:
+            raise InvalidArgument(f"the report can't be written to {uri}: {error}") from error
+    elif not Path(folder).is_dir():
+        raise InvalidArgument(f"the report can't be written to {uri}: there is no folder {folder}")
+
+
+def _place(uri: str) -> tuple[str, str]:
+    """Return the folder or the storage, its parameters with it, and the name in it."""
+    if "://" not in uri:
+        return str(Path(uri).parent), Path(uri).name
+    place, mark, parameters = uri.partition("?")
+    folder, _, name = place.rpartition("/")
+    return folder + mark + parameters, name
+
+
+def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> None:
+    """Write the report to a path or an object, replacing what is there. Raises `InvalidArgument`, as the storage."""
+    check_report_name(uri, s3)
+    body = io.BytesIO()
+    pq.write_table(report_table(result), body)
+    if "://" not in uri:
+        try:
+            with open(uri, "wb") as file:
+                file.write(body.getvalue())
+        except OSError as error:
+            raise InvalidArgument(f"the report can't be written to {uri}: {error.strerror}") from error
+        return
+    folder, name = _place(uri)
+    with StorageAddress(folder, s3 or S3Options()).open() as storage:
+        storage.put(name, body.getvalue())
+
+
+def plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return fields as JSON can say them: bytes as hexadecimal digits, numbers that are none as text."""
+    return None if fields is None else {name: _plain(value) for name, value in fields.items()}
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _text(fields: dict[str, Any] | None) -> str | None:
+    return None if fields is None else json.dumps(plain(fields))
+
+
+def _left_out(result: AuditResult) -> list[str]:
+    if result.differences is None:
+        return []
+    further = [
+        f"{count:,} further {kind} entries are not listed" for kind, count in result.differences.unlisted.items()
+    ]
+    return further + result.differences.remarks

@@ -15,7 +15,7 @@ the bounds the slot groups of the identities that are searched, of which there a
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -38,6 +38,7 @@ from tiered_index.spark.audit.entries import (
     stored_entries,
     value_dtype,
 )
+from tiered_index.spark.executors import broadcast
 from tiered_index.spark.lookup.plan import Target
 from tiered_index.spark.metrics import Address
 
@@ -48,7 +49,6 @@ __all__ = [
     "KINDS",
     "MOST_SOUGHT",
     "SOUGHT",
-    "Compared",
     "Difference",
     "Differences",
     "Sides",
@@ -65,12 +65,7 @@ _COALESCE = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"
 
 @contextmanager
 def kept(frame: DataFrame) -> Iterator[DataFrame]:
-    """Yield `frame`, which is made once and kept until the block ends.
-
-    The session's setting is another one for a moment.
-
-    Three audits of 2,000 entries ran 3,800 tasks without it, nearly all of them of empty partitions, and 48 with it.
-    """
+    """Yield `frame`, which is made once and kept until the block ends; the session's setting changes for a moment."""
     settings = frame.sparkSession.conf
     before = settings.get(_COALESCE)
     settings.set(_COALESCE, "true")
@@ -95,26 +90,22 @@ class Sides:
 
     @contextmanager
     def met(self, stored: Sequence[StoredObject], picked: Picked) -> Iterator[DataFrame]:
-        """Yield a row for each different entry of the picked ones, and for each object of which something is `unread`.
-
-        `source` and `index` count how often a side has the entry. The rows are kept until the end of the block.
-        """
+        """Yield a row for each different picked entry, counted in `source` and `index`, and each `unread` object."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         spark, schema, address = self.entries.sparkSession, self.schema, self.address
-        shared = spark.sparkContext.broadcast((list(stored), picked))
+        with broadcast(spark, (list(stored), picked)) as shared:
 
-        def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return source_entries(batches, schema, shared.value[1])
+            def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                return source_entries(batches, schema, shared.value[1])
 
-        def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            objects, wanted = shared.value
-            with closing(address.open()) as storage:
-                for batch in batches:
-                    for number in batch.column(0).to_pylist():
-                        yield from stored_entries(objects[number], storage, schema, wanted)
+            def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                objects, wanted = shared.value
+                with closing(address.open()) as storage:
+                    for batch in batches:
+                        for number in batch.column(0).to_pylist():
+                            yield from stored_entries(objects[number], storage, schema, wanted)
 
-        try:
             both = self.entries.mapInArrow(of_source, ENTRY_SCHEMA)
             if stored:
                 both = both.unionAll(spark.range(0, len(stored), 1, len(stored)).mapInArrow(of_index, ENTRY_SCHEMA))
@@ -136,8 +127,6 @@ class Sides:
             )
             with kept(rows):
                 yield rows
-        finally:
-            shared.destroy()
 
 
 def unread_of(rows: DataFrame) -> frozenset[str]:
@@ -157,11 +146,7 @@ def paired(
     objects: Sequence[StoredObject],
     seconds: tuple[int, int],
 ) -> Iterator[tuple[DataFrame, frozenset[str]]]:
-    """Yield the differences, and the objects that could not be read whole.
-
-    Differences whose other half lies outside of `seconds` are wrong ones. Raises `InvalidArgument`, what the storage
-    raises.
-    """
+    """Yield the differences, wrong ones where the other half lies outside of `seconds`, and what else was unread."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     kinds = [kind for kind in SOUGHT if counts.get(kind)]
@@ -265,8 +250,8 @@ class Differences:
             said.append(f"{_entries(self.unproven)} of the source may have lain in damaged objects: unproven")
         if self.unsought:
             said.append(
-                f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: they may "
-                f"be wrong ones"
+                f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: "
+                "they may be wrong ones"
             )
         return said
 
@@ -281,61 +266,42 @@ def _entries(count: int) -> str:
     return f"{count:,} {'entry' if count == 1 else 'entries'}"
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
-    """A comparison that is under way: `unread` names objects of which something could not be read."""
+def compare(
+    sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int], bad: Set[str], most_listed: int
+) -> tuple[Differences, frozenset[str]]:
+    """Return the differences within an inclusive range of seconds, and the objects that could not be read whole.
 
-    rows: DataFrame
-    unread: frozenset[str]
-    sides: Sides
-    objects: Sequence[StoredObject]
-    seconds: tuple[int, int]
+    `objects` are all of the index. Entries of the source that unread ones, or those named in `bad`, would hold may have
+    lain there. Raises `InvalidArgument`, what the storage raises, `StorageUnavailable` where Spark lost rows and an
+    object could not be read again.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    def told(self, damaged: Sequence[Target], most_listed: int) -> tuple[Differences, frozenset[str]]:
-        """Return the differences, and what else was unread.
-
-        Entries of the source that `damaged` would hold may have lain there.
-
-        Raises `StorageUnavailable` where Spark lost rows, and an object could not be read again.
-        """
-        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-        values = self.rows.where("unread IS NULL")
+    within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
+    with ExitStack() as until_told:
+        rows = until_told.enter_context(sides.met(within, Picked(*seconds)))
+        unread, further, unsought = unread_of(rows), frozenset[str](), 0
+        damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | unread]
+        values = rows.where("unread IS NULL")
         totals = values.agg(
             F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")
         ).first()
         assert totals is not None
-        with ExitStack() as until_told:
-            differing = until_told.enter_context(kept(_differing(values, damaged, self.sides.base)))
-            counts, unread, unsought = _counted(differing), frozenset[str](), 0
-            if self.seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
-                unsought = sum(max(0, counts[kind] - MOST_SOUGHT) for kind in SOUGHT)
-                differing, unread = until_told.enter_context(
-                    paired(differing, counts, self.sides, self.objects, self.seconds)
-                )
-                counts = _counted(differing)
-            rows = _first_of_each(differing, counts, most_listed)
-        if unread_of(self.rows) != self.unread:
+        differing = until_told.enter_context(kept(_differing(values, damaged, sides.base)))
+        counts = _counted(differing)
+        if seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
+            unsought = sum(max(0, counts[kind] - MOST_SOUGHT) for kind in SOUGHT)
+            differing, further = until_told.enter_context(paired(differing, counts, sides, objects, seconds))
+            counts = _counted(differing)
+        first = _first_of_each(differing, counts, most_listed)
+        if unread_of(rows) != unread:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
-        identities, fields = identity_dtype(self.sides.schema), value_dtype(self.sides.schema)
-        listed = [_difference(row, identities, fields) for row in rows]
-        listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
-        found = {kind: counts[kind] for kind in KINDS}
-        told = Differences(
-            found, tuple(listed), counts[_UNPROVEN], int(totals["source"]), int(totals["index"]), unsought
-        )
-        return told, unread
-
-
-@contextmanager
-def compare(sides: Sides, objects: Sequence[StoredObject], seconds: tuple[int, int]) -> Iterator[Compared]:
-    """Bring both sides' entries within an inclusive range of seconds together, until the block ends.
-
-    `objects` are all of the index. Raises `InvalidArgument`, what the storage raises.
-    """
-    within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
-    with sides.met(within, Picked(*seconds)) as rows:
-        yield Compared(rows, unread_of(rows), sides, objects, seconds)
+    identities, fields = identity_dtype(sides.schema), value_dtype(sides.schema)
+    listed = [_difference(row, identities, fields) for row in first]
+    listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
+    compared = int(totals["source"]), int(totals["index"])
+    found = {kind: counts[kind] for kind in KINDS}
+    return Differences(found, tuple(listed), counts[_UNPROVEN], *compared, unsought), unread | further
 
 
 def _counted(differing: DataFrame) -> Counter[str]:
@@ -353,10 +319,7 @@ def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed:
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
-    """Return a row for each difference, and for each entry that is unproven.
-
-    It has what was `said` by the source and `held` by the index.
-    """
+    """Return a row, what is `said` by the source and `held` by the index, for each difference and unproven entry."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     in_both = (F.col("source") > 0) & (F.col("index") > 0)
@@ -407,10 +370,7 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
 
 
 def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
-    """Return (first second, last, base slots from, to); seconds are inclusive.
-
-    Ranges of the same slots that meet are joined.
-    """
+    """Return (first second, last, base slots from, to), joined where ranges of the same slots meet."""
     joined: list[tuple[int, int, int, int]] = []
     for low, high, first, last in sorted(
         (t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged

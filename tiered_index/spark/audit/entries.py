@@ -26,6 +26,7 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import scan_runs
 from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.executors import arrow_schema, cells_of
 from tiered_index.storage.base import Storage
 
 __all__ = [
@@ -45,17 +46,7 @@ SOURCE, INDEX, UNREAD = range(3)
 # `side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read. The source's
 # rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
 ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic string, key string, object string"
-_ARROW = pa.schema(
-    [
-        ("side", pa.int32()),
-        ("identity", pa.binary()),
-        ("value", pa.binary()),
-        ("second", pa.int64()),
-        ("topic", pa.string()),
-        ("key", pa.string()),
-        ("object", pa.string()),
-    ]
-)
+_ARROW = arrow_schema(ENTRY_SCHEMA)
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 # Seconds without bounds.
@@ -78,10 +69,7 @@ def value_dtype(schema: Schema) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Which entries are compared: those in an inclusive range of seconds.
-
-    With `identities` (packed), those of these identities that lie outside of it.
-    """
+    """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it."""
 
     first: int
     last: int
@@ -129,10 +117,7 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
 
 
 def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
-    """Yield the picked ones of the entries that an object holds.
-
-    What is damaged or gone is skipped, and one row more says so. Raises `SchemaMismatch`, `StorageError`.
-    """
+    """Yield an object's picked entries, and one row more if any is damaged or gone. Raises `SchemaMismatch`."""
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
         source = _ReadableBytes(cold, stored)
@@ -175,10 +160,7 @@ class _ReadableBytes(StorageBytes):
 
 
 def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:
-    """Return each item's topic by the file's table; None where it has none.
-
-    What the table lacks has a name that no topic has.
-    """
+    """Return each item's topic by the file's table, None where it has none; unknown ids get a name no topic has."""
     if not table:
         return None
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
@@ -188,20 +170,8 @@ def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.
 
 
 def _unread(stored: StoredObject) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist(
-        [
-            {
-                "side": UNREAD,
-                "identity": b"",
-                "value": b"",
-                "second": 0,
-                "topic": None,
-                "key": None,
-                "object": stored.name,
-            }
-        ],
-        _ARROW,
-    )
+    row = {"side": UNREAD, "identity": b"", "value": b"", "second": 0, "object": stored.name}
+    return pa.RecordBatch.from_pylist([row], _ARROW)
 
 
 def _batch(
@@ -230,7 +200,4 @@ def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
     rows: npt.NDArray[np.void] = np.empty(count, dtype)
     for name in dtype.names or ():
         rows[name] = columns[name]
-    offsets = (np.arange(count + 1) * dtype.itemsize).astype(np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), count, [None, pa.py_buffer(offsets), pa.py_buffer(rows.view(np.uint8))]
-    )
+    return cells_of(rows, np.arange(count))

@@ -34,15 +34,21 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.opening import wanted_descriptor
-from tiered_index.spark.build.columns import entry_frame
 from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.plan import CENSUS_COLUMNS, CENSUS_SCHEMA, BuildPlan, Census, count_batches, plan_build
+from tiered_index.spark.build.plan import (
+    CENSUS_COLUMNS,
+    CENSUS_SCHEMA,
+    BuildPlan,
+    Census,
+    WindowScale,
+    count_batches,
+    plan_build,
+)
 from tiered_index.spark.build.publishing import MODES, check_windows, publish_tables
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, RESULT_SCHEMA, PartitionResult, pack_batches, write_partition
-from tiered_index.spark.build.sources import SourceLike, frame_of, has_log_offsets, is_frame
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
+from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
-from tiered_index.spark.windows import WindowScale, window_seconds
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -57,9 +63,8 @@ class BuildResult:
     """What was built, or with `dry_run` what would be.
 
     Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected
-    to take; what the job really did is in `metrics`. `skipped` are (file, first offset, end, problem) of the first
-    hundred damaged ranges of a log that were skipped, `skipped_ranges` and `skipped_bytes` count all; how many
-    messages they had nobody knows.
+    to take, `metrics` what the job took. `skipped` are (file, first offset, end, problem) of a log's first hundred
+    damaged ranges; `skipped_ranges` and `skipped_bytes` count all.
     """
 
     entries: int = 0
@@ -97,19 +102,17 @@ def build(
 ) -> BuildResult:
     """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
 
-    A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for the segments that are
-    archived in an index.
-
-    `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how many a
-    window has. `mode` says what to do where a window has tables already: ``error``, ``append`` a further table, or
+    A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for an index's archived
+    segments. `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how
+    many a window has, `mode` what to do where a window has tables already: ``error``, ``append`` a further table, or
     ``replace`` them in the same record. The index is created as `config` says where there is none, once all is written.
-    Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows and are counted. `progress` is told
-    (stage, tasks done, tasks).
+    Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows. `progress` is called with (stage,
+    tasks done, tasks).
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
-    tasks began to write): nothing is published then. So after what the storage raises, but for one case: an error of
-    the log record's put, which is the last step, leaves its outcome unknown. Look what the windows have before such a
-    build is repeated: ``append`` may double them, ``error`` says that they are there, ``replace`` is harmless.
+    tasks began to write): nothing is published then. So after what the storage raises, but for an error of the log
+    record's put, the last step, whose outcome is unknown: repeated, ``append`` may double the entries, ``error`` says
+    that they are there, ``replace`` is harmless.
     """
     if mode not in MODES:
         raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
@@ -117,16 +120,15 @@ def build(
     present = clock or SystemClock()
     now_ms = present.now_ms()
     address = StorageAddress(storage, settings.s3)
-    scale = WindowScale(
-        window_seconds(window),
-        now_ms // 1000 - round(settings.max_late_s),
-        now_ms // 1000 + round(settings.max_early_s),
-    )
+    scale = WindowScale.of(window, settings, now_ms)
     opened = MeteredStorage(address.open(), settings.prices)
     with contextlib.closing(opened):
         meter = JobMeter(spark, opened, settings.prices, progress)
         log = StorageLog(opened, present)
-        wanted = wanted_descriptor(_fitting(settings, source), None)
+        fitting = settings
+        if has_log_offsets(source) and "offset_space" not in settings.model_fields_set:
+            fitting = settings.model_copy(update={"offset_space": "commitlog"})
+        wanted = wanted_descriptor(fitting, None)
         with meter.stage("plan"):
             genesis = stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):
@@ -160,36 +162,19 @@ def build(
                 if log.state.genesis is None:
                     # tasks need what the index will be like, not that it is there: a build that fails leaves none
                     StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
-                state, removed = publish_tables(plan, finished, mode, opened, log)
+                state, removed = publish_tables(finished, mode, opened, log)
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile, SchemaMismatch):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides
             abandon(finished, opened)
             raise
     written = sum(shard.stored.size_bytes for shard in finished)
-    return replace(
-        result,
-        shards=len(finished),
-        written_bytes=written,
-        removed_objects=removed,
-        log_number=state.number,
-        dry_run=False,
-        metrics=meter.metrics,
-    )
-
-
-def _fitting(config: IndexConfig, source: SourceLike) -> IndexConfig:
-    """Return the settings of a new index for a source: offsets of a commit log are such."""
-    if has_log_offsets(source) and "offset_space" not in config.model_fields_set:
-        return config.model_copy(update={"offset_space": "commitlog"})
-    return config
+    done = replace(result, shards=len(finished), written_bytes=written, removed_objects=removed, dry_run=False)
+    return replace(done, log_number=state.number, metrics=meter.metrics)
 
 
 def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDescriptor | None:
-    """Return what the index in the storage is, or None where there is none.
-
-    Raises `SchemaMismatch` where another one is asked for.
-    """
+    """Return what the stored index is, None where there is none. Raises `SchemaMismatch` where another is wanted."""
     try:
         stored = log.open().genesis
     except NotAnIndex:
@@ -210,38 +195,37 @@ def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int)
     """Run the tasks; return one result of each partition that got anything."""
     if SKIPPED in entries.columns:
         entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
-    shared = entries.sparkSession.sparkContext.broadcast(plan)
+    with broadcast(entries.sparkSession, plan) as shared:
 
-    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack_batches(batches, shared.value)
+        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return pack_batches(batches, shared.value)
 
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return write_partition(batches, shared.value, address, now_ms)
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_partition(batches, shared.value, address, now_ms)
 
-    try:
         blocks = (
             entries.mapInArrow(pack, BLOCK_SCHEMA)
             .repartitionById(plan.partitions, "partition")
             .sortWithinPartitions("piece")
         )
         rows = blocks.select("piece", "items", "checksum").mapInArrow(write, RESULT_SCHEMA).collect()
-    finally:
-        shared.destroy()
     return [pickle.loads(row[0]) for row in rows]
 
 
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
     """Raise unless the shards hold what was read, and as much of it in each window as was counted."""
     shards = [shard for result in results for shard in result.shards]
+    counts: Counter[str] = Counter()
+    for made in (shard.stored for shard in shards):
+        if made.shard is not None:
+            counts[made.shard.table] += made.count
     for table in plan.tables:
-        written = sum(
-            s.stored.count for s in shards if s.stored.shard is not None and s.stored.shard.table == table.window.table
-        )
+        written = counts[table.window.table]
         if written != table.window.entries:
             raise InvalidArgument(
                 f"the source changes while it is read: the window from {table.window.begin_s} had "
-                f"{table.window.entries:,} entries when "
-                f"it was counted and {written:,} when it was read; build from a copy that stands still"
+                f"{table.window.entries:,} entries when it was counted and {written:,} when it was read; "
+                "build from a copy that stands still"
             )
     read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
     if (read_sum - written_sum) % 2**64:
@@ -286,8 +270,5 @@ def _why_none(census: Census) -> str:
 def _name_of(source: SourceLike) -> str:
     if is_frame(source):
         return "the DataFrame"
-    return (
-        str(source)
-        if isinstance(source, str | Path)
-        else " and ".join(map(str, source[:2])) + (" and others" if source[2:] else "")
-    )
+    paths = [source] if isinstance(source, str | Path) else source
+    return " and ".join(map(str, paths[:2])) + (" and others" if paths[2:] else "")

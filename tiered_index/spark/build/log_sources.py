@@ -32,6 +32,8 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.state import LogState
+from tiered_index.spark.executors import arrow_schema
 from tiered_index.spark.metrics import SourceAccess
 from tiered_index.spark.splits import each_split, frame_of_splits
 from tiered_index.storage.base import Storage
@@ -39,24 +41,15 @@ from tiered_index.storage.base import Storage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SKIPPED", "archive_frame", "is_archive", "is_commit_log", "log_frame"]
+__all__ = ["SKIPPED", "archive_frame", "archive_in", "archived_segments", "is_archive", "is_commit_log", "log_frame"]
 
 # Column of what was skipped: a JSON list of file, first offset, end and problem. Rows that have it have nothing
 # else.
 SKIPPED = "tiered_index_skipped"
 _ARCHIVE = "archive:"
 _STORE = "store="
-_FIELDS = [
-    ("topic", pa.string()),
-    ("queue_id", pa.int32()),
-    ("key", pa.string()),
-    ("offset", pa.int64()),
-    ("size", pa.int32()),
-    ("timestamp_ms", pa.int64()),
-    (SKIPPED, pa.string()),
-]
-_ARROW = pa.schema(_FIELDS)
 _COLUMNS = f"topic string, queue_id int, key string, offset long, size int, timestamp_ms long, {SKIPPED} string"
+_ARROW = arrow_schema(_COLUMNS)
 
 
 def is_commit_log(path: str | os.PathLike[str]) -> bool:
@@ -80,27 +73,26 @@ def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrup
 
 
 def archive_frame(spark: SparkSession, sources: Sequence[str], access: SourceAccess, skip_corrupt: bool) -> DataFrame:
-    """Return the entries of archived segments.
-
-    Raises `InvalidArgument` where there are none, `NotAnIndex`, what the storage raises.
-    """
+    """Return the entries of archived segments. Raises `InvalidArgument` for none, `NotAnIndex`, as the storage."""
     splits: list[list[Any]] = []
     for source in sources:
         uri, store = _archive_of(source)
         with access.address(uri).open() as storage:
             state = StorageLog(storage, SystemClock()).open()
-        if store is not None and store not in state.stores:
-            known = ", ".join(map(repr, state.stores)) or "none"
-            raise InvalidArgument(f"{uri} has no archived segments of store {store!r}; stores with some: {known}")
-        found = [
-            segment for name in (state.stores if store is None else [store]) for segment in state.segments_of(name)
-        ]
-        if not found:
-            raise InvalidArgument(f"{uri} has no archived segments")
-        splits += [[uri, segment.to_json()] for segment in found]
+        splits += [[uri, segment.to_json()] for segment in archived_segments(state, store, uri)]
     return frame_of_splits(spark, splits).mapInArrow(
         partial(_read_archived, access=access, skip_corrupt=skip_corrupt), _COLUMNS
     )
+
+
+def archived_segments(state: LogState, store: str | None, where: str) -> list[ArchivedSegment]:
+    """Return the segments that an index has archived, of one store or all. Raises `InvalidArgument` for none."""
+    if store is not None and store not in state.stores:
+        known = ", ".join(map(repr, state.stores)) or "none"
+        raise InvalidArgument(f"{where} has no archived segments of store {store!r}; stores with some: {known}")
+    if not state.stores:
+        raise InvalidArgument(f"{where} has no archived segments")
+    return [segment for name in (state.stores if store is None else [store]) for segment in state.segments_of(name)]
 
 
 def _archive_of(source: str) -> tuple[str, str | None]:
@@ -129,20 +121,18 @@ def _read_archived(
     for uri, document in each_split(batches):
         segment = ArchivedSegment.from_json(document)
         with access.address(uri).open() as storage:
-            log = ArchivedLog(_archive_in(storage), segment, skip_corrupt=skip_corrupt)
+            log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt)
             yield from _entries(log, segment.start, segment.end, skip_corrupt)
 
 
-def _archive_in(storage: Storage) -> SegmentArchive:
+def archive_in(storage: Storage) -> SegmentArchive:
+    """Return the segments in an index's storage."""
     log = StorageLog(storage, SystemClock())
     return SegmentArchive(storage, lambda: log.state, log.open)
 
 
 def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the entries of the segment [start, end): messages never reach into the next one.
-
-    Raises `CorruptFile` unless told to skip.
-    """
+    """Yield the entries of the segment [start, end), of whole messages. Raises `CorruptFile` unless told to skip."""
     skipped: list[SkippedRange] = []
     for batch in reader.batches(start, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
         # what lies behind the segment is another task's
@@ -154,7 +144,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
         if batch.begin >= end:
             break
         if columns := _believed(batch.columns, reader):
-            cells = [columns.column(name).cast(kind) for name, kind in _FIELDS[:-1]]
+            cells = [columns.column(field.name).cast(field.type) for field in [*_ARROW][:-1]]
             yield pa.RecordBatch.from_arrays([*cells, pa.nulls(len(columns), pa.string())], schema=_ARROW)
         if batch.end >= end:
             break
@@ -177,10 +167,7 @@ def _believed(columns: Any, reader: CommitLogReader) -> Any:
 
 
 def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:
-    """Return ranges of one segment in order, those that overlap joined.
-
-    They do where a reader found something wrong within a damaged piece.
-    """
+    """Return ranges of one segment in order, those that overlap joined."""
     joined: list[SkippedRange] = []
     for passed in sorted(ranges, key=lambda passed: passed.begin):
         if joined and passed.begin < joined[-1].end:
@@ -193,5 +180,5 @@ def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:
 
 def _told(skipped: Sequence[SkippedRange]) -> pa.RecordBatch:
     told = [json.dumps([passed.file, passed.begin, passed.end, passed.problem]) for passed in skipped]
-    columns = [pa.nulls(len(told), kind) for _, kind in _FIELDS[:-1]]
+    columns = [pa.nulls(len(told), kind) for kind in _ARROW.types[:-1]]
     return pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)

@@ -1,28 +1,29 @@
-"""Merge on Spark: planned and published by the driver, its tasks run by executors.
+"""Merge and compaction on Spark: planned and published by the driver, their tasks run by executors.
 
-DESIGN section 6; `service/merge` does the work.
-
-There is no shuffle: a task reads its run of slots from every source in bounded pieces. Spark takes one result of each
-task, whichever attempt was first; what others uploaded is for `orphans`. Driver and executors share nothing but the
-storage.
+Neither shuffles: a task of a merge (`service/merge`) reads its run of slots from every source in bounded pieces, one of
+a compaction (`service/lifecycle/staged`) rewrites one staged file, by the same code and so to the same bytes as its
+writer, which does it itself after `compact_timeout_s`. Spark takes one result of each task, whichever attempt was
+first; what others uploaded is for `orphans`. Driver and executors share nothing but the storage.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.clock import Clock, SystemClock
+from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob
-from tiered_index.service.merge.run import MergeOptions, MergeReport
+from tiered_index.service.merge.run import MergeOptions, MergeReport, writing_requests
 from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.writing import TaskResult, run_task
-from tiered_index.spark.executors import StorageAddress, between_tasks, typed_errors
-from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
-from tiered_index.spark.windows import window_seconds
+from tiered_index.spark.build.plan import window_seconds
+from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
+from tiered_index.spark.metrics import JobMeter, JobMetrics
 from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
@@ -30,7 +31,7 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MergeResult", "merge"]
+__all__ = ["CompactReport", "MergeResult", "compact", "merge", "plan_compaction"]
 
 _DRIVEN = "plan and publish"
 
@@ -56,50 +57,190 @@ def merge(
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
-    Return what was done.
-
-    `options` are the rest of what `plan_merge` takes (their `window_s` is not looked at); `progress` is told (stage,
-    tasks done, tasks). Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what the
-    storage raises; jobs published before stay.
+    `options` are the rest of what `plan_merge` takes (their `window_s` is not looked at); `progress` is called with
+    (stage, tasks done, tasks). Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what
+    the storage raises; jobs published before stay.
     """
     address = StorageAddress(storage, s3 or S3Options())
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
     present = clock or SystemClock()
-    priced = prices or PriceTable()
-    opened = MeteredStorage(address.open(), priced)
-    with contextlib.closing(opened):
-        meter = JobMeter(spark, opened, priced, progress)
-        log = StorageLog(opened, present)
+    with _driven(spark, address, present, prices, progress) as (opened, log, meter):
         with meter.stage(_DRIVEN):
             log.open()
             # a server that accepts two records of one number would let two jobs merge the same files
             probe_put_if_absent(opened)
 
         def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
-            with typed_errors("a task of the merge"), meter.stage("merge", tasks=True) as stage:
-                results = _run_on(spark, job, meter.address(address), present.now_ms())
+            # the job names every source: it is sent to each executor once
+            counted, now_ms = meter.address(address), present.now_ms()
+            with (
+                typed_errors("a task of the merge"),
+                meter.stage("merge", tasks=True) as stage,
+                broadcast(spark, job) as shared,
+            ):
+
+                def run_one(number: int) -> TaskResult:
+                    with between_tasks(), counted.open() as storage:
+                        return run_task(shared.value.tasks[number], storage, now_ms)
+
+                results = _each(spark, range(len(job.tasks)), run_one)
                 stage.entries += job.entries
                 return results
 
         with meter.stage(_DRIVEN) as driven:
             report = merge_by(opened, log, present, chosen, run_tasks=run_tasks)
             driven.entries = report.entries
-    return MergeResult(
-        **{f.name: getattr(report, f.name) for f in fields(report)}, log_number=log.state.number, metrics=meter.metrics
+    known = {f.name: getattr(report, f.name) for f in fields(report)}
+    return MergeResult(**known, log_number=log.state.number, metrics=meter.metrics)
+
+
+@contextlib.contextmanager
+def _driven(
+    spark: SparkSession,
+    address: StorageAddress,
+    clock: Clock,
+    prices: PriceTable | None,
+    progress: Callable[[str, int, int], None],
+) -> Iterator[tuple[MeteredStorage, StorageLog, JobMeter]]:
+    with contextlib.closing(MeteredStorage(address.open(), prices or PriceTable())) as opened:
+        yield opened, StorageLog(opened, clock), JobMeter(spark, opened, prices or PriceTable(), progress)
+
+
+def _each(spark: SparkSession, work: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
+    """Run a task for each piece of work and return their results in order."""
+    return spark.sparkContext.parallelize(work, len(work)).map(run).collect()
+
+
+_RANGE_BYTES = 8 << 20
+_PROBE = Counter(put_if_absent=2, get=1, delete=1)
+# of one log record: look for the end, is the last one there, append, checkpoint
+_RECORD = Counter(list=1, head=1, put_if_absent=1, put=1)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactReport:
+    """What was published; with `dry_run` what would be tried and written, and its estimated cost.
+
+    `requests`, by operation, and `cost_usd` are those of tasks and driver; `read_bytes` and `written_bytes` are of the
+    files alone. Files that were not published are listed as (file id, why): `left`, they may not come now; `damaged`,
+    their staged object; `failed`, an error stopped them.
+    """
+
+    files: int = 0
+    entries: int = 0
+    read_bytes: int = 0
+    written_bytes: int = 0
+    left: tuple[tuple[str, str], ...] = ()
+    damaged: tuple[tuple[str, str], ...] = ()
+    failed: tuple[tuple[str, str], ...] = ()
+    requests: Mapping[str, int] = field(default_factory=dict)
+    cost_usd: float = 0.0
+    log_number: int = 0
+    dry_run: bool = False
+    metrics: JobMetrics = field(default_factory=JobMetrics)
+
+
+def compact(
+    spark: SparkSession,
+    *,
+    storage: str,
+    s3: S3Options | None = None,
+    dry_run: bool = False,
+    clock: Clock | None = None,
+    prices: PriceTable | None = None,
+    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+) -> CompactReport:
+    """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
+
+    Repeating it is harmless, and so are two at once. With `dry_run` nothing is changed. Raises `NotAnIndex`,
+    `ConfigError`, what the storage raises to the driver: nothing is published then, unless the answer to the log record
+    was lost. A damaged staged file, or one whose task met an error of storage or disk, is reported and hinders no other
+    one: later jobs, or its writer, try again.
+    """
+    if dry_run:
+        return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
+    address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
+    with _driven(spark, address, present, prices, progress) as (opened, log, meter):
+        with meter.stage(_DRIVEN):
+            log.open()
+            tickets, left = open_tickets(opened, log)
+            # a server that accepts two records of one number would let a file come twice
+            probe_put_if_absent(opened)
+        counted, now_ms = meter.address(address), present.now_ms()
+
+        def run_one(ticket: Ticket) -> StagedResult:
+            with between_tasks(), counted.open() as storage:
+                return compact_staged(ticket, storage, now_ms)
+
+        results: list[StagedResult] = []
+        if tickets:
+            with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:
+                # large files first, so that the last one to begin is short
+                results = _each(spark, sorted(tickets, key=lambda ticket: -ticket.size_bytes), run_one)
+                stage.entries = sum(ticket.count for ticket in tickets)
+            with meter.stage(_DRIVEN):
+                _, results = publish_staged(results, opened, log)
+    done = [result for result in results if result.finished is not None]
+    report = _report(
+        [result.ticket for result in done], [*left, *(result for result in results if result.finished is None)]
+    )
+    written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
+    spent = meter.metrics
+    return replace(
+        report,
+        written_bytes=written,
+        requests=spent.requests,
+        cost_usd=spent.cost_usd,
+        log_number=log.state.number,
+        metrics=spent,
     )
 
 
-def _run_on(spark: SparkSession, job: MergeJob, address: Address, now_ms: int) -> Sequence[TaskResult]:
-    """Run a job's tasks, a Spark task each; the job itself, which names every source, is sent to each executor once."""
-    context = spark.sparkContext
-    shared = context.broadcast(job)
+def plan_compaction(
+    *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
+) -> CompactReport:
+    """Return what `compact` would do and cost now, without a session. Raises `NotAnIndex`, `ConfigError`."""
+    priced = prices or PriceTable()
+    opened = MeteredStorage(StorageAddress(storage, s3 or S3Options()).open(), priced)
+    with contextlib.closing(opened):
+        log = StorageLog(opened, clock or SystemClock())
+        log.open()
+        tickets, left = open_tickets(opened, log)
+        spent, genesis = opened.total, log.state.genesis
+        assert genesis is not None
+        written = [ticket.count * genesis.layout.schema.item.itemsize for ticket in tickets]
+        requests = dict(Counter(spent.requests_by_kind) + _requests(tickets, written))
+        read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
+        return replace(
+            _report(tickets, left),
+            written_bytes=sum(written),
+            requests=requests,
+            cost_usd=priced.cost_usd(requests, read),
+            log_number=log.state.number,
+            dry_run=True,
+        )
 
-    def run_one(number: int) -> TaskResult:
-        with between_tasks(), address.open() as storage:
-            return run_task(shared.value.tasks[number], storage, now_ms)
 
-    count = len(job.tasks)
-    try:
-        return context.parallelize(range(count), count).map(run_one).collect()
-    finally:
-        shared.destroy()
+def _requests(tickets: Sequence[Ticket], sizes: Sequence[int]) -> Counter[str]:
+    """Return the requests of a job by operation, without those of looking at the tickets.
+
+    A task reads a range for the document and one for 8 MiB of entries, and uploads `sizes` bytes.
+    """
+    requests = Counter(_PROBE)
+    for ticket, size in zip(tickets, sizes, strict=True):
+        requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
+        requests += writing_requests(1, size)
+    if tickets:
+        requests += _RECORD
+    return requests
+
+
+def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:
+    return CompactReport(
+        files=len(tickets),
+        entries=sum(ticket.count for ticket in tickets),
+        read_bytes=sum(ticket.size_bytes for ticket in tickets),
+        left=tuple((result.ticket.file_id, result.left) for result in left if not (result.corrupt or result.failed)),
+        damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
+        failed=tuple((result.ticket.file_id, result.left) for result in left if result.failed),
+    )

@@ -5,12 +5,19 @@ The census counts how many entries each window has, and which topics there are; 
 
 A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
 at a time, a shard has a run of pieces, a Spark partition a run of shards. Pure; the plan is sent to every task.
+
+Windows of time: their length as text, the window of a second, and quarantine windows for wrong clocks. Pure.
+
+Windows are aligned to the epoch, UTC. A second outside the plausible range lies in a *quarantine window* of 2**31
+seconds (68 years), whose tables no merge touches: however wrong a clock is, up to the year 9999 there are at most 118
+of these.
 """
 
 from __future__ import annotations
 
 import json
 import pickle
+import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +29,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.answers.topics import TopicTable
@@ -29,19 +37,58 @@ from tiered_index.service.answers.validation import milliseconds
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.plan import Window
 from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.windows import QUARANTINE_S, WindowScale
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = [
     "CENSUS_COLUMNS",
     "CENSUS_SCHEMA",
     "PIECE_ITEMS",
+    "QUARANTINE_S",
     "BuildPlan",
     "Census",
     "TablePlan",
+    "WindowScale",
     "count_batches",
     "plan_build",
+    "window_seconds",
 ]
+
+# Length of a quarantine window: what a time difference of 32 bits can say.
+QUARANTINE_S = 1 << 31
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
+_LONGEST_S = 100 * 366 * 86400 // 2
+
+
+def window_seconds(window: str | int) -> int:
+    """Return the length of ``90s``, ``15m``, ``1h``, ``1d`` or of a number of seconds. Raises `InvalidArgument`."""
+    found = _LENGTH.fullmatch(str(window).strip().lower())
+    seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
+    if not 1 <= seconds <= _LONGEST_S:
+        raise InvalidArgument(f"a window is like 1h, 1d, 7d or a number of seconds up to 50 years, not {window!r}")
+    return seconds
+
+
+@dataclass(frozen=True, slots=True)
+class WindowScale:
+    """Windows of `window_s` for seconds within [`plausible_min`, `plausible_max`], quarantine windows for others."""
+
+    window_s: int
+    plausible_min: int
+    plausible_max: int
+
+    @classmethod
+    def of(cls, window: str | int, config: IndexConfig, now_ms: int) -> WindowScale:
+        """Return the scale of windows like ``1h`` by what settings take for plausible. Raises `InvalidArgument`."""
+        low, high = now_ms // 1000 - round(config.max_late_s), now_ms // 1000 + round(config.max_early_s)
+        return cls(window_seconds(window), low, high)
+
+    def begins(self, seconds: npt.NDArray[np.int64]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
+        """Return where each second's window begins (i64, n), and whether that is a quarantine window (bool, n)."""
+        wrong = (seconds < self.plausible_min) | (seconds > self.plausible_max)
+        length = np.where(wrong, QUARANTINE_S, self.window_s)
+        return seconds // length * length, wrong
+
 
 CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
 CENSUS_SCHEMA = "census binary"
@@ -51,10 +98,10 @@ _NAMED = 100
 
 @dataclass
 class Census:
-    """Entries by window, messages without key, topics, and what was skipped.
+    """Entries by window (is quarantine window, begin), messages without key, topics (id or None, name), what was
+    skipped.
 
-    A window is (is quarantine window, begin), a topic (id or None, name). `skipped` are (file, first offset, end,
-    problem) of the first ranges, `skipped_ranges` and `skipped_bytes` of all.
+    `skipped` are (file, first offset, end, problem) of the first ranges, `skipped_ranges` and `skipped_bytes` of all.
     """
 
     windows: dict[tuple[bool, int], int] = field(default_factory=dict)
@@ -94,10 +141,7 @@ class Census:
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the census of `batches` (columns as `CENSUS_COLUMNS`, the last two optional) as one row.
-
-    Raises `InvalidArgument`.
-    """
+    """Yield the census of `batches` (`CENSUS_COLUMNS`, the last two optional) as a row. Raises `InvalidArgument`."""
     census = Census()
     for batch in batches:
         census.add(_of_batch(batch, scale))
@@ -111,13 +155,8 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
     if SKIPPED in batch.schema.names:
         told = [json.loads(text) for text in batch.column(SKIPPED).drop_null().to_pylist()]
         passed = tuple((str(file), int(begin), int(end), str(problem)) for file, begin, end, problem in told)
-        census.add(
-            Census(
-                skipped_ranges=len(passed),
-                skipped_bytes=sum(end - begin for _, begin, end, _ in passed),
-                skipped=passed,
-            )
-        )
+        size = sum(end - begin for _, begin, end, _ in passed)
+        census.add(Census(skipped_ranges=len(passed), skipped_bytes=size, skipped=passed))
         batch = batch.filter(pc.is_null(batch.column(SKIPPED))).drop_columns([SKIPPED])
     keyed = batch.column("has_key")
     census.without_key = len(batch) - (pc.sum(keyed).as_py() or 0)
@@ -127,10 +166,8 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
         return census
     for name in batch.schema.names:
         if name != "topic_id" and (nulls := batch.column(name).null_count):
-            counted = f"{nulls:,} null{'s' * (nulls > 1)}"
-            raise InvalidArgument(
-                f"column {name!r} has {counted} in rows that have a key; a value is needed in every one"
-            )
+            has = f"{nulls:,} null{'s' * (nulls > 1)} in rows that have a key"
+            raise InvalidArgument(f"column {name!r} has {has}; a value is needed in every one")
     times = batch.column("timestamp_ms")
     if pa.types.is_timestamp(times.type):
         times = milliseconds(times)
@@ -150,11 +187,9 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
     return census
 
 
-def _too_many(count: str, scale: WindowScale) -> str:
-    return (
-        f"the source's entries lie in {count} windows of {scale.window_s:,} s: choose longer windows, or raise "
-        f"max_windows"
-    )
+def _too_many(count: str, scale: WindowScale, bound: str = "") -> str:
+    lie = f"the source's entries lie in {count} windows of {scale.window_s:,} s{bound}"
+    return f"{lie}: choose longer windows, or raise max_windows"
 
 
 # Entries of a piece, expected; a piece of more than twice as many (it has a hot key) is written in parts by time.
@@ -162,6 +197,8 @@ PIECE_ITEMS = 1 << 19
 _SHARD_BYTES = 256 << 20
 # The least size of a shard that is made for the sake of parallel work.
 _LEAST_BYTES = 32 << 20
+# Is added to the begins of quarantine windows to number tables.
+_BEHIND = 1 << 40
 Int64 = npt.NDArray[np.int64]
 
 
@@ -189,10 +226,7 @@ class TablePlan:
 
 @dataclass(frozen=True)
 class BuildPlan:
-    """All tables, those of quarantine windows last, each kind by time.
-
-    `topics` are (id, name), `sequence` is the shards'.
-    """
+    """All tables, quarantine windows last, each kind by time; `topics` are (id, name), `sequence` is the shards'."""
 
     genesis: IndexDescriptor
     scale: WindowScale
@@ -224,17 +258,14 @@ class BuildPlan:
     @cached_property
     def _codes(self) -> Int64:
         """A number for each table that rises: its begin, quarantine windows behind all others."""
-        return np.array([_code(table.window.begin_s, table.quarantined) for table in self.tables], np.int64)
+        return np.array([table.window.begin_s + table.quarantined * _BEHIND for table in self.tables], np.int64)
 
     def table_of(self, piece: int) -> int:
         """Return the index of the table that a piece is of."""
         return int(np.searchsorted(self._firsts, piece, "right")) - 1
 
     def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
-        """Return the piece (i64, n) and the begin of the window (i64, n) of entries.
-
-        They are given by their seconds and normal hashes. Raises `InvalidArgument` where a window isn't planned.
-        """
+        """Return pieces and begins of windows (i64, n each). Raises `InvalidArgument` for an unplanned window."""
         begins, wrong = self.scale.begins(seconds)
         codes = begins + wrong * _BEHIND
         index = np.minimum(np.searchsorted(self._codes, codes), len(self._codes) - 1)
@@ -252,13 +283,6 @@ class BuildPlan:
         return table
 
 
-_BEHIND = 1 << 40
-
-
-def _code(begin_s: int, quarantined: bool) -> int:
-    return begin_s + quarantined * _BEHIND
-
-
 def plan_build(
     census: Census,
     genesis: IndexDescriptor,
@@ -273,11 +297,7 @@ def plan_build(
     if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
         raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
     if len(census.windows) > max_windows:
-        raise InvalidArgument(
-            f"the source's entries lie in {len(census.windows):,} windows of {scale.window_s:,} s, and "
-            f"{max_windows:,} are allowed: "
-            "choose longer windows, or raise max_windows"
-        )
+        raise InvalidArgument(_too_many(f"{len(census.windows):,}", scale, f", and {max_windows:,} are allowed"))
     base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize
     aim = max(_LEAST_BYTES, min(_SHARD_BYTES, census.entries * item_size // max(1, 2 * parallelism)))
     tables: list[TablePlan] = []
@@ -307,14 +327,9 @@ def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) ->
             number, held = number + 1, 0
         of_shard.append(number)
         held += max(1, load)
-    pieces: list[Any] = []
-    shard = 0
-    for table in tables:
-        pieces.append(
-            np.array(of_shard[shard : shard + table.shards], np.int32)[np.arange(table.pieces) // table.pieces_a_shard]
-        )
-        shard += table.shards
-    return np.concatenate(pieces)
+    # pieces of each shard: as many as a table's shards have, fewer in its last one
+    pieces = [min(t.pieces_a_shard, t.pieces - first) for t in tables for first in range(0, t.pieces, t.pieces_a_shard)]
+    return np.repeat(np.array(of_shard, np.int32), pieces)
 
 
 def _topics(census: Census) -> tuple[tuple[int, str], ...]:
@@ -322,7 +337,5 @@ def _topics(census: Census) -> tuple[tuple[int, str], ...]:
     table = TopicTable()
     given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
     table.give(given)
-    assigned = [
-        (table.assign(name), name) for name in sorted(name for topic_id, name in census.topics if topic_id is None)
-    ]
-    return tuple(dict.fromkeys((*given, *assigned)))
+    others = sorted(name for topic_id, name in census.topics if topic_id is None)
+    return tuple(dict.fromkeys((*given, *((table.assign(name), name) for name in others))))

@@ -32,27 +32,16 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject, StreamBatch
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.writing import FinishedShard
-from tiered_index.spark.build.plan import BuildPlan
-from tiered_index.spark.windows import QUARANTINE_S
+from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "MODES",
-    "BatchContent",
-    "MicroBatch",
-    "check_windows",
-    "publish_batch",
-    "publish_shards",
-    "publish_tables",
-    "repeated",
-]
+__all__ = ["MODES", "BatchContent", "MicroBatch", "check_windows", "publish_batch", "publish_tables", "repeated"]
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
-    """Return the names of the objects that have just the entries of a quarantine window of `shards`.
+    """Return the names of the objects that ``replace`` removes: they have just the entries of a quarantine window.
 
-    Mode ``replace`` removes them. Where an earlier build may be the same, the metadata of its objects are read. Raises
-    `InvalidArgument` where there are such and `mode` is ``error``, what reading raises.
+    Raises `InvalidArgument` where there are such and `mode` is ``error``, and what reading their metadata raises.
     """
     if mode == "append" or not (written := _by_build(shard.stored for shard in shards)):
         return ()
@@ -145,10 +134,10 @@ class MicroBatch:
         return StreamBatch(self.number, self.content.entries, self.content.checksum)
 
     def is_in(self, state: LogState) -> bool:
-        """Return whether the batch has been published.
+        """Return whether the batch has been published; by its number alone where a record says no content.
 
-        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one's would be
-        lost. Records of earlier versions don't say what a batch held; there the number alone counts.
+        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one would be
+        lost.
         """
         last = state.positions.get(self.stream, -1)
         if last > self.number:
@@ -170,57 +159,24 @@ class MicroBatch:
 
 
 def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
-    """Return the names of the objects that a build in `mode` replaces.
-
-    Raises `InvalidArgument` where it must not be published.
-    """
-    return _replaced(state, _planned(plan), mode)
-
-
-def publish_tables(
-    plan: BuildPlan, shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog
-) -> tuple[LogState, int]:
-    """Complete the uploads and append the record; return the state with it and how many objects it removed.
-
-    Raises as `check_windows`, `CorruptFile`, `JobOverdue`: not published then. After what the storage raises the
-    outcome may be unknown.
-    """
-    return _published(_planned(plan), shards, mode, storage, log, None)
-
-
-def publish_shards(shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog) -> LogState:
-    """Publish what tasks wrote without a plan in common: the windows are those that the shards have.
-
-    As `publish_tables`.
-    """
-    return _published(_written(shards), shards, mode, storage, log, None)[0]
+    """Return the names of the objects that a build in `mode` replaces. Raises `InvalidArgument` where it must not."""
+    times = [(table.window.begin_s, table.window.window_s) for table in plan.tables if not table.quarantined]
+    return _replaced(state, sorted((begin, begin + length) for begin, length in times), mode)
 
 
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
     """Publish a micro-batch unless it was before; return False and take the uploads back then.
 
-    Raises as `publish_tables`, and `InvalidArgument` where a later batch was published, or other entries under its
-    number.
+    Raises as `publish_tables`, and `InvalidArgument` for a batch older than the last, or of other entries.
     """
     state = log.refresh()
     names = {shard.stored.name for shard in shards}
     if not names <= state.objects.keys() and not batch.is_in(state):
-        state, _ = _published(_written(shards), shards, "append", storage, log, batch)
+        state, _ = publish_tables(shards, "append", storage, log, batch)
     if names <= state.objects.keys():
         return True
     abandon(shards, storage)
     return False
-
-
-def _planned(plan: BuildPlan) -> _Windows:
-    return sorted((t.window.begin_s, t.window.begin_s + t.window.window_s) for t in plan.tables if not t.quarantined)
-
-
-def _written(shards: Sequence[FinishedShard]) -> _Windows:
-    tables = [one.stored.shard for one in shards if one.stored.shard is not None]
-    return sorted(
-        {(table.begin_s, table.begin_s + table.window_s) for table in tables if table.window_s != QUARANTINE_S}
-    )
 
 
 def _replaced(state: LogState, windows: _Windows, mode: str) -> tuple[str, ...]:
@@ -249,14 +205,16 @@ def _replaced(state: LogState, windows: _Windows, mode: str) -> tuple[str, ...]:
     return tuple(replaced)
 
 
-def _published(
-    windows: _Windows,
-    shards: Sequence[FinishedShard],
-    mode: str,
-    storage: Storage,
-    log: StorageLog,
-    batch: MicroBatch | None,
+def publish_tables(
+    shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog, batch: MicroBatch | None = None
 ) -> tuple[LogState, int]:
+    """Complete the uploads and append one record; return the state with it and how many objects it removed.
+
+    Raises as `check_windows`, `CorruptFile`, `JobOverdue`: not published then. After what the storage raises the
+    outcome may be unknown.
+    """
+    tables = [one.stored.shard for one in shards if one.stored.shard is not None]
+    windows = sorted({(t.begin_s, t.begin_s + t.window_s) for t in tables if t.window_s != QUARANTINE_S})
     publication = Publication(storage, log, [shard.sent for shard in shards])
     publication.complete()
     added = {shard.stored.name for shard in shards}

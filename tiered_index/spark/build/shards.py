@@ -34,7 +34,7 @@ from tiered_index.service.answers.validation import Columns, batch_columns
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build.plan import BuildPlan
-from tiered_index.spark.executors import between_tasks
+from tiered_index.spark.executors import arrow_schema, between_tasks, cells_of
 from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 
@@ -71,10 +71,7 @@ class Spool:
         self.count += len(items)
 
     def parts(self, most: int) -> Iterator[Array]:
-        """Yield the items in ranges of seconds, newest first.
-
-        Each has about `most` items at most unless one second has more.
-        """
+        """Yield the items in ranges of seconds, newest first, of about `most` items unless one second has more."""
         lows, counts = self._ranges(most)
         starts = np.cumsum(counts) - counts
         with tempfile.TemporaryFile(prefix="tiered-index-") as ordered:
@@ -126,10 +123,7 @@ class Spool:
         return np.array(lows, np.int64), np.array(counts, np.int64)
 
     def _histogram(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """Return (first second, last second, items) of the ranges of equal length within [low, high] that have any.
-
-        Oldest first.
-        """
+        """Return (first second, last, items) of equal ranges within [low, high] that have any, oldest first."""
         width = -(-(high - low + 1) // _BINS)
         counts = np.zeros(-(-(high - low + 1) // width), np.int64)
         for items in self._chunks():
@@ -280,22 +274,16 @@ BLOCK_SCHEMA = "partition int, piece long, items binary, checksum binary"
 Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
 _HELD_ITEMS = 1 << 20
 _BLOCK_ITEMS = 1 << 16
-_ARROW = pa.schema(
-    [("partition", pa.int32()), ("piece", pa.int64()), ("items", pa.binary()), ("checksum", pa.binary())]
-)
+_ARROW = arrow_schema(BLOCK_SCHEMA)
 
 
 def pack_batches(
     batches: Iterable[pa.RecordBatch], plan: BuildPlan, seen: Seen | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of the entries in `batches` (the fields of entries, see `columns`).
+    """Yield blocks of the entries in `batches` (the fields of entries). Raises `InvalidArgument` for bad values.
 
-    Raises `InvalidArgument` for bad values.
-
-    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n).
-
-    `checksum` is that of all entries of a yielded batch and stands in its first row, 8 bytes, 0 in the others: sums are
-    what is compared.
+    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n). `checksum` (8 bytes) is that
+    of a yielded batch's entries in its first row, 0 in the others: sums are compared.
     """
     topics, schema = plan.topic_table(), plan.genesis.layout.schema
     held: list[Columns] = []
@@ -348,18 +336,7 @@ def _blocks(held: list[Columns], count: int, plan: BuildPlan, seen: Seen | None)
     columns = [
         pa.array(plan.partition_of_piece[number]),
         pa.array(number),
-        _blob_cells(packed, firsts, count),
+        cells_of(packed, firsts),
         pa.array(checksums, pa.binary()),
     ]
     return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
-
-
-def _blob_cells(packed: npt.NDArray[np.void], firsts: npt.NDArray[np.int64], count: int) -> pa.Array:
-    """Return runs of items as a binary column over their own memory.
-
-    A million items of 1 KiB fit its 32-bit offsets.
-    """
-    offsets = (np.append(firsts, count) * packed.dtype.itemsize).astype(np.int32)
-    return pa.BinaryArray.from_buffers(
-        pa.binary(), len(firsts), [None, pa.py_buffer(offsets), pa.py_buffer(packed.view(np.uint8))]
-    )

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -47,10 +48,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.datasource.options import ExplainedAddress, Options, place_told
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
@@ -101,16 +100,13 @@ class EntrySource(DataSource):
         """Return the columns of the index's entries; reads its log. Raises as the storage does."""
         options = self._options()
         Selection.of_options(options)
-        with _address(options).open("schema") as (storage, line):
-            state = StorageLog(storage, SystemClock()).open()
-            line.log_number = state.number
-        return columns_of(_schema_of(state))
+        return columns_of(_schema_of(_address(options).state("schema")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader, one that takes filters where Spark is about to push some.
+        """Return a reader, one that takes filters where Spark is about to push some: else it refuses such a one.
 
-        Spark refuses such a reader where pushdown is off. With option pushdown ``on`` that is what is wanted: without
-        filters the column key is null, and `key =` would find nothing.
+        With pushdown ``on`` the refusal is wanted: without filters the column key is null, and `key =` would find
+        nothing.
         """
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
@@ -149,53 +145,44 @@ class _Task(InputPartition):
     value: TaskPlan
 
 
+@dataclass(eq=False)
 class EntryReader(DataSourceReader):
     """Plans and reads one scan of what the options ask for."""
 
-    def __init__(
-        self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType
-    ) -> None:
-        self._address, self._selection, self._partition_bytes, self._schema = (
-            address,
-            selection,
-            partition_bytes,
-            schema,
-        )
+    address: ExplainedAddress
+    selection: Selection
+    partition_bytes: int
+    schema: StructType
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition a task, all of one log position. Driver."""
-        with self._address.open("plan") as (storage, line):
-            state = StorageLog(storage, SystemClock()).open()
-            line.log_number = state.number
-        require_columns(self._schema, columns_of(_schema_of(state)), f"the index in {self._address.uri}")
-        return [_Task(task) for task in plan_tasks(state, self._selection, self._partition_bytes)]
+        state = self.address.state("plan")
+        require_columns(self.schema, columns_of(_schema_of(state)), f"the index in {self.address.uri}")
+        return [_Task(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's entries. Executor."""
         if isinstance(partition, _Task):  # Spark makes one of its own where there is none
             plan = partition.value
-            with self._address.open("task") as (storage, line):
+            with self.address.open("task") as (storage, line):
                 line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
-                own = require_columns(self._schema, columns_of(plan.schema), f"the index in {self._address.uri}")
+                own = require_columns(self.schema, columns_of(plan.schema), f"the index in {self.address.uri}")
                 for batch in read_task(plan, storage, to_arrow_schema(own, timezone="UTC")):
                     line.rows += len(batch)
-                    yield batch.rename_columns(self._schema.names)
+                    yield batch.rename_columns(self.schema.names)
 
 
+@dataclass(eq=False)
 class PushedEntryReader(EntryReader):
     """Plans and reads one scan under pushed filters. Spark evaluates all of them again."""
 
-    def __init__(
-        self, address: ExplainedAddress, selection: Selection, partition_bytes: int, schema: StructType, *, prunes: bool
-    ) -> None:
-        super().__init__(address, selection, partition_bytes, schema)
-        self._prunes = prunes
+    prunes: bool = False
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
         """Narrow the selection. Driver. Raises `InvalidArgument` for a filter on a key that isn't known."""
-        if self._prunes:
-            self._selection = self._selection.narrowed(filters)
-        self._selection.check_keys_known(filters, "filter key by = or IN" if self._prunes else _ADVICE)
+        if self.prunes:
+            self.selection = self.selection.narrowed(filters)
+        self.selection.check_keys_known(filters, "filter key by = or IN" if self.prunes else _ADVICE)
         return filters
 
 
@@ -204,48 +191,35 @@ def _address(options: Options) -> ExplainedAddress:
 
 
 def is_pushing() -> bool:
-    """Return whether this process is the worker by which Spark pushes filters.
-
-    Spark does so only where the configuration is on.
-    """
+    """Return whether this process is the worker by which Spark pushes filters, as it does where that is on."""
     main = getattr(sys.modules["__main__"], "__spec__", None)
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
 
 def columns_of(schema: Schema) -> StructType:
-    """Return the columns of entries.
-
-    Raises `SchemaMismatch` for an extra one that Spark can't hold or can't tell from another.
-    """
+    """Return the columns of entries. Raises `SchemaMismatch` for one that Spark can't hold or tell from another."""
     columns = dict(_COLUMNS)
     for extra in schema.caller_columns:
         dtype = np.dtype(extra.dtype)
         kind = BinaryType() if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
         if kind is None or extra.name.lower() in map(str.lower, columns):
-            problem = (
-                f"has type {extra.dtype}, which Spark lacks"
-                if kind is None
-                else "has a name that another column has in Spark"
-            )
+            lacks = f"has type {extra.dtype}, which Spark lacks"
+            problem = lacks if kind is None else "has a name that another column has in Spark"
             raise SchemaMismatch(f"column {extra.name!r} of schema {schema.name} {problem}")
         columns[extra.name] = kind
     return StructType([StructField(name, kind) for name, kind in columns.items()])
 
 
 def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
-    """Return which of `columns` those of `wanted` are, in its order.
-
-    A user may have given `wanted`, in any case of letters, as in Spark. Raises `SchemaMismatch` for a column that isn't
-    there or has another type.
-    """
+    """Return those of `columns` that `wanted` names, in its order and any case. Raises `SchemaMismatch` for a lack."""
     own = {column.name.lower(): column for column in columns}
     for column in wanted:
         known, kind = own.get(column.name.lower()), column.dataType.simpleString()
         if known is None or known.dataType.simpleString() != kind:
             told = "there is no such column" if known is None else f"it is {known.dataType.simpleString()}"
+            there = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in columns)
             raise SchemaMismatch(
-                f"{what}: column {column.name!r} was wanted as {kind}, and {told}; "
-                f"the columns are {', '.join(f'{each.name} {each.dataType.simpleString()}' for each in columns)}"
+                f"{what}: column {column.name!r} was wanted as {kind}, and {told}; the columns are {there}"
             )
     return StructType([own[column.name.lower()] for column in wanted])
 

@@ -34,24 +34,30 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TAGS, index_keys
 from tiered_index.rocketmq.log.message import Message, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments, pread
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, place_told, telling
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.splits import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "CountedLog", "MessageReader", "MessageSettings", "Stretch", "read_stretch", "reader_of"]
+__all__ = [
+    "OPTIONS",
+    "CountedLog",
+    "MessageReader",
+    "MessageSettings",
+    "Stretch",
+    "StretchPartition",
+    "read_stretch",
+    "reader_of",
+]
 
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
@@ -74,10 +80,7 @@ _ARCHIVE = "archive:"
 
 @dataclass(frozen=True, slots=True)
 class MessageSettings:
-    """The options, checked.
-
-    `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; `archive` is None for local segments.
-    """
+    """The checked options: `body` is ``plain``, ``stored`` (perhaps compressed) or ``none``; local: no `archive`."""
 
     path: str
     body: str
@@ -161,8 +164,7 @@ _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 class Stretch:
     """Messages that begin at commit log offsets [begin, end) of one segment: local, in `folder`, or `archived`.
 
-    `is_whole`: the log was seen to reach up to `end`, so anything less is an error. `log_number` is the storage's log
-    position.
+    `is_whole`: the log was seen to reach `end`; less is an error. `log_number` is the storage's log position.
     """
 
     begin: int
@@ -174,7 +176,9 @@ class Stretch:
     log_number: int | None = None
 
 
-class _Task(InputPartition):
+class StretchPartition(InputPartition):
+    """What one task reads."""
+
     value: Stretch
 
 
@@ -185,18 +189,15 @@ class MessageReader(DataSourceReader):
         self._settings, self._schema = settings, schema
 
     def partitions(self) -> list[InputPartition]:
-        """Return a partition a segment.
-
-        Driver. Raises `MissingOffsets` for a gap between segments, unless told to skip.
-        """
+        """Return a partition a segment. Raises `MissingOffsets` for a gap unless told to skip. Driver."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
         archive = self._settings.archive
         stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
-        return [_Task(stretch) for stretch in _without_gaps(stretches, self._settings)]
+        return [StretchPartition(stretch) for stretch in _without_gaps(stretches, self._settings)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a segment's messages. Executor."""
-        if isinstance(partition, _Task):  # Spark makes one of its own where there is none
+        if isinstance(partition, StretchPartition):  # Spark makes one of its own where there is none
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 
@@ -222,17 +223,9 @@ def _counted(kind: str, settings: MessageSettings) -> Iterator[tuple[FileReads, 
 
 
 def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[Stretch]:
-    with address.open("plan") as (storage, line):
-        state = StorageLog(storage, SystemClock()).open()
-        line.log_number = state.number
-    if settings.store not in (None, *state.stores) or not state.stores:
-        known = ", ".join(map(repr, state.stores)) or "none"
-        raise InvalidArgument(
-            f"{settings.path} has no archived segments of store {settings.store!r}; stores with some: {known}"
-        )
-    for store in state.stores if settings.store is None else (settings.store,):
-        for segment in state.segments_of(store):
-            yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
+    state = address.state("plan")
+    for segment in archived_segments(state, settings.store, settings.path):
+        yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
 
 
 def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[Stretch]:
@@ -248,8 +241,7 @@ def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[S
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
     """Yield the messages of a range as batches of the schema's columns.
 
-    Raises `CorruptFile` naming file and offset at the first damage, unless told to skip, and `MissingOffsets` where the
-    log was cut.
+    Raises `CorruptFile` at the first damage unless told to skip, `MissingOffsets` where the log was cut.
     """
     with _opened(stretch, settings) as (reader, line):
         line.log_number, line.files = stretch.log_number, 1
@@ -268,9 +260,7 @@ def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[Commi
         return
     assert stretch.address is not None
     with stretch.address.open("task") as (storage, line):
-        log = StorageLog(storage, SystemClock())
-        archive = SegmentArchive(storage, lambda: log.state, log.open)
-        yield ArchivedLog(archive, stretch.archived, skip_corrupt=settings.skip_corrupt), line
+        yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt), line
 
 
 def reader_of(folder: Path, size_bytes: int) -> CommitLogReader:
@@ -285,10 +275,8 @@ def _chunk_bytes(size_bytes: int) -> int:
 def _batches(
     reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType
 ) -> Iterator[pa.RecordBatch]:
-    wanted, own = (
-        to_arrow_schema(schema, timezone="UTC"),
-        require_columns(schema, settings.columns, settings.path).names,
-    )
+    wanted = to_arrow_schema(schema, timezone="UTC")
+    own = require_columns(schema, settings.columns, settings.path).names
     held: list[Message] = []
     size = 0
     for message in _messages(reader, stretch, skip_corrupt=settings.skip_corrupt):
@@ -302,10 +290,7 @@ def _batches(
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:
-    """Yield the messages that begin in a range.
-
-    Of a log that is being written the last one is left out where it may be half.
-    """
+    """Yield the messages that begin in a range, without the last one of a growing log where it may be half."""
     at = stretch.begin
     for batch in reader.batches(stretch.begin, skip_corrupt=skip_corrupt, skip_missing=skip_corrupt):
         if batch.begin >= stretch.end:
@@ -328,15 +313,11 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
                     message = reader.read(offset)
             at = offset + message.size
             yield message
-        if max(at, batch.end) >= stretch.end or _ends(batch, stretch):
+        ended = batch.state in (End.OPEN, End.TORN) and not stretch.is_whole
+        if ended or max(at, batch.end) >= stretch.end:
             return
     if stretch.is_whole and not skip_corrupt and at < stretch.end:
         raise MissingOffsets(stretch.folder, "the log was cut after they were seen", at, stretch.end)
-
-
-def _ends(batch: IndexBatch, stretch: Stretch) -> bool:
-    """Return whether nothing of the range follows a batch."""
-    return batch.state in (End.OPEN, End.TORN) and not stretch.is_whole
 
 
 def _is_damaged(reader: CommitLogReader, offset: int) -> bool:

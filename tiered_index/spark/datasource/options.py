@@ -21,7 +21,10 @@ from dataclasses import dataclass, field
 
 from pyspark import TaskContext
 
+from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.state import LogState
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage, Usage
@@ -33,10 +36,7 @@ _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 
 
 class Options:
-    """What a user gave to the source `name`.
-
-    Raises `InvalidArgument` for an unknown option, `path` missing or given twice.
-    """
+    """What a user gave to the source `name`. Raises `InvalidArgument` for an unknown option, no path or several."""
 
     def __init__(self, name: str, given: Mapping[str, str], known: Sequence[str]) -> None:
         self._name = name
@@ -86,10 +86,7 @@ class Options:
 
 @dataclass(slots=True)
 class FileReads:
-    """Looks at the folder of a commit log (``list``) and reads of its files (``read``), counted.
-
-    Failed ones count, without bytes. Local files have no price.
-    """
+    """Listings of a commit log's folder (``list``) and reads of its files (``read``), failed ones too; no price."""
 
     requests_by_kind: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
@@ -107,10 +104,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class ExplainedAddress:
-    """An index's storage, and where to report what is asked of it; None: nowhere.
-
-    Raises `InvalidArgument` for a place within the index.
-    """
+    """An index's storage, and where to report its requests, if anywhere. Raises `InvalidArgument` for within it."""
 
     address: StorageAddress
     explain: StorageAddress | None = None
@@ -128,10 +122,7 @@ class ExplainedAddress:
 
     @contextlib.contextmanager
     def open(self, kind: str) -> Iterator[tuple[Storage, Line]]:
-        """Open the storage for one call by Spark; at its end put the line.
-
-        Raises `ConfigError`; what the put of the line raises.
-        """
+        """Open the storage for one call by Spark; at its end put the line. Raises `ConfigError`, as the put."""
         with self.address.open() as opened:
             if self.explain is None:
                 yield opened, Line()
@@ -140,13 +131,17 @@ class ExplainedAddress:
             with telling(self.explain, kind, self.uri, metered.total) as line:
                 yield metered, line
 
+    def state(self, kind: str) -> LogState:
+        """Return the newest state of the log, for one call by Spark. Raises `NotAnIndex`, as `open`."""
+        with self.open(kind) as (storage, line):
+            state = StorageLog(storage, SystemClock()).open()
+            line.log_number = state.number
+        return state
+
 
 @contextlib.contextmanager
 def telling(explain: StorageAddress, kind: str, index: str | None, request_stats: Usage | FileReads) -> Iterator[Line]:
-    """Put the line of one call by Spark when the block ends; `index` is its URI, None for local files.
-
-    Raises as the put does.
-    """
+    """Put the line of one call by Spark when the block ends; `index` is its URI, None for local files."""
     line, begin, ended = Line(), time.perf_counter(), "failed"
     try:
         yield line
@@ -182,10 +177,7 @@ def telling(explain: StorageAddress, kind: str, index: str | None, request_stats
 
 
 def place_told(options: Options) -> StorageAddress | None:
-    """Return the storage that the option explain names, None where it isn't given.
-
-    Raises `ConfigError` as `StorageAddress`.
-    """
+    """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError`."""
     told = (options.text("explain") or "").strip()
     return StorageAddress(told) if told else None
 

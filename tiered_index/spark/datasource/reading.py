@@ -75,10 +75,7 @@ class Selection:
 
     @classmethod
     def of_options(cls, options: Options) -> Selection:
-        """Return what the options topic, key, beginMs and endMs ask for, by the rules of `query`.
-
-        The bounds are inclusive epoch milliseconds.
-        """
+        """Return what the options topic, key, beginMs and endMs (inclusive) ask for, by the rules of `query`."""
         topic, key = options.text("topic"), options.text("key")
         begin, end = options.number("beginMs"), options.number("endMs")
         low, high, _ = check_range(begin, end, 1)
@@ -103,10 +100,7 @@ class Selection:
         return self.keys is not None or self.hashes is not None
 
     def narrowed(self, filters: Iterable[Any]) -> Selection:
-        """Return the selection under further filters (`pyspark.sql.datasource.Filter`), all of which hold.
-
-        Filters of other kinds are left to Spark.
-        """
+        """Return the selection under further filters (`pyspark.sql.datasource.Filter`); of other kinds Spark sees."""
         selection = self
         for pushed in filters:
             column, kind = _column_of(pushed), type(pushed).__name__
@@ -126,10 +120,7 @@ class Selection:
         return selection
 
     def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
-        """Raise `InvalidArgument` where a filter needs the column `key` and no key is asked for.
-
-        `advice` ends the error's text.
-        """
+        """Raise `InvalidArgument`, ending with `advice`, where a filter needs `key` and none is asked for."""
         if self.keys is None and any(
             _column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters
         ):
@@ -170,10 +161,7 @@ def _both(before: frozenset[Any] | None, values: frozenset[Any]) -> frozenset[An
 
 
 def _within(selection: Selection, kind: str, values: Sequence[Any]) -> Selection:
-    """Narrow by a filter of the timestamp; a bound within a second takes all of it.
-
-    The filter's literals are aware of their zone.
-    """
+    """Narrow by a filter of the timestamp, whose values know their zone; a bound within a second takes all of it."""
     if not values or not all(isinstance(value, dt.datetime) and value.tzinfo is not None for value in values):
         return selection
     seconds = [(value - _EPOCH) // _SECOND for value in values]
@@ -289,8 +277,7 @@ Array = npt.NDArray[Any]
 def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.RecordBatch]:
     """Yield a task's entries as batches of the Arrow schema `wanted`.
 
-    Raises `StorageUnavailable` where an object was removed after the read was planned, `CorruptFile`, `SchemaMismatch`,
-    what the storage raises.
+    Raises `StorageUnavailable` where an object was removed since, `CorruptFile`, `SchemaMismatch`, as the storage.
     """
     # what is read is read once
     cold = ColdPath(storage, keyed=plan.schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0))

@@ -21,11 +21,9 @@ _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session.
+    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session, with filters pushed. Idempotent.
 
-    Lets Spark push filters to them. Idempotent. Raises `ConfigError` where PySpark is missing or has no data sources in
-    Python. docs/spark-sources.md says what the sources read. Logs a warning where a write could fail because Spark
-    speculates.
+    Raises `ConfigError` without PySpark 4.2. Logs a warning where a write could fail because Spark speculates.
     """
     try:
         from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
@@ -45,10 +43,7 @@ def register(spark: SparkSession) -> None:
 
 @contextlib.contextmanager
 def _active(spark: SparkSession) -> Iterator[None]:
-    """Make a session the active one.
-
-    Spark refuses a name that the active session knows, though another session registers it.
-    """
+    """Make a session the active one: Spark refuses a name that the active session knows already."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         yield  # of Spark Connect: there each session is asked by itself
@@ -65,8 +60,7 @@ def _active(spark: SparkSession) -> Iterator[None]:
 def warn_of_denials(get: Callable[[str, str], str]) -> None:
     """Log a warning where speculation may fail a write; `get` reads the settings.
 
-    Spark denies the slower copy of a speculated task its commit and counts that as a failure of the task. The source
-    can't prevent it: its calls end before.
+    Spark counts a speculated copy's denied commit as a failure of the task; the source can't prevent it.
     """
     failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
     if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
@@ -81,10 +75,9 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps what a Python reader planned with the scan, not with the DataFrame.
+    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame.
 
-    Up to 4.3.0 it keeps it with the DataFrame. There the class that stands for a loaded source has a method by which
-    the last plan replaces the one before.
+    There the class of a loaded source has a method by which the last plan replaces the one before.
     """
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:

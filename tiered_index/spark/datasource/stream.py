@@ -33,6 +33,7 @@ from tiered_index.spark.datasource.messages import (
     MessageReader,
     MessageSettings,
     Stretch,
+    StretchPartition,
     read_stretch,
     reader_of,
 )
@@ -45,15 +46,8 @@ _UNKNOWN = -1
 _NO_BOUND = 2**63 - 1
 
 
-class _Task(InputPartition):
-    value: Stretch
-
-
 class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """One stream over one local commit log.
-
-    Raises `CorruptFile` at damage, and `MissingOffsets` where the log lacks what comes next.
-    """
+    """One stream over one local commit log. Raises `CorruptFile`, and `MissingOffsets` where it lacks what is next."""
 
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
         if settings.archive is not None:
@@ -79,10 +73,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return _offset(segments, segments[0].start) if segments else {"position": -1, "before": _UNKNOWN}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Return where a micro-batch from `start` on ends.
-
-        It has as many whole messages as the limit has room for, at least one.
-        """
+        """Return the end of a micro-batch from `start`: whole messages within the limit, at least one."""
         segments = self._segments()
         if not segments:
             if start["position"] > 0:
@@ -104,10 +95,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._end(segments, begin, _NO_BOUND) if written else 0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the ranges between two offsets, by segment.
-
-        Raises as `latestOffset` where the log isn't what it was.
-        """
+        """Return the ranges between two offsets, by segment. Raises as `latestOffset`."""
         segments = self._segments()
         first, last = int(start["position"]), int(end["position"])
         if first == last:
@@ -119,7 +107,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for segment in segments:
             if segment.start <= at < min(segment.end, last):
                 stop = min(segment.end, last)
-                found.append(_Task(Stretch(at, stop, str(self._folder), is_whole=True)))
+                found.append(StretchPartition(Stretch(at, stop, str(self._folder), is_whole=True)))
                 at = stop
         if at < last:
             raise MissingOffsets(str(self._folder), "deleted or cut before they were read", at, last)
@@ -154,10 +142,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             )
 
     def _end(self, segments: tuple[Segment, ...], position: int, bound: int) -> int:
-        """Return the end of the last whole message that ends at or before `bound`.
-
-        At least that of the first one behind `position`.
-        """
+        """Return the end of the last whole message up to `bound`, at least of the first behind `position`."""
         last = max((number for number, segment in enumerate(segments) if _is_written(segment)), default=-1)
         for number, segment in enumerate(segments[: last + 1]):
             if not segment.start <= position < segment.end:
@@ -212,10 +197,7 @@ def _is_written(segment: Segment) -> bool:
 
 
 def _before(segments: tuple[Segment, ...], position: int) -> int:
-    """Return the CRC-32 of what stands before a position in its segment.
-
-    `_UNKNOWN` where there is nothing, or no such segment.
-    """
+    """Return the CRC-32 of what stands before a position in its segment, `_UNKNOWN` where there is nothing."""
     for segment in segments:
         if segment.start < position <= segment.end:
             size = min(_FINGERPRINT_BYTES, position - segment.start)

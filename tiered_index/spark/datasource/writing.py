@@ -53,14 +53,13 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.build import stored_genesis
-from tiered_index.spark.build.columns import FIELDS, check_kind
-from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, count_batches, plan_build
-from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_shards
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_tables
 from tiered_index.spark.build.shards import PartitionResult, Seen, pack_batches, write_blocks
+from tiered_index.spark.build.sources import FIELDS, check_kind
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.metrics import Address
-from tiered_index.spark.windows import WindowScale, window_seconds
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -86,10 +85,7 @@ class EntryColumns:
 
     @classmethod
     def of(cls, found: Sequence[tuple[str, str]], schema: Schema) -> EntryColumns:
-        """Return the fields of a frame of these columns, (name, Spark's type as text).
-
-        Raises `InvalidArgument` naming the column.
-        """
+        """Return the fields of a frame of columns (name, Spark's type). Raises `InvalidArgument` naming one."""
         kinds = dict(found)
         needed = [*FIELDS, *(column.name for column in schema.caller_columns)]
         key = "keys" if "key" not in kinds and "keys" in kinds else "key"
@@ -129,13 +125,8 @@ def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
     pairs = pairs.filter(pc.is_valid(pairs["key"])).group_by(["row", "key"]).aggregate([]).combine_chunks()
     rows = pa.array(pairs["row"].to_numpy().astype(np.int64))
     keys = pairs["key"].combine_chunks()
-    keys = (
-        keys
-        if isinstance(keys, pa.Array)
-        else pa.concat_arrays(keys.chunks)
-        if keys.num_chunks
-        else pa.array([], keys.type)
-    )
+    if not isinstance(keys, pa.Array):
+        keys = pa.concat_arrays(keys.chunks) if keys.num_chunks else pa.array([], keys.type)
     return batch.drop_columns(["key"]).take(rows).add_column(at, "key", keys)
 
 
@@ -152,27 +143,17 @@ class PartitionJob:
 
 
 def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
-    """Write the tables of `entries` (fields of entries, each with a key).
+    """Write the tables of `entries` (fields of entries, each with a key); `seen` is called as by `pack_batches`.
 
-    Raises `InvalidArgument` for bad values, what the storage raises.
-
-    `seen` is called as by `pack_batches`. Nothing that was uploaded is left where it fails, as far as the storage lets
-    it be taken back.
+    Raises `InvalidArgument` for bad values, as the storage; then it takes back what it uploaded, as far as it can.
     """
     with tempfile.TemporaryDirectory(prefix="tiered-index-") as folder:
         kept, blocks = Path(folder) / "entries", Path(folder) / "blocks"
         census = _kept(entries, kept, job)
         if not census.entries:
             return PartitionResult(0, 0, ())
-        plan = plan_build(
-            census,
-            job.genesis,
-            job.scale,
-            shards="auto",
-            parallelism=1,
-            sequence=job.sequence,
-            max_windows=job.max_windows,
-        )
+        more = {"sequence": job.sequence, "max_windows": job.max_windows}
+        plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, **more)
         pieces = _packed(kept, blocks, plan, seen)
         kept.unlink()
         result = write_blocks(_by_piece(blocks, pieces), plan, job.address, job.now_ms)
@@ -264,20 +245,15 @@ Messages = Sequence[WriterCommitMessage | None]
 
 
 def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[PartitionJob, EntryColumns]:
-    """Join the index, or create it, and return what tasks are told.
-
-    Driver. Raises `InvalidArgument`, `SchemaMismatch`, as the storage.
-    """
+    """Join or create the index; return what tasks need. Driver. Raises `InvalidArgument`, `SchemaMismatch`."""
     address = StorageAddress(options.path)
     clock = SystemClock()
     settings, now_ms = _settings(options), clock.now_ms()
-    length = window_seconds("1d" if (window := options.text("window")) is None else window)
+    window = options.text("window")
+    scale = WindowScale.of("1d" if window is None else window, settings, now_ms)
     most = options.number("maxWindows")
     if most is not None and most < 1:
         raise InvalidArgument(f"maxWindows is how many windows a task may write, at least 1, not {most}")
-    scale = WindowScale(
-        length, now_ms // 1000 - round(settings.max_late_s), now_ms // 1000 + round(settings.max_early_s)
-    )
     with address.open() as storage:
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
@@ -298,12 +274,8 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
 
 
 def _settings(options: Options) -> IndexConfig:
-    given: dict[str, Any] = {
-        "slots": options.number("slots"),
-        "items": options.number("items"),
-        "preset": options.text("preset"),
-        "offset_space": options.text("offsetSpace"),
-    }
+    given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
+    given |= {"preset": options.text("preset"), "offset_space": options.text("offsetSpace")}
     return IndexConfig(**{name: value for name, value in given.items() if value is not None})
 
 
@@ -319,16 +291,15 @@ class EntryWriter(DataSourceArrowWriter):
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
 
     def commit(self, messages: Messages) -> None:
-        """Publish all tasks' tables.
+        """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode), `CorruptFile`, `JobOverdue`, as the
+        storage.
 
-        Driver. Raises `InvalidArgument` (the mode can't be), `CorruptFile`, `JobOverdue`, as the storage.
-
-        After an error of the storage in the record's put its outcome is unknown: an ``append`` that is run again may
-        double the entries, an ``overwrite`` not.
+        After an error of the record's put the outcome is unknown: ``append`` again may double entries, ``overwrite``
+        not.
         """
         shards = _all_shards(messages)
         if shards:
-            _publish(self._job, shards, lambda storage, log: publish_shards(shards, self._mode, storage, log))
+            _publish(self._job, shards, lambda storage, log: publish_tables(shards, self._mode, storage, log))
 
     def abort(self, messages: Messages) -> None:
         """Take back what is certainly not published. Driver."""
@@ -350,19 +321,14 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
                 "this Spark doesn't tell tasks which query they are of: a repeated micro-batch would be published twice"
             )
         parts: list[BatchContent] = []
-
-        def seen(items: Any, seconds: Any) -> None:
-            parts.append(BatchContent.of(items, seconds))
-
+        seen: Seen = lambda items, seconds: parts.append(BatchContent.of(items, seconds))  # noqa: E731
         written = write_tables(self._columns.batches(iterator), self._job, seen)
         return Written(written.shards, query, BatchContent.joined(parts))
 
     def commit(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Publish a micro-batch, or take back what it uploaded where it was published before.
+        """Publish a micro-batch, or take back what it uploaded where it was published before. Driver.
 
-        Driver. Raises as `EntryWriter.commit`.
-
-        Where the outcome is unknown, Spark's next try with the same checkpoint finds it out: nothing is doubled.
+        Raises as `EntryWriter.commit`; an unknown outcome is found by the next try with the same checkpoint.
         """
         shards = _all_shards(messages)
         if shards:

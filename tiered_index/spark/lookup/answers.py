@@ -31,9 +31,8 @@ from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
-from tiered_index.spark.executors import StorageAddress
-from tiered_index.spark.lookup.lookups import LOOKUP, PackedBatch, cells_of, distinct, places_of, records_of
-from tiered_index.spark.lookup.plan import LookupPlan
+from tiered_index.spark.executors import StorageAddress, cells_of
+from tiered_index.spark.lookup.plan import LOOKUP, LookupPlan, PackedBatch, distinct, places_of, records_of
 from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
 from tiered_index.types import IndexItem
 
@@ -94,10 +93,9 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers to the lookups of partitions.
+    """Yield the answers of partitions, from blocks (kind, partition, lookups, rows, more) by partition, then kind.
 
-    Blocks (kind, partition, lookups, rows, more) come by partition, then kind. Raises `StorageUnavailable` where a
-    task gave up since an object was gone: what it found is no complete answer.
+    Raises `StorageUnavailable` where a task gave up since an object was gone: its answers are not complete.
     """
     partition, number = _Partition(plan), -1
     for batch in batches:
@@ -150,10 +148,7 @@ class _Partition:
 
     @property
     def batch(self) -> PackedBatch:
-        """All lookups of the partition, with one more answer than asked.
-
-        The further answer tells a full answer from a truncated one.
-        """
+        """All lookups of the partition, for one answer more than asked: it tells a full answer from a truncated one."""
         if self._batch is None:
             asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
             self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
@@ -226,10 +221,6 @@ def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
 # Stands for the segments that the index's storage keeps, and no folder.
 ARCHIVE = "archive"
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
-_TYPE = (
-    "struct<message_state:string,message_body:binary,message_tags:string,"
-    "message_properties:map<string,string>,message_problem:string>"
-)
 _ARROW = pa.struct(
     [
         ("message_state", pa.string()),
@@ -257,12 +248,12 @@ def with_messages(
 ) -> DataFrame:
     """Return the rows of `answers` (one an entry) with `MESSAGE_COLUMNS`, null where there is no entry.
 
-    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key whose hash is equal. A place
-    that can't be asked fails the job, unless the answer may be partial: then it is ``missing``, and `message_problem`
-    says why.
+    `message_state` is that of `Fetched`, or ``other_key`` for a message of another key of equal hash. A place that
+    can't be read fails the job; where the answer may be partial it is ``missing``, and `message_problem` says why.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.functions import arrow_udf
+    from pyspark.sql.pandas.types import from_arrow_type
 
     def fetch(parts: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
         with ExitStack() as opened:
@@ -274,7 +265,7 @@ def with_messages(
 
     fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
     make: Any = arrow_udf  # whose declared overloads ask for what it infers
-    message = make(fetch, _TYPE)
+    message = make(fetch, from_arrow_type(_ARROW))
     joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ITEM)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
 
@@ -290,10 +281,7 @@ def _open(messages: str, address: StorageAddress, opened: ExitStack) -> Rocketmq
 def _fetched(
     source: RocketmqMessages, topics: list[str], keys: list[str], values: list[list[Any]]
 ) -> list[Fetched | None]:
-    """Return what became of each row's entry, in order; None for a row without one.
-
-    Rows of one key are asked for together.
-    """
+    """Return what became of each row's entry, None for a row without one; rows of one key are read together."""
     found: list[Fetched | None] = [None] * len(topics)
     places: dict[tuple[str, str], list[int]] = {}
     for place, pair in enumerate(zip(topics, keys, strict=True)):

@@ -31,10 +31,7 @@ Int64 = npt.NDArray[np.int64]
 def count_lookups(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield how many lookups of rows (topic, key, begin, end) each object of the plan may have answers for.
-
-    i64, as bytes.
-    """
+    """Yield how many lookups of rows (topic, key, begin, end) each object may have answers for, i64 as bytes."""
     counts = np.zeros(plan.objects, np.int64)
     for lookups in lots_of_lookups(batches, plan, column):
         base_slots = plan.base_slots(lookups)
@@ -52,11 +49,7 @@ def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
 
 
 def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
-    """Return about how many (requests, bytes) each task takes at most.
-
-    `counts` (i64, n) are the lookups of each object, as `total_counts` returns them. Filters, which save some of it,
-    count with their price.
-    """
+    """Return about how many (requests, bytes) each task takes at most; `counts` (i64, n) are objects' lookups."""
     costs = iter([_cost(plan, target, int(count)) for target, count in zip(_targets(plan), counts, strict=True)])
     found = []
     for task in plan.tasks:
@@ -66,20 +59,14 @@ def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
 
 
 def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
-    """Return the plan with bounds of all tasks, each task's share by what it will take.
-
-    `counts` (i64, n) are the lookups of each object. A task without a lookup has no share.
-    """
+    """Return the plan with bounds of all tasks, each task's share by what it will take; `counts` as in `foreseen`."""
     costs = foreseen(plan, counts)
     shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]
     return replace(plan, limits=tuple(zip(*shares, strict=True)), max_requests=max_requests, max_bytes=max_bytes)
 
 
 def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
-    """Return shares that add up to `limit`, in proportion to `costs`.
-
-    No share is less than its cost where the limit is their sum or more.
-    """
+    """Return shares of `limit` in proportion to `costs`, none less than its cost where the limit suffices for all."""
     total = sum(costs)
     if limit is None or not total:
         return [limit] * len(costs)
@@ -94,11 +81,10 @@ def _targets(plan: LookupPlan) -> list[Target]:
 
 
 def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
-    """Return the requests and bytes of one object and `asked` lookups.
+    """Return the requests and bytes of one object and `asked` lookups: directory, filter where that pays, ranges.
 
-    They are its directory, its filter where that pays, and ranges of groups. A lookup meets each of n groups with
-    equal chance, so n (1 - e^(-asked/n)) are met; one that is met is joined to the one before where no more than `gap`
-    groups lie between, which are read with it.
+    A lookup meets each of n groups with equal chance, so n (1 - e^(-asked/n)) are met; one is joined to the one before
+    over at most `gap` groups between.
     """
     if not asked:
         return 0, 0

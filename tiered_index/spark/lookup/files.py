@@ -48,9 +48,7 @@ _TOLD = {
 
 
 def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of files that have one header.
-
-    Empty cells are null, quoted or not; a column without a name is `_c` and its place.
+    """Return the rows of files of one header: empty cells are null, a column without a name is `_c` and its place.
 
     Raises `InvalidArgument` and `CorruptFile`, or the tasks do.
     """
@@ -72,10 +70,7 @@ def header_of(file: Path) -> list[str] | None:
 
 
 def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of the files in a task's splits, whose header must be that of the file `first`.
-
-    Raises as `csv_frame` does.
-    """
+    """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `csv_frame` does."""
     names = _names(header, first)
     for (file,) in each_split(batches):
         rows = _rows(Path(file))
@@ -147,10 +142,7 @@ _PART_BYTES = 64 << 20
 
 
 def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
-    """Return the rows of a file or folder of keys.
-
-    Raises `InvalidArgument` where there is none, what the storage raises.
-    """
+    """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
     if not is_local(path):
         return frame_of(spark, path, SourceAccess(s3))
     place = local_path(path)
@@ -209,10 +201,7 @@ def check_out(out: str, s3: S3Options) -> None:
 
 
 def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
-    """Write answers as a folder of Parquet files, of NDJSON where `out` is named so.
-
-    In a storage they are Parquet objects with a mark ``_SUCCESS``.
-    """
+    """Write a folder of Parquet (NDJSON where `out` is named so), in a storage Parquet with a mark ``_SUCCESS``."""
     if is_local(out):
         place = local_path(out)
         with typed_errors(f"writing {place}"):

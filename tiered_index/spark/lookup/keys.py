@@ -20,7 +20,8 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.validation import check_topic
-from tiered_index.spark.lookup.lookups import cells_of, lookups_of, times_of
+from tiered_index.spark.executors import cells_of
+from tiered_index.spark.lookup.plan import lookups_of, times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 if TYPE_CHECKING:
@@ -37,10 +38,7 @@ _MAX_TOPICS = 1_000_000
 
 @dataclass(frozen=True)
 class KeysCensus:
-    """The rows to look up and those that were skipped, counted, with their topics and their range of seconds.
-
-    The seconds are inclusive.
-    """
+    """The rows to look up and those skipped, counted, with their topics and (inclusive) range of seconds."""
 
     rows: int
     topics: tuple[str, ...]
@@ -50,10 +48,7 @@ class KeysCensus:
 
 @dataclass(frozen=True)
 class Keys:
-    """The rows, and the four fields as columns of theirs. `given` are fields that are no column of the caller's frame.
-
-    `names` is what errors call each field's column.
-    """
+    """Rows and their four fields as columns; `given` are no columns of the frame, `names` are for errors."""
 
     frame: DataFrame
     fields: Mapping[str, Any]
@@ -134,10 +129,9 @@ class Keys:
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
-    """Return the rows of `frame` as keys.
+    """Return the rows of `frame` as keys. Raises `InvalidArgument` naming the column and what was expected.
 
-    `columns` say which column a field is, or are column expressions themselves; `taken` are names of answers. Raises
-    `InvalidArgument` naming the column and what was expected.
+    `columns` say which column a field is, or are column expressions themselves; `taken` are names of answers.
     """
     from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it

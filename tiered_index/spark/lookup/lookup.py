@@ -37,7 +37,7 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
 from tiered_index.spark.lookup.answers import (
     MESSAGE_COLUMNS,
     answer_partitions,
@@ -47,14 +47,13 @@ from tiered_index.spark.lookup.answers import (
     with_messages,
 )
 from tiered_index.spark.lookup.estimate import COUNTS_SCHEMA, bounded, count_lookups, foreseen, total_counts
-from tiered_index.spark.lookup.keys import Keys, KeysCensus, keys_of
+from tiered_index.spark.lookup.keys import Keys, keys_of
 from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
 from tiered_index.spark.lookup.search import FOUND_SCHEMA, REPORT, TASK_SCHEMA, TaskReport, pack_lookups, search_task
 from tiered_index.spark.metrics import watched
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
-    from pyspark import StorageLevel
     from pyspark.sql import Column, DataFrame, SparkSession
 
 __all__ = ["LookupResult", "look_up", "lookup"]
@@ -69,12 +68,11 @@ _CHANGED = (
 
 @dataclass(frozen=True)
 class LookupResult:
-    """A bulk lookup that was made, or with `dry_run` what it would take.
+    """A bulk lookup that was made, or with `dry_run` what it would take; `frame` has the answers, None for a dry run.
 
-    `frame` has the answers (None where nothing was made). `requests`, `bytes_read` and `cost_usd` are what tasks asked
-    of the storage; `objects` were searched at log position `log_number`. `failed` are objects that could not be read,
-    each with why. Call `release` when `frame` is no longer needed. What Spark no longer holds is read anew: as before,
-    or an error of the job where an object is gone.
+    `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
+    `failed` could not be read, each with why. Call `release` when `frame` is no longer needed. What Spark no longer
+    holds is read anew: as before, or an error of the job where an object is gone.
     """
 
     frame: DataFrame | None
@@ -108,10 +106,7 @@ class LookupResult:
 
 
 def lookup(spark: SparkSession, df: DataFrame, *, storage: str, **options: Any) -> DataFrame:
-    """Return the answers to the lookups that the rows of `df` are.
-
-    Arguments as `look_up`, which also returns what they cost.
-    """
+    """Return the answers to the rows of `df`; arguments as `look_up`, which also returns what they cost."""
     frame = look_up(spark, df, storage=storage, **options).frame
     if frame is None:
         raise InvalidArgument("a dry run has no answers: call look_up")
@@ -139,17 +134,17 @@ def look_up(
 
     Fields of a row are `topic`, `key` and optionally `begin_ms` and `end_ms` (inclusive; null: no bound; epoch
     milliseconds, timestamps, or text of either); `columns` say which column one is (``{"key": "order_id"}``), or stand
-    for themselves (``lit("orders")``). All columns of `df` are carried through. The result has for each row its
-    entries, newest first, at most `max_count`: a row each, `position` counting from 0, or one row with null for none;
-    or with `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only with
-    `allow_partial`, ``partial``: then `failed` names files that could not be read, and why.
+    for themselves (``lit("orders")``). All columns of `df` are carried through. The result has each row's entries,
+    newest first, at most `max_count`: a row each, `position` counting from 0, or one row with null for none; or with
+    `nested` one row with the array `entries`. `status` is ``complete``, ``truncated`` or, only with `allow_partial`,
+    ``partial``: then `failed` names files that could not be read, and why.
 
     Rows without topic or key are an error, or with `skip_null` left out and counted. `max_requests` and `max_bytes`
-    bound what all tasks ask of the storage, each task its share: by what a dry run expects of it. `messages` joins the
-    messages themselves: ``archive``, or the folder of a RocketMQ store.
+    bound what all tasks ask of the storage, each task its share of a dry run's figures. `messages` joins the messages:
+    ``archive``, or the folder of a RocketMQ store.
 
-    Raises `InvalidArgument` naming the column; where an object can't be read and partial answers aren't allowed
-    `StorageError`, `CorruptFile` or `BudgetExceeded`; `NotAnIndex`.
+    Raises `InvalidArgument` naming the column, `NotAnIndex`; where an object can't be read and partial answers aren't
+    allowed `StorageError`, `CorruptFile` or `BudgetExceeded`.
     """
     if isinstance(max_count, bool) or not isinstance(max_count, int) or not 1 <= max_count < 2**31 - 1:
         raise InvalidArgument(f"max_count is a whole number from 1 on, not {max_count!r}")
@@ -164,8 +159,7 @@ def look_up(
             check_place(messages, genesis.offset_space)
             if nested:
                 raise InvalidArgument("messages are joined to entries of a row each, not to nested ones")
-        _check_names(genesis.layout.schema, nested=nested, messages=messages)
-        keys = keys_of(df, columns or {}, _taken(genesis.layout.schema, nested=nested, messages=messages))
+        keys = keys_of(df, columns or {}, _names(genesis.layout.schema, nested=nested, messages=messages))
         with typed_errors("counting the keys"), watched(spark, "count", progress):
             census = keys.census(skip_null=skip_null)
         make_plan = partial(
@@ -179,20 +173,30 @@ def look_up(
             settings=ColdSettings.of(settings),
             prices=settings.prices,
         )
+        result = partial(LookupResult, rows=census.rows, skipped_null=census.skipped_null)
         if dry_run:
             plan = make_plan(log.state)
-            return _foreseen(plan, census, _counted(spark, keys, plan, progress))
+            costs = foreseen(plan, _counted(spark, keys, plan, progress))
+            requests, read = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
+            return result(
+                frame=None,
+                objects=plan.objects,
+                tasks=len(plan.tasks),
+                log_number=plan.number,
+                requests=requests,
+                bytes_read=read,
+                cost_usd=plan.prices.cost_usd({"get_range": requests}, read),
+                dry_run=True,
+            )
         lost: frozenset[str] = frozenset()
-        for plans in range(1, _RETRIES + 2):
+        for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
             plan = make_plan(log.state, lost=lost)
             if max_requests is not None or max_bytes is not None:
                 plan = bounded(plan, _counted(spark, keys, plan, progress), max_requests, max_bytes)
             kept, reports = _search(spark, keys, plan, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
             if not missing:
-                return _answered(
-                    spark, keys, census, plan, kept, reports, plans, nested=nested, messages=messages, address=address
-                )
+                break
             kept.unpersist()
             state = log.refresh()
             # what the newer state still names is no longer there though it should be
@@ -201,8 +205,28 @@ def look_up(
                     raise CorruptFile(gone[0], "the log names this object, but the storage does not have it")
                 # a task gives up at the first one: the others are found by one listing, not by as many plans
                 lost |= frozenset(gone) | _not_listed(opened, state)
-        raise StorageUnavailable(
-            f"{opened.uri}: objects kept vanishing during {_RETRIES + 1} plans of one lookup; try again"
+        else:
+            raise StorageUnavailable(
+                f"{opened.uri}: objects kept vanishing during {_RETRIES + 1} plans of one lookup; try again"
+            )
+        frame, answers = _answers(spark, keys, plan, kept, nested=nested)
+        if messages is not None:
+            topic, key = keys.column("topic"), keys.column("key")
+            frame = with_messages(frame, topic, key, messages, address, allow_partial=allow_partial)
+        by_kind = sum((Counter(report.requests) for report in reports), Counter[str]())
+        read = sum(report.bytes_read for report in reports)
+        return result(
+            frame=frame,
+            objects=sum(report.opened for report in reports),
+            tasks=len(reports),
+            log_number=plan.number,
+            requests=by_kind.total(),
+            bytes_read=read,
+            cost_usd=plan.prices.cost_usd(by_kind, read),
+            failed=tuple(sorted({pair for report in reports for pair in report.failed})),
+            plans=plans,
+            answers=answers,
+            kept=kept,
         )
 
 
@@ -214,52 +238,31 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
         return frozenset()
 
 
-def _check_names(schema: Schema, *, nested: bool, messages: str | None) -> None:
-    """Raise `InvalidArgument` where a further column of the entries has a name that a column of flat answers has."""
-    own = {"status", "failed", "position", *(MESSAGE_COLUMNS if messages is not None else ())}
+def _names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
+    """Return the names of answers' columns. Raises `InvalidArgument` where a further column of entries has one too."""
+    joined = MESSAGE_COLUMNS if messages is not None else ()
+    own = {"status", "failed", "position", *joined}
     if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
         other = "look up with nested=True" if messages is None else "look up without messages"
         raise InvalidArgument(
             f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: {other}"
         )
-
-
-def _taken(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
-    """Return the names that columns of answers have."""
     entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
-    return [_LOOKUP, "status", "failed", *entry, *(MESSAGE_COLUMNS if messages is not None else ())]
+    return [_LOOKUP, "status", "failed", *entry, *joined]
 
 
 def _counted(
     spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]
 ) -> npt.NDArray[np.int64]:
     """Return how many lookups each object of the plan may have answers for."""
-    shared = spark.sparkContext.broadcast(plan)
     column = keys.names["key"]
+    with broadcast(spark, plan) as shared, typed_errors("counting the keys"), watched(spark, "count", progress):
 
-    def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return count_lookups(batches, shared.value, column)
+        def count(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return count_lookups(batches, shared.value, column)
 
-    with typed_errors("counting the keys"), watched(spark, "count", progress):
         cells = keys.fields_only().mapInArrow(count, COUNTS_SCHEMA).collect()
     return total_counts(plan, (row[0] for row in cells))
-
-
-def _foreseen(plan: LookupPlan, census: KeysCensus, counts: npt.NDArray[np.int64]) -> LookupResult:
-    costs = foreseen(plan, counts)
-    requests, read = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
-    return LookupResult(
-        frame=None,
-        rows=census.rows,
-        skipped_null=census.skipped_null,
-        objects=plan.objects,
-        tasks=len(plan.tasks),
-        log_number=plan.number,
-        requests=requests,
-        bytes_read=read,
-        cost_usd=plan.prices.cost_usd({"get_range": requests}, read),
-        dry_run=True,
-    )
 
 
 def _search(
@@ -283,8 +286,7 @@ def _search(
         return search_task(batches, shared.value, address)
 
     packed = keys.fields_only().mapInArrow(pack, TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
-    level: StorageLevel = StorageLevel.MEMORY_AND_DISK
-    found = packed.mapInArrow(search, FOUND_SCHEMA).persist(level)
+    found = packed.mapInArrow(search, FOUND_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         with typed_errors("looking up"), watched(spark, "search", progress):
             reports = found.where(F.col("kind") == REPORT).select("more").collect()
@@ -294,19 +296,10 @@ def _search(
     return found, [pickle.loads(row[0]) for row in reports]
 
 
-def _answered(
-    spark: SparkSession,
-    keys: Keys,
-    census: KeysCensus,
-    plan: LookupPlan,
-    kept: DataFrame,
-    reports: list[TaskReport],
-    plans: int,
-    *,
-    nested: bool,
-    messages: str | None,
-    address: StorageAddress,
-) -> LookupResult:
+def _answers(
+    spark: SparkSession, keys: Keys, plan: LookupPlan, kept: DataFrame, *, nested: bool
+) -> tuple[DataFrame, DataFrame]:
+    """Return the rows of keys with their answers, and the answers by lookup."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     shared = spark.sparkContext.broadcast(plan)
@@ -314,41 +307,13 @@ def _answered(
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return answer_partitions(batches, shared.value, nested=nested)
 
-    answerer = F.col("partition") % plan.answerers
     blocks = (
         kept.where(F.col("kind") != REPORT)
-        .repartitionById(plan.answerers, answerer)
+        .repartitionById(plan.answerers, F.col("partition") % plan.answerers)
         .sortWithinPartitions("partition", "kind")
     )
     answers = blocks.mapInArrow(answer, answer_schema(plan.schema, nested=nested))
-    rows = keys.with_lookup(plan, _LOOKUP)
     # a row whose lookup was not asked: the source gave other rows the second time
-    changed = F.raise_error(_CHANGED)
-    joined = (
-        rows.join(answers, _LOOKUP, "left")
-        .withColumn("status", F.coalesce("status", changed.cast("string")))
-        .drop(_LOOKUP)
-    )
-    if messages is not None:
-        joined = with_messages(
-            joined, keys.column("topic"), keys.column("key"), messages, address, allow_partial=plan.allow_partial
-        )
-    requests: Counter[str] = Counter()
-    for report in reports:
-        requests.update(report.requests)
-    read = sum(report.bytes_read for report in reports)
-    return LookupResult(
-        frame=joined,
-        rows=census.rows,
-        skipped_null=census.skipped_null,
-        objects=sum(report.opened for report in reports),
-        tasks=len(reports),
-        log_number=plan.number,
-        requests=requests.total(),
-        bytes_read=read,
-        cost_usd=plan.prices.cost_usd(requests, read),
-        failed=tuple(sorted({pair for report in reports for pair in report.failed})),
-        plans=plans,
-        answers=answers,
-        kept=kept,
-    )
+    status = F.coalesce("status", F.raise_error(_CHANGED).cast("string"))
+    joined = keys.with_lookup(plan, _LOOKUP).join(answers, _LOOKUP, "left").withColumn("status", status)
+    return joined.drop(_LOOKUP), answers

@@ -35,9 +35,8 @@ from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import question_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.executors import StorageAddress, between_tasks
-from tiered_index.spark.lookup.lookups import PackedBatch, cells_of, distinct, lookups_of, records_of, routes
-from tiered_index.spark.lookup.plan import LookupPlan, Target
+from tiered_index.spark.executors import StorageAddress, between_tasks, cells_of
+from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 
@@ -74,10 +73,7 @@ Int64 = npt.NDArray[np.int64]
 
 
 class HeldAnswers:
-    """Answers that are held back while they are few, to be cut together with those of further objects.
-
-    `lookups` are those of all.
-    """
+    """Answers to any of `lookups`, held back while few, to be cut together with those of further objects."""
 
     def __init__(self, plan: LookupPlan, lookups: Array, most: int = _HELD_ROWS) -> None:
         self._plan, self._lookups, self._most = plan, lookups, most
@@ -112,10 +108,7 @@ class HeldAnswers:
 def search_object(
     plan: LookupPlan, storage: Storage, stored: StoredObject, lookups: Array, places: Int64
 ) -> Iterator[Matches]:
-    """Yield what one object holds for `lookups[places]` (places: i64, n), which are different ones.
-
-    The lookups of an answer are numbers among all `lookups`. Raises as a lookup does.
-    """
+    """Yield what one object holds for the different `lookups[places]` (i64, n), numbered so. Raises as a lookup."""
     settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
     # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
     cold = ColdPath(storage, keyed=plan.schema.keyed, settings=settings)
@@ -193,10 +186,7 @@ _BLOCK_LOOKUPS = 1 << 20
 
 @dataclass
 class TaskReport:
-    """What a task did.
-
-    `failed` are (object, error), `missing` the object that was gone, after which the task gave up.
-    """
+    """What a task did; `failed` are (object, error), `missing` the object that was gone when the task gave up."""
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
@@ -209,10 +199,9 @@ class TaskReport:
 def pack_lookups(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the lookups of rows (topic, key, begin, end) for the tasks that need them.
+    """Yield the lookups of rows (topic, key, begin, end) for the tasks that search, and the one that answers.
 
-    Each goes to the task that sees to it being answered, and to those that search. `column` is what errors call the
-    column of keys.
+    `column` is what errors call the column of keys.
     """
     for lookups in lots_of_lookups(batches, plan, column):
         yield _packed(lookups, plan)
@@ -249,10 +238,7 @@ def _packed(lookups: Array, plan: LookupPlan) -> pa.RecordBatch:
 def search_task(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the blocks of one task (columns as `TASK_SCHEMA`, of that task only).
-
-    Raises what a lookup does, unless it may be partial.
-    """
+    """Yield the blocks of one task (columns as `TASK_SCHEMA`). Raises what a lookup does, unless it may be partial."""
     task, asked, wanted = -1, [], []
     for batch in batches:
         if len(batch):
