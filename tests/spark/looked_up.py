@@ -16,7 +16,7 @@ from tests.spark.in_process import Address
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.answers import answer_partitions
-from tiered_index.spark.lookup.estimate import bounded, count_lookups, total_counts
+from tiered_index.spark.lookup.lookup import bounded, count_lookups, total_counts
 from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, plan_lookup
 from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_task
 from tiered_index.storage.base import Storage

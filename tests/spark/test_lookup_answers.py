@@ -20,7 +20,8 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
-from tiered_index.spark.lookup import answers, estimate, search
+from tiered_index.spark.lookup import answers, search
+from tiered_index.spark.lookup import lookup as lookup_job
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
 from tiered_index.testing.storage_faults import FaultStorage
@@ -199,7 +200,7 @@ def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
         requests.append(len(recorder.reads))
     assert requests[0] > requests[1] == 2
     plan = plan_of(made.state, lookups, settings=SETTINGS)
-    ((foreseen, _),) = estimate.foreseen(plan, counts_of(plan, lookups))
+    ((foreseen, _),) = lookup_job.foreseen(plan, counts_of(plan, lookups))
     assert requests[0] <= foreseen <= requests[0] * 1.5
     made.close()
 
@@ -387,7 +388,7 @@ def test_bounds_that_are_a_dry_runs_figures_are_enough(tmp_path, gap):
     settings = type(SETTINGS)(query_threads=2, coalesce_gap_bytes=gap, block_cache_bytes=0)
     for name, lookups in of_hours(made, 1_000).items():
         free = plan_of(made.state, lookups, settings=settings)
-        costs = estimate.foreseen(free, counts_of(free, lookups))
+        costs = lookup_job.foreseen(free, counts_of(free, lookups))
         most = {"max_requests": sum(cost[0] for cost in costs), "max_bytes": sum(cost[1] for cost in costs)}
         plan = plan_of(made.state, lookups, settings=settings, **most)
         # all is shared out, and tasks without a question have no share
@@ -406,7 +407,7 @@ def test_bounds_that_are_a_dry_runs_figures_are_enough(tmp_path, gap):
 def test_shares_add_up_and_are_named(life):
     lookups = lookups_in(life)
     free = plan_of(life.state, lookups)
-    costs = estimate.foreseen(free, counts_of(free, lookups))
+    costs = lookup_job.foreseen(free, counts_of(free, lookups))
     for most in (0, 1, 7, 1000, 10**6 + 1):
         plan = plan_of(life.state, lookups, max_requests=most)
         assert sum(share for share, _ in plan.limits) == most and {read for _, read in plan.limits} == {None}

@@ -1,14 +1,11 @@
 """What passes between driver and executors: storage addresses, packed records, errors; and what a worker keeps.
 
-A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds by the usual chain.
-Spark hands errors of tasks to the driver as text; `typed_errors` finds the project's error in it and raises it again.
-Threads: any.
+A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds. Spark hands errors
+of tasks to the driver as text; `typed_errors` finds the project's error in it and raises it again. Threads: any.
 
-Spark runs task after task in one worker. glibc gives a thread an arena of its own, which keeps what the thread freed;
-threads of later tasks get other arenas, so a worker would take more memory with every task. A merge of 8 million
-entries, run six times in one process, peaked at 629 MiB at first and at 831 MiB at last; without further arenas at 566
-to 589 MiB. So the worker makes no further arenas, and returns free memory to the system between tasks. Linux with
-glibc, and Arrow's pool; elsewhere nothing is done. The setting is the process's, from its first task on.
+Spark runs task after task in one worker, in new threads, and glibc gives each an arena that keeps what it freed: six
+merges of 8 million entries in one process peaked at 629 MiB at first and 831 MiB at last, without further arenas at 566
+to 589 MiB. So a worker (Linux with glibc) makes no further arenas, and returns free memory between tasks.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ import pyarrow as pa
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
-from tiered_index.spark.ndjson import told_by_spark
+from tiered_index.spark.local_files import told_by_spark
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options

@@ -1,12 +1,8 @@
 """What a job did and cost, stage by stage, and how far it is while it runs.
 
-Tasks, seconds, entries, requests and bytes, of tasks and of the driver. Requests are counted where they are made: the
-storages that tasks open are metered, and each adds its counts to a Spark accumulator when it is closed. Not counted are
-tasks that failed or whose executor was lost, and what Spark itself reads from local files. `JobMeter` belongs to the
-driver's thread; addresses are sent to tasks.
-
-`watched` reports the progress of the jobs that its block starts: a thread on the driver polls Spark's status tracker
-and ends with the block. Errors of a context that is going down are ignored.
+Storages that tasks open are metered, and each adds its counts to a Spark accumulator when it is closed; tasks that
+failed and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, addresses go to tasks.
+`watched` polls Spark's status tracker in a thread that ends with its block.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""A Spark session for callers that have none, with this package shipped to its executors.
+"""A Spark session for callers that have none, with this package shipped to its executors. Driver only.
 
-Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise. Where PySpark or
-Java is missing, an error says so.
-
-The package's modules go to every Python worker as one zip file. Workers need an interpreter that has what the package
-depends on; their own copy of the package, if any, is ignored. Driver only.
+Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise; it needs what the
+package depends on. The package's modules go to every Python worker as one zip file, before any copy of its own.
 """
 
 from __future__ import annotations

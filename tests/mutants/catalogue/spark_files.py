@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "spark-name-is-a-pattern",
         "a local file's name is Spark's pattern, and other files are read",
-        "spark/splits.py",
+        "spark/local_files.py",
         '_PATTERN.sub(r"\\\\\\g<0>", str(file))',
         "str(file)",
         (f"{HERE}::test_a_files_name_is_no_pattern[.parquet]", f"{HERE}::test_a_sources_name_is_no_pattern[.ndjson]"),
@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "spark-name-with-escapes",
         "answers go to a folder of another name",
-        "spark/splits.py",
+        "spark/local_files.py",
         'return f"file://{folder}"',
         "return folder.as_uri()",
         (f"{HERE}::test_answers_go_where_they_are_asked_to[]",),
@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "ndjson-second-value",
         "of two objects in a line the second is passed over",
-        "spark/ndjson.py",
+        "spark/local_files.py",
         r"[}\]]\s*[^\s,\]}]|",
         "",
         (f"{HERE}::test_messages_of_two_in_a_line_are_told",),

@@ -1,16 +1,13 @@
 """Audit: the whole index proved by executors, and compared with the source that it was made of.
 
 - Log records and checkpoints, and the tables that the log names: on the driver, as `tiered-index verify` does.
-- Every object, byte by byte: counts, checksums, order, filters; every archived segment. A task checks some objects.
+- Every object and archived segment, byte by byte: counts, checksums, order, filters. A task checks some of them.
 - With a source, every entry of it against those in the objects: *missing*, *extra* (the source has no such entry) and
   *wrong* ones (queue and offset of a key's entry agree, something else does not). One shuffle of both sides.
 
-Nothing is changed. Duplicate entries are no difference: an index keeps what was put twice, and answers it once. What
-damaged objects held can't be known, nor what objects held that were removed between check and comparison: entries of
-the source that may have lain there are counted as *unproven*, and only the damage is a finding. One thread drives an
-audit.
-
-Its report is one Parquet file: a row a finding, a difference, a note, or an object that could not be checked.
+Nothing is changed; duplicate entries are no difference. Entries of the source that may have lain in damaged or removed
+objects are counted as *unproven*; only the damage is a finding. The report is one Parquet file: a row a finding, a
+difference, a note, or an object that could not be checked. One thread drives an audit.
 """
 
 from __future__ import annotations
@@ -56,7 +53,7 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["REPORT_SCHEMA", "AuditResult", "audit", "check_report_name", "plain", "report_table", "write_report"]
+__all__ = ["AuditResult", "audit", "check_report_name", "plain", "report_table", "write_report"]
 
 _TASKS_A_CORE = 4
 

@@ -1,15 +1,9 @@
 """Index against source: one shuffle brings both sides' entries together, and unmatched ones are differences.
 
-Driver only. DataFrames that are read more than once are kept by Spark meanwhile (`kept`), in as many partitions as
-there is data for.
-
-Index and source are compared within bounds of time, so an entry whose stored second is wrong may be inside on one side
-and outside on the other; it looks *missing* or *extra*. Such entries are searched again by identity, outside of the
-bounds, on both sides. There, entries that both sides have cancel out, and the rest of one side pairs with the other's
-inside: the entry is *wrong*. No difference is added, and what is outside on both sides is never reported.
-
-Nothing is read again where nothing is missing or extra. Otherwise the source is, and of objects with entries outside of
-the bounds the slot groups of the identities that are searched, of which there are `MOST_SOUGHT` of a kind.
+Driver only. An entry whose stored second is wrong may be inside the bounds of time on one side only, where it looks
+*missing* or *extra*. At most `MOST_SOUGHT` of a kind are searched again by identity outside of the bounds, on both
+sides: what both have cancels out, and the rest of one side pairs with the other's inside, so that the entry is *wrong*.
+That reads the source again, and of objects beyond the bounds the slot groups of these identities.
 """
 
 from __future__ import annotations
@@ -45,18 +39,7 @@ from tiered_index.spark.metrics import Address
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = [
-    "KINDS",
-    "MOST_SOUGHT",
-    "SOUGHT",
-    "Difference",
-    "Differences",
-    "Sides",
-    "compare",
-    "kept",
-    "paired",
-    "unread_of",
-]
+__all__ = ["Difference", "Differences", "Sides", "compare", "kept", "paired"]
 
 # Off by default: then a kept DataFrame has all partitions of spark.sql.shuffle.partitions (200), and each is a task of
 # every job that reads it.

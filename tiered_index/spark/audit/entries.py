@@ -1,7 +1,6 @@
 """Entries as an audit compares them: a source's and stored objects', as rows of one schema. Runs in tasks.
 
-`identity` and `value` are an entry's bytes: what it is (key's hashes, queue, offset, further identity columns), and
-what may be wrong about it (second, size, further columns). Memory: a batch of the source, or 8 MiB of items.
+`identity` and `value` are an entry's bytes: what it is, and what may be wrong about it. Memory: a batch, or 8 MiB.
 """
 
 from __future__ import annotations

@@ -8,8 +8,7 @@ source ─> census (how much in which window) ─> plan ─> hash, pack into blo
 ```
 
 Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
-record names, which `orphans` deletes. One thread drives a build; any number of builds, merges and writers work on one
-storage at once.
+record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.
 """
 
 from __future__ import annotations

@@ -1,13 +1,10 @@
-"""Commit logs as what a build reads: RocketMQ store directories, and segments that are archived in an index's storage.
-
-A segment a task.
+"""Commit logs as what a build reads: RocketMQ store directories, and segments archived in an index's storage.
 
     archive:s3://bucket/index                      every segment that the index there has archived
     archive:s3://bucket/index?store=NAME           those of one store; the storage's own parameters may stand beside it
 
-Damage is an error that names file and offset, or is skipped: then the census of the source says how much that
-was, by rows that have nothing but `SKIPPED`. Archived segments are read by ranged requests, in bounded memory, and
-checked against the table behind them.
+A segment a task. Damage is an error that names file and offset, or is skipped: rows that have nothing but `SKIPPED` say
+how much. Archived segments are read by ranged requests, in bounded memory, and checked against their table.
 """
 
 from __future__ import annotations
@@ -34,8 +31,8 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.executors import arrow_schema
+from tiered_index.spark.local_files import each_split, frame_of_splits
 from tiered_index.spark.metrics import SourceAccess
-from tiered_index.spark.splits import each_split, frame_of_splits
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:

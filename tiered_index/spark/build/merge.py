@@ -1,9 +1,8 @@
-"""Merge and compaction on Spark: planned and published by the driver, their tasks run by executors.
+"""Merge and compaction on Spark: planned and published by the driver, their tasks run by executors, without a shuffle.
 
-Neither shuffles: a task of a merge (`service/merge`) reads its run of slots from every source in bounded pieces, one of
-a compaction (`service/lifecycle/staged`) rewrites one staged file, by the same code and so to the same bytes as its
-writer, which does it itself after `compact_timeout_s`. Spark takes one result of each task, whichever attempt was
-first; what others uploaded is for `orphans`. Driver and executors share nothing but the storage.
+A task of a merge (`service/merge`) reads its run of slots from every source in bounded pieces; one of a compaction
+(`service/lifecycle/staged`) rewrites one staged file to the bytes that its writer would write after
+`compact_timeout_s`. Spark takes one result of each task; what other attempts uploaded is for `orphans`.
 """
 
 from __future__ import annotations

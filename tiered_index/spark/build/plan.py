@@ -1,16 +1,11 @@
-"""What a build writes: a census of the source, and the tables, shards and pieces that follow from it.
+"""What a build writes: a census of the source, and the tables, shards and pieces that follow from it. Pure.
 
-The census counts how many entries each window has, and which topics there are; it reads only the columns that say so.
-`count_batches` runs in tasks and yields one small row each; `Census.of` adds them up on the driver.
-
-A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
-at a time, a shard has a run of pieces, a Spark partition a run of shards. Pure; the plan is sent to every task.
-
-Windows of time: their length as text, the window of a second, and quarantine windows for wrong clocks. Pure.
+The census counts how many entries each window has, and which topics there are: one small row a task, which the driver
+adds up. A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece
+is sorted at a time, a shard has a run of pieces, a Spark partition a run of shards. The plan is sent to every task.
 
 Windows are aligned to the epoch, UTC. A second outside the plausible range lies in a *quarantine window* of 2**31
-seconds (68 years), whose tables no merge touches: however wrong a clock is, up to the year 9999 there are at most 118
-of these.
+seconds, whose tables no merge touches: up to the year 9999 there are at most 118 of these.
 """
 
 from __future__ import annotations
@@ -42,11 +37,9 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 __all__ = [
     "CENSUS_COLUMNS",
     "CENSUS_SCHEMA",
-    "PIECE_ITEMS",
     "QUARANTINE_S",
     "BuildPlan",
     "Census",
-    "TablePlan",
     "WindowScale",
     "count_batches",
     "plan_build",

@@ -1,17 +1,12 @@
 """The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
 
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
-published, whatever their order.
+published. Quarantine windows are shared by all builds: there a build is recognised by its entries, whatever tables they
+lie in (`repeated`).
 
-Quarantine windows span 68 years and are shared by all builds, so a table in one says nothing about the next. There a
-build is recognised by its entries: their number, first and last second, and the checksum of all their columns, whatever
-tables and shards they lie in (`repeated`).
-
-Whether a micro-batch was published before is decided the same way: the record carries (stream, number of the batch) as
-a source position, which the log keeps for good, and beside it the batch's content as a number, which is the same
-whenever the same rows come again, whatever tasks and tables they were cut into. Another content under the last number
-is not a repeated batch. Shards' checksums would not do: a topic's id may be a neighbouring one where two names of a
-task have the same CRC. So ids are left out; an entry's hash is of topic and key.
+A micro-batch is recognised by its record: (stream, number) as a source position, which the log keeps for good, and a
+checksum of its entries, the same whatever tasks they were cut into. It leaves out topic ids, which may differ where two
+names of a task have the same CRC; an entry's hash is of topic and key.
 """
 
 from __future__ import annotations
@@ -35,7 +30,7 @@ from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan
 from tiered_index.storage.base import Storage
 
-__all__ = ["MODES", "BatchContent", "MicroBatch", "check_windows", "publish_batch", "publish_tables", "repeated"]
+__all__ = ["MODES", "BatchContent", "MicroBatch", "check_windows", "publish_batch", "publish_tables"]
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
@@ -48,22 +43,22 @@ def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storag
     checksums = {shard.stored.name: shard.checksum for shard in shards}
     names: list[str] = []
     earlier = _by_build(state.objects.values())
-    with contextlib.closing(_cold_path(state, storage)) as cold:
+    assert state.genesis is not None
+    keyed, settings = state.genesis.layout.schema.keyed, ColdSettings(query_threads=1, block_cache_bytes=0)
+    with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings)) as cold:
         for (begin_s, _), mine in written.items():
             for (other_s, _), theirs in earlier.items():
-                if (
-                    other_s != begin_s
-                    or _outline(theirs) != _outline(mine)
-                    or _stored_sum(theirs, cold) != _sum(mine, checksums)
-                ):
+                if other_s != begin_s or _outline(theirs) != _outline(mine):
+                    continue
+                stored = {o.name: int(cold.trailer(o).metadata.more["checksum"], 16) for o in theirs}
+                if _sum(theirs, stored) != _sum(mine, checksums):
                     continue
                 if mode == "error":
                     raise InvalidArgument(
-                        f"the {_outline(mine)[0]:,} entries whose times can't be right, from {begin_s} (epoch "
-                        f"seconds) on, are in the "
-                        f"index already, in {theirs[0].name}: take mode append or replace"
+                        f"the {_outline(mine)[0]:,} entries whose times can't be right, from {begin_s} (epoch seconds) "
+                        f"on, are in the index already, in {theirs[0].name}: take mode append or replace"
                     )
-                names += [stored.name for stored in theirs]
+                names += stored
     return tuple(names)
 
 
@@ -82,17 +77,6 @@ def _outline(objects: Sequence[StoredObject]) -> tuple[int, int, int]:
 
 def _sum(objects: Sequence[StoredObject], checksums: Mapping[str, int]) -> int:
     return sum(checksums[stored.name] for stored in objects) % 2**64
-
-
-def _stored_sum(objects: Sequence[StoredObject], cold: ColdPath) -> int:
-    return _sum(objects, {stored.name: int(cold.trailer(stored).metadata.more["checksum"], 16) for stored in objects})
-
-
-def _cold_path(state: LogState, storage: Storage) -> ColdPath:
-    assert state.genesis is not None
-    return ColdPath(
-        storage, keyed=state.genesis.layout.schema.keyed, settings=ColdSettings(query_threads=1, block_cache_bytes=0)
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +100,6 @@ class BatchContent:
 
 
 MODES = ("error", "append", "replace")
-# (begin, end) of each window in order, without quarantine windows.
-_Windows = list[tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,18 +124,15 @@ class MicroBatch:
         last = state.positions.get(self.stream, -1)
         if last > self.number:
             raise InvalidArgument(
-                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its "
-                f"checkpoint is older than the "
-                "index, or another driver goes on with it; begin with a new checkpoint"
+                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint "
+                "is older than the index, or another driver goes on with it; begin with a new checkpoint"
             )
         told = state.batches.get(self.stream)
         if last == self.number and told is not None and told.number == last and told != self.told:
             raise InvalidArgument(
                 f"the index has micro-batch {last} of this query already, of {told.entries:,} entries, and the "
-                f"{self.content.entries:,} "
-                "that come now under its number are others: its checkpoint is older than the index, or the query was "
-                "changed, or makes "
-                "other rows each time; begin with a new checkpoint"
+                f"{self.content.entries:,} that come now under its number are others: its checkpoint is older than the "
+                "index, or the query was changed, or makes other rows each time; begin with a new checkpoint"
             )
         return last == self.number
 
@@ -179,7 +158,7 @@ def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: S
     return False
 
 
-def _replaced(state: LogState, windows: _Windows, mode: str) -> tuple[str, ...]:
+def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tuple[str, ...]:
     """Return the names of the objects that tables of `windows` replace in `mode`. Raises `InvalidArgument`."""
     if mode == "append":
         return ()
@@ -198,8 +177,7 @@ def _replaced(state: LogState, windows: _Windows, mode: str) -> tuple[str, ...]:
         if begin < met[0][0] or end > met[0][1]:
             raise InvalidArgument(
                 f"table {shard.table} has {shard.window_s:,} s from {begin} on, more than the window of "
-                f"{met[0][1] - met[0][0]:,} s that "
-                "would replace it: build windows that are as long"
+                f"{met[0][1] - met[0][0]:,} s that would replace it: build windows that are as long"
             )
         replaced += [stored.name for stored in shards]
     return tuple(replaced)

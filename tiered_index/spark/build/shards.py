@@ -1,17 +1,12 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-First entries are hashed, packed as they will be stored, and cut into blocks of one piece each. A block is one binary
-cell of up to 2 MiB: Spark moves few large rows instead of one an entry. Memory: a million entries, packed and sorted.
+Entries are hashed, packed as they will be stored, and cut into blocks of one piece each: binary cells of up to 2 MiB,
+so Spark moves few large rows. Memory: a million entries, packed and sorted.
 
-Then a partition's blocks, sorted by piece, become shards that are uploaded but not published; one row a partition goes
-back to the driver. A task may be repeated, run twice at once or die at any moment: its objects have names of their own.
-Memory: two pieces and their sort, whatever the partition's size.
-
-A piece that is too large to be sorted in memory, because it has a hot key, is cut by time on local disk (`Spool`).
-Items are appended to a file, then moved into another one by ranges of seconds, newest first, each of about so many
-items: two passes, and one more to count. A single second is never divided. Memory: a few MiB and one range.
-
-Threads: one a task.
+A partition's blocks, sorted by piece, become shards that are uploaded but not published; one row a partition goes back
+to the driver. A task may be repeated, run twice at once or die: its objects have names of their own. Memory: two pieces
+and their sort. A piece that a hot key makes too large is cut by time on local disk (`Spool`): counted, then moved into
+ranges of seconds, newest first; a single second is never divided. One thread a task.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """What a build reads, as a DataFrame: a given one, Parquet and NDJSON files, commit logs (`log_sources`).
 
-Spark itself reads local files. Files of a storage (`s3://...`) are read inside tasks by pyarrow through the project's
-storage layer, as a read-only file whose reads are ranged GETs, so no Hadoop library is needed: a Parquet row group, or
-a whole NDJSON file, at a time. Paths must mean the same on every executor. The driver reads only folders and the
-footers of stored Parquet files.
+Spark itself reads local files. Files of a storage are read inside tasks by pyarrow through ranged GETs, a Parquet row
+group or a whole NDJSON file at a time. Paths must mean the same on every executor; the driver reads only folders and
+footers.
 
-From a DataFrame of messages to one of entries: which column each field is, and whether its type fits.
-
-Runs on the driver; reads nothing. Columns are built of Spark's own expressions, so no Python runs on executors.
+`entry_frame` makes entries of messages, by Spark's own expressions. A row without key makes no entry, one without
+`topic_id` gets an id by its topic's name. Further columns are those of the index's schema.
 
 | field | needed as |
 |---|---|
@@ -15,9 +13,6 @@ Runs on the driver; reads nothing. Columns are built of Spark's own expressions,
 | `key` | text, or a list of text: one entry for each different key; where there is neither, a column `keys` |
 | `queue_id`, `offset`, `size`, optionally `topic_id` | integers |
 | `timestamp_ms` | integers of epoch milliseconds, or a timestamp |
-
-and the further columns of the index's schema. A row without key makes no entry, one without `topic_id` gets an id by
-its topic's name.
 """
 
 from __future__ import annotations
@@ -42,26 +37,23 @@ from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, is_commit_log, log_frame
 from tiered_index.spark.executors import arrow_schema, typed_errors
+from tiered_index.spark.local_files import (
+    check_lines,
+    each_split,
+    first_wrong_line,
+    frame_of_splits,
+    is_local,
+    local_path,
+    to_read,
+)
 from tiered_index.spark.metrics import SourceAccess
-from tiered_index.spark.ndjson import check_lines, first_wrong_line
-from tiered_index.spark.splits import each_split, frame_of_splits, is_local, local_path, to_read
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import TypeIs
 
-__all__ = [
-    "FIELDS",
-    "SourceLike",
-    "StoredFile",
-    "check_kind",
-    "entry_frame",
-    "frame_of",
-    "has_log_offsets",
-    "hash_key",
-    "is_frame",
-]
+__all__ = ["FIELDS", "SourceLike", "check_kind", "entry_frame", "frame_of", "has_log_offsets", "hash_key", "is_frame"]
 
 
 @dataclass(frozen=True, slots=True)

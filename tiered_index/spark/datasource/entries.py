@@ -1,17 +1,12 @@
-"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows.
+"""`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md.
 
-docs/spark-sources.md. `writing` writes.
-
-The driver pins one log position when a read is planned; tasks open the storage from its URI, with the credentials that
-the executor finds. Spark makes its calls in Python workers, on the driver (`schema`, `reader`, `pushFilters`,
-`partitions`) and in tasks (`read`). A reader is pickled in between, and before `partitions` is called, so partitions
-carry all that tasks need.
+The driver pins one log position when a read is planned; tasks open the storage from its URI with the executor's
+credentials. A reader is pickled before `partitions` is called, so partitions carry all that tasks need.
 
 Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
-`df.filter(...)` was planned, `df.count()` reads the filtered partitions, and of two filtered scans in one query both
-read the later one's. A reader that leaves entries out under pushed filters would then return too few rows without an
-error, so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (option
-pushdown).
+`df.filter(...)` was planned, `df.count()` reads the filtered partitions. A reader that leaves entries out would then
+return too few rows without an error, so filters prune only where scans are kept apart or the user says that a DataFrame
+is read in one way (option pushdown).
 """
 
 from __future__ import annotations
@@ -56,7 +51,7 @@ from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.executors import StorageAddress
 
-__all__ = ["ApartEntrySource", "EntrySource", "columns_of", "is_pushing", "require_columns"]
+__all__ = ["ApartEntrySource", "EntrySource", "require_columns"]
 
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
 _PARTITION_BYTES = 64 << 20

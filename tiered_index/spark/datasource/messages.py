@@ -1,11 +1,8 @@
 """The messages of a commit log as rows: the options of a read, its plan, and how a task reads its part.
 
-PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI: the segments that the index there
-has archived. A segment is a partition. Every message that is stored whole is a row, those that consumers don't see
-included; bodies are checked.
-
-Reads of a local commit log are counted as requests of a storage are: each listing of the folder, each read of a file,
-and its bytes. One thread.
+PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI. A segment is a partition. Every
+message that is stored whole is a row, those that consumers don't see included; bodies are checked. Listings and reads
+of local files are counted as requests of a storage are. One thread.
 """
 
 from __future__ import annotations
@@ -45,19 +42,10 @@ from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, place_told, telling
 from tiered_index.spark.executors import StorageAddress
-from tiered_index.spark.splits import is_local, local_path
+from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = [
-    "OPTIONS",
-    "CountedLog",
-    "MessageReader",
-    "MessageSettings",
-    "Stretch",
-    "StretchPartition",
-    "read_stretch",
-    "reader_of",
-]
+__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "StretchPartition", "read_stretch", "reader_of"]
 
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 

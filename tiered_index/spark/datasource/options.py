@@ -1,11 +1,9 @@
-"""The options of a data source, checked, and the reports that option `explain` asks for. Pure but for those.
+"""The options of a data source, checked, and the reports that option `explain` asks for.
 
-Names of options are in any case, with one value each; an unknown one is an error that names those there are.
-
-PySpark takes no metrics of a Python source, so what reads ask of a storage or of local files is reported outside Spark.
-With the option `explain` each call by Spark that reads puts one JSON line under that URI, an object of its own:
-``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task. Spark may plan a read, or run a task, more
-than once: each counts, as each is paid for. The cost of writing the lines is in none of them.
+Names of options are in any case; an unknown one is an error that names those there are. PySpark takes no metrics of a
+Python source, so with `explain` each call by Spark that reads puts one JSON line, an object of its own, under that URI:
+``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task. Repeated calls count each; writing the
+lines counts in none.
 """
 
 from __future__ import annotations

@@ -1,18 +1,12 @@
 """A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
 
-The selection is what options ask for, narrowed by the filters that Spark pushes. It never leaves out an entry that
-passes all filters, and Spark evaluates each filter again. Only `key` is more than that: an entry holds no key's text,
-so the column is null but where `key =` or `IN` says which texts to look for. A filter that needs the key without saying
-it would find nothing without an error; it is refused.
+The selection is what options ask for, narrowed by the filters that Spark pushes and evaluates again. An entry holds no
+key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are refused.
 
-Plan, on the driver, pure but for hashing: parts of the objects of one log position. A scan cuts large objects into runs
-of slot groups and puts small ones together; a lookup leaves out shards that don't hold its slots, and gives each task a
-few objects.
-
-A task reads its parts, verified, as Arrow record batches. A scan yields every stored entry once, a lookup every stored
-entry that its keys find: duplicates of an identity are not removed, as `query` does. An entry that several of the keys
-find (Java's hashes collide, and only some schemas have a fingerprint) is a row for each. Memory: the directory of one
-object at a time, 8 MiB of items and what Arrow makes of them. One thread and those of the cold path.
+A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards without its
+slots, and gives each task a few objects. A scan yields every stored entry once, a lookup a row for each key that finds
+one: duplicates of an identity are not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of
+items and what Arrow makes of them. One thread and those of the cold path.
 """
 
 from __future__ import annotations
@@ -20,6 +14,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -45,17 +40,7 @@ from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "ObjectPart",
-    "Selection",
-    "TaskPlan",
-    "hashes_of",
-    "lookups_for",
-    "plan_tasks",
-    "read_task",
-]
+__all__ = ["Selection", "TaskPlan", "plan_tasks", "read_task"]
 
 # Seconds that no entry passes.
 EARLIEST, LATEST = -(2**62), 2**62
@@ -105,18 +90,18 @@ class Selection:
         for pushed in filters:
             column, kind = _column_of(pushed), type(pushed).__name__
             values = _equal_values(pushed)
-            if column == "topic" and values is not None:
+            if column == "timestamp":
+                bounds = [pushed.value] if values is None and hasattr(pushed, "value") else values or []
+                selection = _within(selection, kind, bounds)
+            elif values is None:
+                continue
+            elif column == "topic":
                 selection = replace(selection, topics=_both(selection.topics, _valid(values, check_topic)))
-            elif column == "key" and values is not None:
+            elif column == "key":
                 selection = replace(selection, keys=_both(selection.keys, _valid(values, check_key)))
-            elif column == "key_hash" and values is not None:
-                selection = replace(
-                    selection, hashes=_both(selection.hashes, frozenset(v for v in values if type(v) is int))
-                )
-            elif column == "timestamp":
-                selection = _within(
-                    selection, kind, [pushed.value] if values is None and hasattr(pushed, "value") else values or []
-                )
+            elif column == "key_hash":
+                hashes = frozenset(value for value in values if type(value) is int)
+                selection = replace(selection, hashes=_both(selection.hashes, hashes))
         return selection
 
     def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
@@ -124,10 +109,8 @@ class Selection:
         if self.keys is None and any(
             _column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters
         ):
-            raise InvalidArgument(
-                f"entries have hashes of keys, not their texts: the column key is null here, and no filter on it "
-                f"holds; {advice}"
-            )
+            why = "entries have hashes of keys, not their texts: the column key is null here, and no filter on it holds"
+            raise InvalidArgument(f"{why}; {advice}")
 
 
 def _column_of(pushed: Any) -> str:
@@ -209,9 +192,8 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
     objects.sort(key=lambda o: (o.second_min, o.name))
     if selection.is_lookup:
         wanted = list(_with_slots(objects, selection))
-        tasks = [
-            tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in range(0, len(wanted), _LOOKUP_OBJECTS)
-        ]
+        starts = range(0, len(wanted), _LOOKUP_OBJECTS)
+        tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in starts]
     else:
         tasks = list(_runs(objects, partition_bytes))
     return [TaskPlan(parts, selection, state.genesis.layout.schema, state.number) for parts in tasks]
@@ -222,11 +204,8 @@ def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     if begin_ms > end_ms:
         return LookupBatch([])
-    lookups = [
-        Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms)
-        for topic in sorted(topics)
-        for key in sorted(selection.keys or ())
-    ]
+    pairs = itertools.product(sorted(topics), sorted(selection.keys or ()))
+    lookups = [Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms) for topic, key in pairs]
     batch = LookupBatch(lookups)
     if selection.hashes is None or not lookups:
         return batch
@@ -260,9 +239,8 @@ def _runs(objects: Iterable[StoredObject], partition_bytes: int) -> Iterator[tup
     parts = []
     for stored in objects:
         number = -(-stored.size_bytes // partition_bytes)
-        parts += [
-            (ObjectPart(stored, part, number), stored.size_bytes // number + _OPENING_BYTES) for part in range(number)
-        ]
+        size = stored.size_bytes // number + _OPENING_BYTES
+        parts += [(ObjectPart(stored, part, number), size) for part in range(number)]
     reached = itertools.accumulate(size for _, size in parts)
     # a task takes the parts that end within its range of `partition_bytes` of all
     for _, task in itertools.groupby(zip(parts, reached, strict=True), lambda one: (one[1] - 1) // partition_bytes):
@@ -280,15 +258,13 @@ def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.Reco
     Raises `StorageUnavailable` where an object was removed since, `CorruptFile`, `SchemaMismatch`, as the storage.
     """
     # what is read is read once
-    cold = ColdPath(storage, keyed=plan.schema.keyed, settings=ColdSettings(query_threads=8, block_cache_bytes=0))
-    try:
+    settings = ColdSettings(query_threads=8, block_cache_bytes=0)
+    with closing(ColdPath(storage, keyed=plan.schema.keyed, settings=settings)) as cold:
         for part in plan.parts:
             try:
                 yield from _read_part(cold, part, plan, wanted)
             except MissingObject as error:
                 raise _gone(error, plan, storage) from error
-    finally:
-        cold.close()
 
 
 def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
@@ -298,8 +274,7 @@ def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
         return CorruptFile(error.name, "the log names this object, but the storage does not have it")
     return StorageUnavailable(
         f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned at log "
-        f"position "
-        f"{plan.log_number}; load the index again and run it again"
+        f"position {plan.log_number}; load the index again and run it again"
     )
 
 
@@ -351,11 +326,8 @@ def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> list[Run
     begins = ends - [run.length for run in runs]
     low, high = total * part.number // part.parts, total * (part.number + 1) // part.parts
     first, last = np.searchsorted(begins, [low, high]).tolist()
-    return [
-        run
-        for run in runs[first:last]
-        if run.second_min <= selection.second_max and run.second_max >= selection.second_min
-    ]
+    low_s, high_s = selection.second_min, selection.second_max
+    return [run for run in runs[first:last] if run.second_min <= high_s and run.second_max >= low_s]
 
 
 def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str, Any]:

@@ -1,10 +1,9 @@
 """`format("rocketmq_commitlog")`, and its stream: a commit log as it grows. docs/spark-sources.md.
 
-An offset is ``{"position": p, "before": crc}``. The position is a commit log offset where a message begins (-1: the
-beginning of a log that has nothing yet). The CRC-32 is of up to 4 KiB before it in its segment (-1: not known); by it a
-log is recognised that the broker truncated and rewrote. Closed segments are planned whole; only the last part of a
-micro-batch is walked on the driver, to end it at a message. The last message counts when it is whole for certain
-(`rocketmq/follow/tail.py`); half a message waits.
+An offset is ``{"position": p, "before": crc}``: where a message begins (-1: a log that has nothing yet), and the CRC-32
+of up to 4 KiB before it in its segment (-1: not known), by which a log is recognised that was truncated and rewritten.
+Only the last part of a micro-batch is walked on the driver, to end it at a message; the last message counts when it is
+whole for certain (`rocketmq/follow/tail.py`).
 
 The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get ranges of single segments.
 """
@@ -39,7 +38,7 @@ from tiered_index.spark.datasource.messages import (
 )
 from tiered_index.spark.datasource.options import Options
 
-__all__ = ["MessageSource", "MessageStreamReader"]
+__all__ = ["MessageSource"]
 
 _FINGERPRINT_BYTES = 4_096
 _UNKNOWN = -1

@@ -1,30 +1,17 @@
 """`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sources.md.
 
-The driver joins or creates the index and tells each task which one it is; a task writes tables of its own
-(`write_tables`) and returns what it uploaded; the driver's `commit` completes the uploads and appends one log record.
-Spark's commit coordinator decides nothing here: a task that it lets repeat, or run twice, leaves objects that no record
-names.
-
-A micro-batch is identified by the query's id, which Spark keeps in the checkpoint and hands to every task, its number,
-and its content: a repeated one finds itself in the log. A new checkpoint is another query, which reads and publishes
-from the beginning.
-
-Spark makes each call in a Python worker of its own: `commit` and `abort` share nothing but the messages. `abort` also
-follows a failed `commit`, whose record may still be in the log; it then has a message of every task and leaves all to
-`orphans`.
-
-Columns are checked on the driver by Spark's types, values in the tasks, from Arrow batches; `build.columns` does the
-same for frames. A row without key makes no entry, a list of keys one for each different key.
-
-A task writes a small table for each window that it meets, uploaded and not published:
+The driver joins or creates the index; a task writes a small table for each window that it meets, and returns what it
+uploaded; `commit` completes the uploads and appends one log record. What a repeated task leaves no record names.
 
 ```
 batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk
         ─> by window and piece: sorted, written, uploaded
 ```
-The plan, which a build makes on the driver for all tasks, is the task's own here, so no task waits for another and
-nothing is shuffled. Names of tables and objects are unique to the attempt. Memory: that of packing and writing a
-build's partition. Threads: one a task.
+
+A micro-batch is identified by the query's id, which Spark keeps in the checkpoint, its number and its content: a
+repeated one finds itself in the log. Spark makes each call in a Python worker of its own: `commit` and `abort` share
+nothing but the messages. `abort` also follows a failed `commit`, whose record may still be in the log; it then has a
+message of every task and leaves all to `orphans`. One thread a task; memory as in a build's partition.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """The answers of a bulk lookup: found entries in answer order, one an identity, cut to `max_count`; and their messages.
 
-Runs in tasks, which take one partition of lookups after the other. Memory: a million rows and a partition's
-lookups; with a `max_count` of millions, the rows of its answers.
-
-Messages are joined as columns where the answers are, from a RocketMQ store's folder, else from archived segments: each
-task reads the messages of its own entries, key by key, as `messages` of a reader does. Nothing is read before the
-DataFrame is used, and it is read again each time that it is.
+Runs in tasks, which take one partition of lookups after the other. Memory: a million rows and a partition's lookups;
+with a `max_count` of millions, the rows of its answers. Messages are joined from a RocketMQ store's folder, else from
+archived segments, key by key; nothing is read before the DataFrame is used, and again each time that it is.
 """
 
 from __future__ import annotations
@@ -40,15 +37,7 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
     from pyspark.sql.types import StructType
 
-__all__ = [
-    "ARCHIVE",
-    "MESSAGE_COLUMNS",
-    "answer_partitions",
-    "answer_schema",
-    "check_place",
-    "entry_columns",
-    "with_messages",
-]
+__all__ = ["MESSAGE_COLUMNS", "answer_partitions", "answer_schema", "check_place", "entry_columns", "with_messages"]
 
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16

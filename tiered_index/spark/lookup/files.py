@@ -1,13 +1,10 @@
 """Keys and answers of a bulk lookup as files: Parquet, NDJSON and CSV on local disks, Parquet in a storage.
 
-Spark reads and writes local files, except CSV; files of a storage (`s3://...`) go through the project's storage layer,
-a file a task.
+Spark reads and writes local files, except CSV; files of a storage go through the project's storage layer, one a task.
 
-Local CSV files become a DataFrame whose columns are all text, a file a task. RFC 4180 in UTF-8, and nothing is guessed:
-a quote in a quoted cell is doubled, a backslash is a backslash, and a cell may have lines, which end as they were
-written. What differs is an error with its line. Spark's own reader would take an open quote for the rest of the file,
-replace what is no UTF-8, make LF of CRLF in cells, and go by the order of columns in another file: it would look up
-other keys without an error. The driver reads a header, tasks all else.
+CSV becomes columns of text, a file a task: RFC 4180 in UTF-8, and what differs is an error with its line. Spark's own
+reader would take an open quote for the rest of the file, replace what is no UTF-8, make LF of CRLF in cells, and go by
+the order of columns in another file: it would look up other keys without an error.
 """
 
 from __future__ import annotations
@@ -29,15 +26,23 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.local_files import (
+    check_lines,
+    each_split,
+    first_line_without_object,
+    frame_of_splits,
+    is_local,
+    local_path,
+    to_read,
+    to_write,
+)
 from tiered_index.spark.metrics import SourceAccess
-from tiered_index.spark.ndjson import check_lines, first_line_without_object
-from tiered_index.spark.splits import each_split, frame_of_splits, is_local, local_path, to_read, to_write
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_out", "csv_frame", "header_of", "read_files", "read_keys", "write_answers"]
+__all__ = ["check_out", "header_of", "read_files", "read_keys", "write_answers"]
 
 _BATCH_ROWS = 10_000
 _TOLD = {

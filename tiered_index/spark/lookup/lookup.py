@@ -1,6 +1,4 @@
-"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame.
-
-DESIGN section 6; docs/spark-lookup.md says what runs where.
+"""Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-lookup.md says what runs where.
 
 ```
 keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once
@@ -11,16 +9,21 @@ keys ─> census ─> plan at one log position ─> to tasks by object ─> each
 
 The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
-log's newer position, a bounded number of times; once answers are given out, it is `StorageUnavailable`. One thread
-drives a lookup; nothing is written.
+log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.
+
+An estimate of a bulk lookup's requests and bytes, for dry runs and for sharing bounds out to tasks. Pure.
+
+Lookups are counted by object, in tasks. Which slot groups they meet is taken to be random, and three standard
+deviations are added, so a task hardly ever asks for more; a hot slot, which is read in blocks, may exceed it.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +34,10 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageUnavailable
+from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
@@ -46,17 +51,27 @@ from tiered_index.spark.lookup.answers import (
     entry_columns,
     with_messages,
 )
-from tiered_index.spark.lookup.estimate import COUNTS_SCHEMA, bounded, count_lookups, foreseen, total_counts
 from tiered_index.spark.lookup.keys import Keys, keys_of
-from tiered_index.spark.lookup.plan import LookupPlan, plan_lookup
-from tiered_index.spark.lookup.search import FOUND_SCHEMA, REPORT, TASK_SCHEMA, TaskReport, pack_lookups, search_task
+from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
+from tiered_index.spark.lookup.search import (
+    FOUND_SCHEMA,
+    REPORT,
+    TASK_SCHEMA,
+    WINDOW_BYTES,
+    TaskReport,
+    lots_of_lookups,
+    pack_lookups,
+    request_bytes,
+    search_task,
+    worth_a_filter,
+)
 from tiered_index.spark.metrics import watched
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["LookupResult", "look_up", "lookup"]
+__all__ = ["COUNTS_SCHEMA", "LookupResult", "bounded", "count_lookups", "foreseen", "look_up", "lookup", "total_counts"]
 
 # Plans at newer positions of the log, each because an object was removed meanwhile.
 _RETRIES = 10
@@ -317,3 +332,87 @@ def _answers(
     status = F.coalesce("status", F.raise_error(_CHANGED).cast("string"))
     joined = keys.with_lookup(plan, _LOOKUP).join(answers, _LOOKUP, "left").withColumn("status", status)
     return joined.drop(_LOOKUP), answers
+
+
+COUNTS_SCHEMA = "counts binary"
+# Ranges of at most 8 MiB that end with a slot group.
+_SPANS_A_WINDOW = 3
+Int64 = npt.NDArray[np.int64]
+
+
+def count_lookups(
+    batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
+) -> Iterator[pa.RecordBatch]:
+    """Yield how many lookups of rows (topic, key, begin, end) each object may have answers for, i64 as bytes."""
+    counts = np.zeros(plan.objects, np.int64)
+    for lookups in lots_of_lookups(batches, plan, column):
+        base_slots = plan.base_slots(lookups)
+        for place, target in enumerate(target for task in plan.tasks for target in task):
+            counts[place] += np.count_nonzero(target.holds(base_slots, lookups))
+    yield pa.record_batch({"counts": pa.array([counts.tobytes()], pa.binary())})
+
+
+def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
+    """Return the sum of what `count_lookups` yielded (i64, n).
+
+    For each object its lookups, in order of the tasks.
+    """
+    return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
+
+
+def foreseen(plan: LookupPlan, counts: Int64) -> list[tuple[int, int]]:
+    """Return about how many (requests, bytes) each task takes at most; `counts` (i64, n) are objects' lookups."""
+    of_objects = iter(counts.tolist())
+    costs = [[_cost(plan, target, next(of_objects)) for target in task] for task in plan.tasks]
+    return [(sum(requests for requests, _ in task), sum(read for _, read in task)) for task in costs]
+
+
+def bounded(plan: LookupPlan, counts: Int64, max_requests: int | None, max_bytes: int | None) -> LookupPlan:
+    """Return the plan with bounds of all tasks, each task's share by what it will take; `counts` as in `foreseen`."""
+    costs = foreseen(plan, counts)
+    shares = [_shares(limit, [cost[kind] for cost in costs]) for kind, limit in enumerate((max_requests, max_bytes))]
+    return replace(plan, limits=tuple(zip(*shares, strict=True)), max_requests=max_requests, max_bytes=max_bytes)
+
+
+def _shares(limit: int | None, costs: Sequence[int]) -> list[int | None]:
+    """Return shares of `limit` in proportion to `costs`, none less than its cost where the limit suffices for all."""
+    total = sum(costs)
+    if limit is None or not total:
+        return [limit] * len(costs)
+    shares = [limit * cost // total for cost in costs]
+    for place in sorted(range(len(costs)), key=lambda place: -(limit * costs[place] % total))[: limit - sum(shares)]:
+        shares[place] += 1
+    return list(shares)
+
+
+def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
+    """Return the requests and bytes of one object and `asked` lookups: directory, filter where that pays, ranges.
+
+    A lookup meets each of n groups with equal chance, so n (1 - e^(-asked/n)) are met; one is joined to the one before
+    over at most `gap` groups between.
+    """
+    if not asked:
+        return 0, 0
+    stored = target.stored
+    arrays = stored.count * plan.schema.item.itemsize
+    # cut groups have further records, so it may be fewer
+    groups = max(1, stored.directory_length // GROUP_DTYPE.itemsize)
+    size = max(GROUP_BYTES, arrays / groups)
+    met = groups * -math.expm1(-asked / groups)
+    most = min(asked, groups, met + 3 * math.sqrt(met))
+    if arrays <= plan.settings.coalesce_gap_bytes:
+        runs, read = 1.0, float(arrays) if asked > 1 else 2 * size
+    else:
+        gap, share = int(plan.settings.coalesce_gap_bytes // size), min(1.0, met / groups)
+        apart = met * (1 - share) ** (gap + 1)
+        runs = min(most, 1 + apart + 3 * math.sqrt(apart))
+        passed_over = met * sum(j * share * (1 - share) ** j for j in range(gap + 1))
+        passed_over += 3 * math.sqrt(met) * min(gap, 1 / share)
+        # a group of many slots may be twice as long as the mean one
+        read = (most + 1 + passed_over) * size
+    read = min(read, arrays)
+    requests = 1 + math.ceil(runs) + int(_SPANS_A_WINDOW * read // WINDOW_BYTES)
+    request = request_bytes(plan.settings)
+    with_filter = worth_a_filter(stored, math.ceil(read) + request * math.ceil(runs), request)
+    size_bytes = stored.size_bytes - stored.directory_position + math.ceil(read) + stored.filter_length * with_filter
+    return requests + with_filter, size_bytes

@@ -1,14 +1,10 @@
-"""The plan of a bulk lookup: at one position of the log, which stored objects are searched by which task.
+"""The lookups of a bulk lookup as fixed-width records, and the plan: which objects are searched by which task. Pure.
 
-Made by the driver. Pure. Every object belongs to one task, so each is opened once. Shards are assigned to tasks by slot
-range and single files by time, so that a lookup is sent to few tasks: to those with an object of its base slot and
-its time.
+A lookup is 28 bytes: a key's hashes, its topic and its time range. Equal lookups are looked up once, and the record
+joins answers to rows without the key's text. Times in text are parsed by the rules of the command line.
 
-The lookups of a bulk lookup as fixed-width records: a key's hashes, its topic and its time range.
-
-Pure; runs in tasks. A lookup is 28 bytes. Rows with equal lookups have equal answers, so a lookup is asked once for all
-of them, and the record joins answers to rows without the key's text. Bounds of time that are text, as all is in CSV,
-are parsed to epoch milliseconds by the rules of the command line.
+The driver plans at one position of the log. Every object belongs to one task, so each is opened once: shards by slot
+range, single files by time, so that a lookup is sent to few tasks.
 """
 
 from __future__ import annotations
@@ -45,7 +41,6 @@ __all__ = [
     "plan_lookup",
     "records_of",
     "routes",
-    "shown",
     "times_of",
 ]
 
@@ -332,10 +327,10 @@ def plan_lookup(
         for stored in state.objects.values()
         if stored.second_min <= seconds[1] and stored.second_max >= seconds[0]
     ]
-    shards = sorted(
-        (t for t in found if t.stored.shard is not None), key=lambda t: (t.base_low, t.stored.second_min, t.stored.name)
-    )
-    files = sorted((t for t in found if t.stored.shard is None), key=lambda t: (t.stored.second_min, t.stored.name))
+    # base slots of files all begin at 0
+    found.sort(key=lambda t: (t.base_low, t.stored.second_min, t.stored.name))
+    shards = [target for target in found if target.stored.shard is not None]
+    files = [target for target in found if target.stored.shard is None]
     total = sum(target.stored.size_bytes for target in found)
     share = max(1, -(-total // (_TASKS_A_CORE * max(1, parallelism))))
     tasks = (*_dealt(shards, share), *_dealt(files, share)) or ((),)

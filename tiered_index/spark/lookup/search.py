@@ -1,25 +1,23 @@
 """The search of a bulk lookup: each task opens its objects once and searches them for all their lookups.
 
-DESIGN section 6.
-
 ```
 keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions of lookups ─> in order, cut, joined
         pack_lookups       shuffle     search_task         shuffle                       answers
 ```
 
 An object costs one request for its directory, one for its filter where that is small beside what it may save, and its
-slot groups by coalesced ranges, in order, each once. Answers are cut to one more than `max_count` a key before they
-leave. A row between stages is a block of many lookups or rows in binary cells. What a task spent, and what it could
-not read, travels with its answers, so Spark counts it once for each task whatever it repeats.
+slot groups by coalesced ranges, each once. Answers are cut to one more than `max_count` a key. A row between stages is
+a block of many lookups or rows in binary cells; a task's report travels with its answers, so Spark counts it once.
 
-Runs in tasks, one thread each and those of the cold path. Memory: the task's lookups (28 bytes each), 16 MiB of
-ranges, half a million rows.
+Runs in tasks, one thread each and those of the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million
+rows.
 """
 
 from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -35,7 +33,7 @@ from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import question_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.executors import StorageAddress, between_tasks, cells_of
+from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, cells_of
 from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
@@ -54,7 +52,6 @@ __all__ = [
     "lots_of_lookups",
     "pack_lookups",
     "request_bytes",
-    "search_object",
     "search_task",
     "worth_a_filter",
 ]
@@ -85,13 +82,10 @@ class HeldAnswers:
         self._parts.append(found)
         self._count += len(found.rows)
         if self._count > self._most:
-            yield from self._settle(self._most // 2)
+            yield from self.rest(self._most // 2)
 
-    def rest(self) -> Iterator[tuple[Array, Array]]:
-        """Yield what is left."""
-        yield from self._settle(0)
-
-    def _settle(self, keep: int) -> Iterator[tuple[Array, Array]]:
+    def rest(self, keep: int = 0) -> Iterator[tuple[Array, Array]]:
+        """Yield what is left, unless no more than `keep` rows are."""
         if not self._count:
             return
         places, index = np.unique(np.concatenate([part.lookups for part in self._parts]), return_inverse=True)
@@ -111,8 +105,7 @@ def search_object(
     """Yield what one object holds for the different `lookups[places]` (i64, n), numbered so. Raises as a lookup."""
     settings = replace(plan.settings, block_cache_bytes=0, filter_after_probes=1, directory_cache_bytes=1 << 30)
     # a path for each object: what it keeps, a directory and perhaps a filter, goes with it
-    cold = ColdPath(storage, keyed=plan.schema.keyed, settings=settings)
-    try:
+    with closing(ColdPath(storage, keyed=plan.schema.keyed, settings=settings)) as cold:
         source = StorageBytes(cold, stored)
         trailer = source.trailer_of(plan.schema)
         if len(places) > _CHUNK:
@@ -122,8 +115,6 @@ def search_object(
             part = places[start : start + _CHUNK]
             batch = PackedBatch(lookups[part], plan.topics, plan.max_count, part)
             yield from _search(plan, source, trailer, batch)
-    finally:
-        cold.close()
 
 
 def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Matches]:
@@ -177,6 +168,7 @@ def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
 FOUND_SCHEMA = "kind int, partition int, lookups binary, rows binary, more binary"
+_FOUND = arrow_schema(FOUND_SCHEMA)
 # Kinds of blocks: every lookup once, lookups of an object that could not be read, answers, what a task spent,
 # lookups given up.
 ASKED, FAILED, FOUND, REPORT, MISSING = 0, 1, 2, 3, 4
@@ -204,7 +196,16 @@ def pack_lookups(
     `column` is what errors call the column of keys.
     """
     for lookups in lots_of_lookups(batches, plan, column):
-        yield _packed(lookups, plan)
+        tasks, asked, wanted = [], [], []
+        base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
+        for task in range(len(plan.tasks)):
+            mine, here = lookups[homes == task], lookups[plan.wanted(task, lookups, base_slots)]
+            if len(mine) or len(here):
+                tasks.append(task)
+                asked.append(mine.tobytes())
+                wanted.append(here.tobytes())
+        columns = [pa.array(tasks, pa.int32()), pa.array(asked, pa.binary()), pa.array(wanted, pa.binary())]
+        yield pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])
 
 
 def lots_of_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
@@ -220,19 +221,6 @@ def lots_of_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column:
             held, count = [], 0
     if count:
         yield distinct(np.concatenate(held))
-
-
-def _packed(lookups: Array, plan: LookupPlan) -> pa.RecordBatch:
-    tasks, asked, wanted = [], [], []
-    base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
-    for task in range(len(plan.tasks)):
-        mine, here = lookups[homes == task], lookups[plan.wanted(task, lookups, base_slots)]
-        if len(mine) or len(here):
-            tasks.append(task)
-            asked.append(mine.tobytes())
-            wanted.append(here.tobytes())
-    columns = [pa.array(tasks, pa.int32()), pa.array(asked, pa.binary()), pa.array(wanted, pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, ["task", "asked", "wanted"])
 
 
 def search_task(
@@ -331,12 +319,5 @@ def _blocks(
 
 
 def _batch(kind: int, partitions: list[int], lookups: pa.Array, rows: pa.Array, more: pa.Array) -> pa.RecordBatch:
-    return pa.record_batch(
-        {
-            "kind": pa.array([kind] * len(partitions), pa.int32()),
-            "partition": pa.array(partitions, pa.int32()),
-            "lookups": lookups,
-            "rows": rows,
-            "more": more,
-        }
-    )
+    numbers = [pa.array([kind] * len(partitions), pa.int32()), pa.array(partitions, pa.int32())]
+    return pa.RecordBatch.from_arrays([*numbers, lookups, rows, more], schema=_FOUND)

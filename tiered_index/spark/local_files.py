@@ -1,9 +1,12 @@
 """Checks of NDJSON before Spark reads it, for what Spark's reader would change without an error.
 
-Of two values in a line Spark takes the first; half of a surrogate pair becomes a question mark. Bytes that are no UTF-8
-are refused. Keys and messages are what was written, or an error says what is wrong with a line: which column, what was
-found, what was expected. Spark says it in an error's text; pyarrow does not always name the column, so the lines are
-parsed again once there is an error. Pure but for `first_line_without_object`.
+Of two values in a line Spark takes the first; half of a surrogate pair becomes a question mark. An error says which
+line and column, what was found and expected: Spark says it in an error's text; pyarrow does not always, so the lines
+are parsed again then. Pure but for `first_line_without_object` and `check_lines`.
+
+The splits that tasks read: a list of plain values each, one to a partition. And local files as Spark names them.
+
+Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name.
 """
 
 from __future__ import annotations
@@ -14,16 +17,67 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.spark.splits import to_read
+from tiered_index.storage.disk import absolute_path
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_lines", "first_line_without_object", "first_wrong_line", "line_without_object", "told_by_spark"]
+__all__ = [
+    "check_lines",
+    "each_split",
+    "first_line_without_object",
+    "first_wrong_line",
+    "frame_of_splits",
+    "is_local",
+    "local_path",
+    "to_read",
+    "to_write",
+    "told_by_spark",
+]
+
+
+def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
+    """Return a DataFrame with one split to a partition."""
+    rows = [(json.dumps(split),) for split in splits]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, max(1, len(rows))), "split string")
+
+
+def each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
+    """Yield the splits in a task's batches."""
+    for batch in batches:
+        for split in batch.column(0).to_pylist():
+            yield json.loads(split)
+
+
+_PATTERN = re.compile(r"[][{}*?\\]")
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path, or a URI, is of local disks."""
+    return "://" not in path or path.startswith("file://")
+
+
+def local_path(path: str) -> Path:
+    """Return the absolute path that a path, or a `file://` URI with its escapes, names."""
+    return absolute_path(unquote(urlsplit(path).path) if path.startswith("file://") else path)
+
+
+def to_read(file: Path) -> str:
+    """Return what Spark reads an absolute path by. Raises `InvalidArgument` for a name that Hadoop can't read."""
+    if ":" in file.name:
+        raise InvalidArgument(f"{file}: Spark reads no local file with ':' in its name: rename it")
+    return "file://" + _PATTERN.sub(r"\\\g<0>", str(file))
+
+
+def to_write(folder: Path) -> str:
+    """Return what Spark writes to an absolute path by, which is no pattern then."""
+    return f"file://{folder}"
+
 
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
 _NEEDED = {
