@@ -13,9 +13,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -32,7 +32,16 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["StorageAddress", "arrow_schema", "between_tasks", "broadcast", "cells_of", "give_back", "typed_errors"]
+__all__ = [
+    "StorageAddress",
+    "arrow_schema",
+    "between_tasks",
+    "broadcast",
+    "cells_of",
+    "gathered",
+    "give_back",
+    "typed_errors",
+]
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
@@ -43,6 +52,7 @@ _UNREAD = "FAILED_READ_FILE"
 # a URL, whose escapes are Spark's, but for footers of Parquet; and one in any other text
 _FAILED = re.compile(r"while reading file (?P<file>file:/[^\n]*?)\.\s+(?P<next>SQLSTATE|Could not read footer)")
 _FILE = re.compile(r"file:/+[^\s,;'\"]+")
+_T = TypeVar("_T")
 # Error classes of other modules, and the class raised here for each.
 _KINDS = {"MissingOffsets": CorruptFile}
 _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkContext was shut down", "FetchFailed")
@@ -160,6 +170,20 @@ _ARROW_TYPES = {
     "binary": pa.binary(),
     "array<string>": pa.list_(pa.string()),
 }
+
+
+def gathered(items: Iterable[_T], size: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
+    """Yield the items in lists whose sizes add up to at least `most`, the last one to less."""
+    held: list[_T] = []
+    total = 0
+    for item in items:
+        held.append(item)
+        total += size(item)
+        if total >= most:
+            yield held
+            held, total = [], 0
+    if held:
+        yield held
 
 
 def arrow_schema(columns: str) -> pa.Schema:

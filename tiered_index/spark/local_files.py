@@ -1,12 +1,11 @@
-"""Checks of NDJSON before Spark reads it, for what Spark's reader would change without an error.
+"""Local files as Spark reads them: their names, the splits that tasks read, and checks of NDJSON.
 
-Of two values in a line Spark takes the first; half of a surrogate pair becomes a question mark. An error says which
-line and column, what was found and expected: Spark says it in an error's text; pyarrow does not always, so the lines
-are parsed again then. Pure but for `first_line_without_object` and `check_lines`.
+Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name. A split is a list of
+plain values, one to a partition.
 
-The splits that tasks read: a list of plain values each, one to a partition. And local files as Spark names them.
-
-Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name.
+Spark's reader would change some NDJSON without an error: of two values in a line it takes the first; half of a
+surrogate pair becomes a question mark. Errors say which line and column, what was found and expected: Spark says it in
+an error's text; pyarrow does not always, so the lines are parsed again then.
 """
 
 from __future__ import annotations
@@ -125,10 +124,8 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
             return f"line {number:,} is {_kind(message)}, not an object"
         for name in _NEEDED:
             if not _fits(name, value := message.get(name)):
-                return (
-                    f"line {number:,}: "
-                    f"{_wrong(name, json.dumps(value, ensure_ascii=False).strip(chr(34)), _kind(value))}"
-                )
+                text = json.dumps(value, ensure_ascii=False).strip('"')
+                return f"line {number:,}: {_wrong(name, text, _kind(value))}"
     return None
 
 
@@ -177,15 +174,8 @@ def _fits(name: str, value: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    kinds = {
-        str: "text",
-        float: "a fraction",
-        bool: "a truth value",
-        dict: "an object",
-        list: "a list",
-        int: "a number",
-    }
-    return kinds.get(type(value), "null")
+    kinds = {str: "text", float: "a fraction", int: "a number", dict: "an object", list: "a list"}
+    return kinds.get(type(value), "null" if value is None else "a truth value")
 
 
 # Text behind the end of an object, or a surrogate: few lines of messages have it, and each of them is parsed whole.

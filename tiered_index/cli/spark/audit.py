@@ -112,19 +112,13 @@ def audit(
 def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
     from tiered_index.spark.audit.audit import plain
 
-    differences = None
-    if result.differences is not None:
-        listed = [
-            {**asdict(one), "expected": plain(one.expected), "found": plain(one.found)}
-            for one in result.differences.listed
-        ]
-        differences = {**asdict(result.differences), "listed": listed}
+    differences = None if result.differences is None else asdict(result.differences)
+    if differences is not None:
+        for one in differences["listed"]:
+            one |= {name: plain(one[name]) for name in ("expected", "found")}
     return {
         **result.report.to_dict(),
-        "status": result.status,
-        "entries": result.entries,
-        "objects": result.objects,
-        "log_number": result.log_number,
+        **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
         "differences": differences,
         "metrics": result.metrics.to_json(),
         "elapsed_s": round(elapsed_s, 3),
@@ -146,10 +140,8 @@ def _write(out: Output, result: AuditResult, elapsed_s: float, *, bounded: bool)
             if number > len(shown):
                 line(f"and {number - len(shown):,} further {kind}")
         counts = ", ".join(f"{number:,} {kind}" for kind, number in compared.counts.items())
-        line(
-            f"source: {counted(compared.source_entries, 'entry', 'entries')}, index: {compared.index_entries:,}; "
-            f"{counts}"
-        )
+        in_source = counted(compared.source_entries, "entry", "entries")
+        line(f"source: {in_source}, index: {compared.index_entries:,}; {counts}")
         for remark in compared.remarks:
             line(remark)
         if not (compared.source_entries or compared.index_entries):
@@ -160,15 +152,11 @@ def _write(out: Output, result: AuditResult, elapsed_s: float, *, bounded: bool)
 def _told(one: Difference) -> str:
     said = one.expected or one.found or {}
     name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
-    text = (
-        f"{one.kind.upper()} {name}: queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, "
-        f"{counted(said['size'], 'byte')}"
-    )
+    where = f"queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {counted(said['size'], 'byte')}"
+    text = f"{one.kind.upper()} {name}: {where}"
     if one.kind == "wrong" and one.found is not None:
         differing = {field: value for field, value in one.found.items() if (one.expected or {}).get(field) != value}
-        held = [
-            f"time {_time(value)}" if field == "second" else f"{field} {value}" for field, value in differing.items()
-        ]
+        held = [f"time {_time(v)}" if field == "second" else f"{field} {v}" for field, v in differing.items()]
         text += f"; the index says {', '.join(held)}"
     return text + (f" ({one.object})" if one.object is not None else "")
 

@@ -124,22 +124,18 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
     )
     if len(result.windows) > len(shown):
         out.line(f"and {counted(len(result.windows) - len(shown), 'further window')}")
-    verb = "would become" if result.dry_run else "became"
-    out.line(
-        f"{counted(result.entries, 'entry', 'entries')} {verb} {counted(len(result.windows), 'table')} of "
-        f"{counted(result.shards, 'shard')}, {human_bytes(result.written_bytes)}"
-    )
+    became = f"{counted(result.entries, 'entry', 'entries')} {'would become' if result.dry_run else 'became'}"
+    shards = f"{counted(result.shards, 'shard')}, {human_bytes(result.written_bytes)}"
+    out.line(f"{became} {counted(len(result.windows), 'table')} of {shards}")
     if result.quarantined:
-        out.line(
-            f"{counted(result.quarantined, 'entry', 'entries')} with a time that can't be right went to quarantine"
-        )
+        wrong = counted(result.quarantined, "entry", "entries")
+        out.line(f"{wrong} with a time that can't be right went to quarantine")
     if result.without_key:
         out.line(f"{counted(result.without_key, 'message')} without key made no entry")
     if result.skipped_ranges:
         stretches = counted(result.skipped_ranges, "damaged stretch", "damaged stretches")
-        out.line(
-            f"{stretches} passed over, {human_bytes(result.skipped_bytes)}: how many messages they had is not known"
-        )
+        size = human_bytes(result.skipped_bytes)
+        out.line(f"{stretches} passed over, {size}: how many messages they had is not known")
         for file, begin, end, problem in result.skipped[:_SHOWN]:
             out.remark(f"passed over: {file}: offsets {begin} to {end}: {problem}")
     if result.removed_objects:
@@ -198,17 +194,13 @@ def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> No
     del document["metrics"]
     metrics = {} if report.dry_run else {"metrics": report.metrics.to_json()}
     out.answer({"status": status, **document, **lists, **metrics, "elapsed_s": round(elapsed_s, 3)})
-    what = (
-        f"{counted(report.files, 'staged file')} with {counted(report.entries, 'entry', 'entries')}, "
-        f"{human_bytes(report.read_bytes)}"
-    )
+    entries = counted(report.entries, "entry", "entries")
+    what = f"{counted(report.files, 'staged file')} with {entries}, {human_bytes(report.read_bytes)}"
     if report.dry_run:
         out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
     elif report.files:
-        out.line(
-            f"{what}, became {human_bytes(report.written_bytes)}: log record {report.log_number}, "
-            f"{human_seconds(elapsed_s)}"
-        )
+        became = f"became {human_bytes(report.written_bytes)}: log record {report.log_number}"
+        out.line(f"{what}, {became}, {human_seconds(elapsed_s)}")
     else:
         out.line("nothing to compact")
     about = "about " if report.dry_run else ""

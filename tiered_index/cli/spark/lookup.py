@@ -21,10 +21,18 @@ __all__ = ["lookup"]
 
 _PARTIAL = 6
 _FAILED_SHOWN = 5
-_FIGURES = (
-    *("rows", "skipped_null", "objects", "tasks", "log_number", "requests", "bytes_read", "cost_usd", "plans"),
+_FIGURES = [
+    "rows",
+    "skipped_null",
+    "objects",
+    "tasks",
+    "log_number",
+    "requests",
+    "bytes_read",
+    "cost_usd",
+    "plans",
     "dry_run",
-)
+]
 
 
 @command
@@ -99,11 +107,8 @@ def lookup(
     from tiered_index.spark.lookup.files import check_out, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up
 
-    columns |= {
-        name: F.lit(value).cast("string" if name == "topic" else "bigint")
-        for name, value in given.items()
-        if value is not None
-    }
+    kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
+    columns |= {name: F.lit(value).cast(kinds[name]) for name, value in given.items() if value is not None}
     if out is not None:
         check_out(out, config.s3)
     begun = time.monotonic()

@@ -44,7 +44,14 @@ from tiered_index.spark.build.plan import (
     plan_build,
 )
 from tiered_index.spark.build.publishing import MODES, check_windows, publish_tables
-from tiered_index.spark.build.shards import BLOCK_SCHEMA, RESULT_SCHEMA, PartitionResult, pack_batches, write_partition
+from tiered_index.spark.build.shards import (
+    BLOCK_SCHEMA,
+    RESULT_SCHEMA,
+    PartitionResult,
+    check_sums,
+    pack_batches,
+    write_partition,
+)
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
 from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
 from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
@@ -226,11 +233,7 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
                 f"{table.window.entries:,} entries when it was counted and {written:,} when it was read; "
                 "build from a copy that stands still"
             )
-    read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
-    if (read_sum - written_sum) % 2**64:
-        raise CorruptFile(
-            "build", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64
-        )
+    check_sums("build", results)
 
 
 def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import pickle
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import IO, Any
 
@@ -22,6 +22,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.answers.topics import TopicTable
@@ -29,7 +30,7 @@ from tiered_index.service.answers.validation import Columns, batch_columns
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build.plan import BuildPlan
-from tiered_index.spark.executors import arrow_schema, between_tasks, cells_of
+from tiered_index.spark.executors import arrow_schema, between_tasks, cells_of, gathered
 from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 
@@ -39,6 +40,7 @@ __all__ = [
     "PartitionResult",
     "Seen",
     "Spool",
+    "check_sums",
     "pack_batches",
     "write_blocks",
     "write_partition",
@@ -99,37 +101,28 @@ class Spool:
         """Return the first second of each range (newest first) and its items."""
         lows: list[int] = []
         counts: list[int] = []
-        bins = self._histogram(self._low, self._high)
-        for low, high, count in reversed(bins):
-            # a bin that is too large is counted again by itself, second by second or by finer bins
-            finer = [(low, high, count)]
-            while any(c > most and h > lo for lo, h, c in finer):
-                finer = [
-                    part
-                    for lo, h, c in finer
-                    for part in (self._histogram(lo, h) if c > most and h > lo else [(lo, h, c)])
-                ]
-            for begin, _, number in reversed(finer):
-                if counts and counts[-1] + number <= most:
-                    lows[-1], counts[-1] = begin, counts[-1] + number
-                else:
-                    lows.append(begin)
-                    counts.append(number)
+        for low, count in self._bins(self._low, self._high, most):
+            if counts and counts[-1] + count <= most:
+                lows[-1], counts[-1] = low, counts[-1] + count
+            else:
+                lows.append(low)
+                counts.append(count)
         return np.array(lows, np.int64), np.array(counts, np.int64)
 
-    def _histogram(self, low: int, high: int) -> list[tuple[int, int, int]]:
-        """Return (first second, last, items) of equal ranges within [low, high] that have any, oldest first."""
+    def _bins(self, low: int, high: int, most: int) -> Iterator[tuple[int, int]]:
+        """Yield (first second, items) of ranges in [low, high] that have any, newest first, finer above `most`."""
         width = -(-(high - low + 1) // _BINS)
         counts = np.zeros(-(-(high - low + 1) // width), np.int64)
         for items in self._chunks():
             seconds = items["time_diff_s"].astype(np.int64)
             inside = seconds[(seconds >= low) & (seconds <= high)]
             counts += np.bincount((inside - low) // width, minlength=len(counts))
-        used = np.flatnonzero(counts)
-        begins = low + used * width
-        return list(
-            zip(begins.tolist(), np.minimum(begins + width - 1, high).tolist(), counts[used].tolist(), strict=True)
-        )
+        for place in reversed(np.flatnonzero(counts).tolist()):
+            begin = low + place * width
+            if counts[place] > most and width > 1:
+                yield from self._bins(begin, min(begin + width - 1, high), most)
+            else:
+                yield begin, int(counts[place])
 
 
 RESULT_SCHEMA = "result binary"
@@ -143,6 +136,14 @@ class PartitionResult:
     entries: int
     read_checksum: int
     shards: tuple[FinishedShard, ...]
+
+
+def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
+    """Raise `CorruptFile` unless `what` wrote the entries that it read."""
+    read = sum(result.read_checksum for result in results) % 2**64
+    written = sum(shard.checksum for result in results for shard in result.shards) % 2**64
+    if read != written:
+        raise CorruptFile(what, "wrote other entries than it read", expected=read, found=written)
 
 
 def write_partition(
@@ -280,22 +281,17 @@ def pack_batches(
     `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n). `checksum` (8 bytes) is that
     of a yielded batch's entries in its first row, 0 in the others: sums are compared.
     """
+    for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), _HELD_ITEMS):
+        yield _blocks(held, plan, seen)
+
+
+def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Columns]:
     topics, schema = plan.topic_table(), plan.genesis.layout.schema
-    held: list[Columns] = []
-    count = 0
     for batch in batches:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
-        if not len(batch):
-            continue
-        columns, _ = batch_columns(_with_topic_ids(batch, topics), schema, topics)
-        held.append(columns)
-        count += len(batch)
-        if count >= _HELD_ITEMS:
-            yield _blocks(held, count, plan, seen)
-            held, count = [], 0
-    if count:
-        yield _blocks(held, count, plan, seen)
+        if len(batch):
+            yield batch_columns(_with_topic_ids(batch, topics), schema, topics)[0]
 
 
 def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:
@@ -311,11 +307,12 @@ def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch
     return batch.set_column(at, "topic_id", filled)
 
 
-def _blocks(held: list[Columns], count: int, plan: BuildPlan, seen: Seen | None) -> pa.RecordBatch:
+def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.RecordBatch:
     dtype = plan.genesis.layout.schema.item
     seconds = np.concatenate([columns["second"] for columns in held])
     hashes = normal_hashes(np.concatenate([columns["key_hash"] for columns in held]))
     pieces, begins = plan.pieces_of(seconds, hashes)
+    count = len(seconds)
     items = np.empty(count, dtype)
     for name in dtype.names or ():
         items[name] = seconds - begins if name == "time_diff_s" else np.concatenate([columns[name] for columns in held])

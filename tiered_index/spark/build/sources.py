@@ -53,7 +53,18 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import TypeIs
 
-__all__ = ["FIELDS", "SourceLike", "check_kind", "entry_frame", "frame_of", "has_log_offsets", "hash_key", "is_frame"]
+__all__ = [
+    "FIELDS",
+    "SourceLike",
+    "check_kind",
+    "column_of",
+    "entry_frame",
+    "frame_of",
+    "has_log_offsets",
+    "hash_key",
+    "is_frame",
+    "shown_column",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +83,8 @@ class StoredFile:
             folder, _, name = place.rpartition("/")
             return [cls(access, folder + mark + parameters, name)]
         with access.address(uri).open() as storage:
-            names = [
-                info.name
-                for info in storage.list()
-                if kind(info.name) and not info.name.rpartition("/")[2].startswith(("_", "."))
-            ]
+            found = [info.name for info in storage.list() if kind(info.name)]
+        names = [name for name in found if not name.rpartition("/")[2].startswith(("_", "."))]
         if not names:
             raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
         return [cls(access, uri, name) for name in names]
@@ -101,9 +109,6 @@ class _Ranges(io.RawIOBase):
 
     def seekable(self) -> bool:
         return True
-
-    def tell(self) -> int:
-        return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
@@ -176,9 +181,8 @@ def _files_below(path: Path) -> list[str]:
     """Return a file, or those of a folder that have a name of ours; hidden ones and Spark's own are none."""
     if path.is_file():
         return [str(path)]
-    found = [
-        str(p) for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith((".", "_")) and _kind(str(p))
-    ]
+    there = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith((".", "_"))]
+    found = [str(p) for p in there if _kind(str(p))]
     if not found:
         raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
     return found
@@ -285,14 +289,10 @@ def _lines(access: SourceAccess, uri: str, name: str) -> Iterator[io.BufferedIOB
 FIELDS = ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _TIMES = (*_INTEGERS, "timestamp", "timestamp_ntz")
-_TEXT, _LIST = ("string",), ("string", "array<string>")
 _KINDS = {
-    "topic": (_TEXT, "text is"),
-    "key": (_LIST, "text or a list of text is"),
-    "queue_id": (_INTEGERS, "integers are"),
-    "offset": (_INTEGERS, "integers are"),
-    "size": (_INTEGERS, "integers are"),
-    "topic_id": (_INTEGERS, "integers are"),
+    "topic": (("string",), "text is"),
+    "key": (("string", "array<string>"), "text or a list of text is"),
+    **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), (_INTEGERS, "integers are")),
     "timestamp_ms": (_TIMES, "integers (epoch milliseconds) or a timestamp are"),
 }
 
@@ -307,9 +307,8 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
 
     wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
     if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
-        raise InvalidArgument(
-            f"columns: {unknown[0]!r} is no field of an entry; these are {', '.join((*wanted, 'topic_id'))}"
-        )
+        fields = ", ".join((*wanted, "topic_id"))
+        raise InvalidArgument(f"columns: {unknown[0]!r} is no field of an entry; these are {fields}")
     if "topic_id" in columns or "topic_id" in frame.columns:
         wanted.append("topic_id")
     selected = []
@@ -318,12 +317,7 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
         if isinstance(source, str):
             if field == "key" and source == "key" and "key" not in frame.columns and "keys" in frame.columns:
                 source = "keys"
-            if source not in frame.columns:
-                named = f"{source!r} ({field})" if source != field else f"{source!r}"
-                raise InvalidArgument(
-                    f"column {named} is missing; the source has {', '.join(frame.columns) or 'no columns'}"
-                )
-            source = F.col(f"`{source.replace('`', '``')}`")
+            source = column_of(frame, field, source, "the source has")
         selected.append(source.alias(field))
     if SKIPPED in frame.columns:
         selected.append(F.col(SKIPPED))
@@ -335,12 +329,26 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     return entries
 
 
+def column_of(frame: DataFrame, field: str, name: str, whose: str) -> Column:
+    """Return the column of that name, which is a field. Raises `InvalidArgument` where the frame lacks it."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    if name not in frame.columns:
+        there = ", ".join(frame.columns) or "no columns"
+        raise InvalidArgument(f"column {shown_column(field, name)} is missing; {whose} {there}")
+    return F.col(f"`{name.replace('`', '``')}`")
+
+
+def shown_column(field: str, given: object) -> str:
+    """Return what errors call the column that the user gave for a field."""
+    return f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
+
+
 def check_kind(field: str, found: str, given: object) -> None:
     """Raise `InvalidArgument` where Spark's type `found` of the user's column `given` can't be that of `field`."""
     kinds, expected = _KINDS.get(field, ((), ""))
     if kinds and found not in kinds:
-        named = f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
-        raise InvalidArgument(f"column {named} is {found}; {expected} needed")
+        raise InvalidArgument(f"column {shown_column(field, given)} is {found}; {expected} needed")
 
 
 _MIN_VALUE = 1 << 31
@@ -351,9 +359,8 @@ def hash_key(topic: Column | str, key: Column | str) -> Column:
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     # the fold's functions name nothing outside of them: Spark would evaluate that again for every code unit
-    units = F.regexp_extract_all(
-        F.hex(F.encode(F.concat(topic, F.lit("#"), key), "UTF-16BE")), F.lit("(.{4})"), F.lit(1)
-    )
+    digits = F.hex(F.encode(F.concat(topic, F.lit("#"), key), "UTF-16BE"))
+    units = F.regexp_extract_all(digits, F.lit("(.{4})"), F.lit(1))
 
     def add(value: Any, unit: Any) -> Any:
         return (value * 31 + F.conv(unit, 16, 10).cast("bigint")).bitwiseAND(F.lit(0xFFFFFFFF))

@@ -41,11 +41,11 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
 from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, place_told, telling
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.executors import StorageAddress, gathered
 from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "StretchPartition", "read_stretch", "reader_of"]
+__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "StretchPartition", "chunk_bytes", "read_stretch"]
 
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
@@ -83,34 +83,25 @@ class MessageSettings:
     def of(cls, options: Options) -> MessageSettings:
         """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
         body = options.choice("body", ("plain", "stored", "none"))
-        columns = StructType(
-            [StructField(name, kind) for name, kind in _COLUMNS.items() if name != "body" or body != "none"]
-        )
+        columns = StructType([StructField(*one) for one in _COLUMNS.items() if (one[0], body) != ("body", "none")])
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
         size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
         stored = path.startswith(_ARCHIVE) or not is_local(path)
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
-        made = cls(path, body, skips, options.text("store"), size, told, archive, columns)
-        if archive is None and told is not None and _is_within(told, made.commit_log.parent):
+        if archive is None and told is not None and _is_within(told, _commit_log(local_path(path)).parent):
             raise InvalidArgument(f"option explain names a place within the store ({told.uri}); give another one")
-        return made
+        return cls(path, body, skips, options.text("store"), size, told, archive, columns)
 
     @property
     def folder(self) -> Path:
         """The local folder of segments. Raises `InvalidArgument` where what was given is no folder."""
-        if not self._given.is_dir():
-            raise InvalidArgument(f"{self._given}: no such folder")
-        return self.commit_log
+        if not (given := local_path(self.path)).is_dir():
+            raise InvalidArgument(f"{given}: no such folder")
+        return _commit_log(given)
 
-    @property
-    def commit_log(self) -> Path:
-        """Where the local folder of segments should be."""
-        given = self._given
-        return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
 
-    @property
-    def _given(self) -> Path:
-        return local_path(self.path)
+def _commit_log(given: Path) -> Path:
+    return given if given.name == "commitlog" and not (given / "commitlog").is_dir() else given / "commitlog"
 
 
 def _is_within(told: StorageAddress, folder: Path) -> bool:
@@ -138,13 +129,12 @@ class CountedLog(CommitLogReader):
     def segments(self) -> tuple[Segment, ...]:
         """Return the segments there are, oldest first."""
         self.reads.requests_by_kind["list"] += 1
-        return tuple(
-            _CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in list_segments(self.folder)
-        )
+        found = list_segments(self.folder)
+        return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in found)
 
 
-_BATCH_ROWS = 4_096
-_BATCH_BYTES = 8 << 20
+# A message counts as so many bytes at least: a batch has at most 4,096.
+_BATCH_BYTES, _LEAST_MESSAGE = 8 << 20, 2 << 10
 _LEAST_BYTES, _MOST_BYTES = 1 << 16, 1 << 24
 
 
@@ -243,7 +233,7 @@ def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[Commi
     """Return a reader of a range's segment, and the line that reports what it asks."""
     if stretch.archived is None:
         with _counted("task", settings) as (reads, line):
-            chunk = _chunk_bytes(stretch.end - stretch.begin)
+            chunk = chunk_bytes(stretch.end - stretch.begin)
             yield CountedLog(Path(stretch.folder), chunk, check_crc=True, reads=reads), line
         return
     assert stretch.address is not None
@@ -251,12 +241,8 @@ def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[Commi
         yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt), line
 
 
-def reader_of(folder: Path, size_bytes: int) -> CommitLogReader:
-    """Return a reader for so many bytes of a log, which reads no more at a time."""
-    return CommitLogReader(folder, _chunk_bytes(size_bytes), check_crc=True)
-
-
-def _chunk_bytes(size_bytes: int) -> int:
+def chunk_bytes(size_bytes: int) -> int:
+    """Return how much is read at a time of so many bytes of a log."""
     return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
 
 
@@ -265,15 +251,8 @@ def _batches(
 ) -> Iterator[pa.RecordBatch]:
     wanted = to_arrow_schema(schema, timezone="UTC")
     own = require_columns(schema, settings.columns, settings.path).names
-    held: list[Message] = []
-    size = 0
-    for message in _messages(reader, stretch, skip_corrupt=settings.skip_corrupt):
-        held.append(message)
-        size += message.size
-        if len(held) == _BATCH_ROWS or size >= _BATCH_BYTES:
-            yield _arrow(held, wanted, own, settings.body)
-            held, size = [], 0
-    if held:
+    messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
+    for held in gathered(messages, lambda message: max(message.size, _LEAST_MESSAGE), _BATCH_BYTES):
         yield _arrow(held, wanted, own, settings.body)
 
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import StructType
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, stable_end, stable_part
 from tiered_index.rocketmq.log.columns import IndexBatch
-from tiered_index.rocketmq.log.commitlog import MissingOffsets
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.spark.datasource.entries import require_columns
@@ -33,8 +33,8 @@ from tiered_index.spark.datasource.messages import (
     MessageSettings,
     Stretch,
     StretchPartition,
+    chunk_bytes,
     read_stretch,
-    reader_of,
 )
 from tiered_index.spark.datasource.options import Options
 
@@ -68,12 +68,12 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the beginning of the first segment."""
-        segments = self._segments()
+        segments = list_segments(self._folder)
         return _offset(segments, segments[0].start) if segments else {"position": -1, "before": _UNKNOWN}
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802 - Spark's name
         """Return the end of a micro-batch from `start`: whole messages within the limit, at least one."""
-        segments = self._segments()
+        segments = list_segments(self._folder)
         if not segments:
             if start["position"] > 0:
                 raise MissingOffsets(
@@ -84,18 +84,18 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         position = segments[0].start if start["position"] < 0 else int(start["position"])
         bound = position + limit.max_bytes if isinstance(limit, ReadMaxBytes) else _NO_BOUND
         end = self._end(segments, position, min(bound, self._target)) if position < self._target else position
-        return start if end == start["position"] else _offset(self._segments(), end)
+        return start if end == start["position"] else _offset(list_segments(self._folder), end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802 - Spark's name
         """Note where the log ends now; the query doesn't go beyond."""
-        segments = self._segments()
+        segments = list_segments(self._folder)
         written = [number for number in range(len(segments)) if _is_written(segments[number])]
         begin = segments[written[-1]].start if written else 0
         self._target = self._end(segments, begin, _NO_BOUND) if written else 0
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
         """Return the ranges between two offsets, by segment. Raises as `latestOffset`."""
-        segments = self._segments()
+        segments = list_segments(self._folder)
         first, last = int(start["position"]), int(end["position"])
         if first == last:
             return []
@@ -115,9 +115,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a range's messages. Executor."""
         yield from read_stretch(partition.value, self._settings, self._schema)
-
-    def _segments(self) -> tuple[Segment, ...]:
-        return list_segments(self._folder)
 
     def _check(self, segments: tuple[Segment, ...], offset: dict[str, Any]) -> None:
         """Raise where the log before an offset isn't what it was, or the offset is in no segment."""
@@ -155,9 +152,9 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _walk(self, segment: Segment, begin: int, bound: int, *, closed: bool) -> int:
         """Return the end of the last whole message of a segment within `bound`."""
-        reader = reader_of(self._folder, bound - begin)
+        reader = CommitLogReader(self._folder, chunk_bytes(bound - begin), check_crc=True)
         position = begin
-        stable = EVERYTHING if closed else stable_end(self._segments(), position, reader.chunk_bytes)
+        stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
         try:
             for batch in reader.batches(position, skip_corrupt=self._settings.skip_corrupt):
                 if batch.begin >= segment.end:  # only a blank, or damage that is skipped, was left of this one
@@ -167,19 +164,14 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 ends = _ends(whole)
                 within = ends[ends <= bound]
                 if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
-                    return (
-                        int(within[-1])
-                        if len(within)
-                        else int(ends[0])
-                        if len(ends) and position == begin
-                        else position
-                    )
-                position = (
-                    segment.end if whole.state is End.SEGMENT and segment.end <= bound else max(position, whole.end)
-                )
+                    if len(within):
+                        return int(within[-1])
+                    return int(ends[0]) if len(ends) and position == begin else position
+                at_end = whole.state is End.SEGMENT and segment.end <= bound
+                position = segment.end if at_end else max(position, whole.end)
                 if position >= segment.end:
                     return position
-                stable = EVERYTHING if closed else stable_end(self._segments(), position, reader.chunk_bytes)
+                stable = EVERYTHING if closed else stable_end(list_segments(self._folder), position, reader.chunk_bytes)
         except CorruptFile:
             if position == begin:
                 raise

@@ -16,6 +16,7 @@ message of every task and leaves all to `orphans`. One thread a task; memory as 
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -40,12 +41,12 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.build import stored_genesis
-from tiered_index.spark.build.plan import CENSUS_COLUMNS, BuildPlan, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.publishing import BatchContent, MicroBatch, publish_batch, publish_tables
-from tiered_index.spark.build.shards import PartitionResult, Seen, pack_batches, write_blocks
+from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
 from tiered_index.spark.build.sources import FIELDS, check_kind
 from tiered_index.spark.datasource.options import Options
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.executors import StorageAddress, arrow_schema
 from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
@@ -141,9 +142,15 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
             return PartitionResult(0, 0, ())
         more = {"sequence": job.sequence, "max_windows": job.max_windows}
         plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, **more)
-        pieces = _packed(kept, blocks, plan, seen)
+        with (
+            pa.memory_map(str(kept)) as source,
+            pa.ipc.open_stream(source) as batches,
+            pa.ipc.new_file(str(blocks), arrow_schema(BLOCK_SCHEMA)) as writer,
+        ):
+            for batch in pack_batches(batches, plan, seen):
+                writer.write_batch(batch)
         kept.unlink()
-        result = write_blocks(_by_piece(blocks, pieces), plan, job.address, job.now_ms)
+        result = write_blocks(_by_piece(blocks), plan, job.address, job.now_ms)
     try:
         _check(result, census)
     except CorruptFile:
@@ -159,57 +166,32 @@ def _check(result: PartitionResult, census: Census) -> None:
         raise CorruptFile(
             "a task's tables", "wrote another number of entries than it read", expected=census.entries, found=written
         )
-    checksum = sum(shard.checksum for shard in result.shards) % 2**64
-    if checksum != result.read_checksum:
-        raise CorruptFile(
-            "a task's tables", "wrote other entries than it read", expected=result.read_checksum, found=checksum
-        )
+    check_sums("a task's tables", [result])
 
 
 def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
     """Write the batches to a file and return their census."""
-    writer: pa.RecordBatchStreamWriter | None = None
+    batches = iter(entries)
+    first = next(batches, None)
+    if first is None:
+        return Census()
+    looked_at = [name for name in CENSUS_COLUMNS if name in first.schema.names]
+    with pa.ipc.new_stream(str(path), first.schema) as writer:
 
-    def counted() -> Iterator[pa.RecordBatch]:
-        nonlocal writer
-        for batch in entries:
-            if writer is None:
-                writer = pa.ipc.new_stream(str(path), batch.schema)
-            writer.write_batch(batch)
-            looked_at = batch.select([name for name in CENSUS_COLUMNS if name in batch.schema.names])
-            yield looked_at.append_column("has_key", pc.is_valid(batch.column("key")))
+        def counted() -> Iterator[pa.RecordBatch]:
+            for batch in itertools.chain([first], batches):
+                writer.write_batch(batch)
+                yield batch.select(looked_at).append_column("has_key", pc.is_valid(batch.column("key")))
 
-    try:
         return Census.of([[row.column(0)[0].as_py()] for row in count_batches(counted(), job.scale, job.max_windows)])
-    finally:
-        if writer is not None:
-            writer.close()
 
 
-def _packed(kept: Path, path: Path, plan: BuildPlan, seen: Seen | None) -> list[list[int]]:
-    """Write the blocks of the entries in `kept` to a file; return the piece of each row of each of its batches."""
-    pieces: list[list[int]] = []
-    with pa.memory_map(str(kept)) as source, pa.ipc.open_stream(source) as batches, pa.OSFile(str(path), "wb") as sink:
-        writer: pa.RecordBatchFileWriter | None = None
-        for batch in pack_batches(batches, plan, seen):
-            writer = writer or pa.ipc.new_file(sink, batch.schema)
-            writer.write_batch(batch)
-            pieces.append(batch.column("piece").to_pylist())
-        if writer is not None:
-            writer.close()
-    return pieces
-
-
-def _by_piece(path: Path, pieces: list[list[int]]) -> Iterator[pa.RecordBatch]:
+def _by_piece(path: Path) -> Iterator[pa.RecordBatch]:
     """Yield the rows of the file, one a batch, in order of their pieces."""
-    batch_of = np.repeat(np.arange(len(pieces)), [len(rows) for rows in pieces])
-    row_of = np.concatenate([np.arange(len(rows)) for rows in pieces])
-    order = np.argsort(np.concatenate([np.array(rows, np.int64) for rows in pieces]), kind="stable")
     with pa.memory_map(str(path)) as source:
-        blocks = pa.ipc.open_file(source)
-        batches = [blocks.get_batch(number) for number in range(blocks.num_record_batches)]
-        for number, row in zip(batch_of[order].tolist(), row_of[order].tolist(), strict=True):
-            yield batches[number].slice(row, 1)
+        blocks = pa.ipc.open_file(source).read_all()
+        for row in np.argsort(blocks["piece"].to_numpy(), kind="stable").tolist():
+            yield from blocks.slice(row, 1).to_batches()
 
 
 WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "offsetSpace")
@@ -278,11 +260,9 @@ class EntryWriter(DataSourceArrowWriter):
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
 
     def commit(self, messages: Messages) -> None:
-        """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode), `CorruptFile`, `JobOverdue`, as the
-        storage.
+        """Publish all tasks' tables. Driver. Raises `InvalidArgument` (the mode), `CorruptFile`, `JobOverdue`.
 
-        After an error of the record's put the outcome is unknown: ``append`` again may double entries, ``overwrite``
-        not.
+        After an error of the record's put the outcome is unknown: a second ``append`` may double entries.
         """
         shards = _all_shards(messages)
         if shards:

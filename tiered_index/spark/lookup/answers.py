@@ -35,7 +35,6 @@ from tiered_index.types import IndexItem
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-    from pyspark.sql.types import StructType
 
 __all__ = ["MESSAGE_COLUMNS", "answer_partitions", "answer_schema", "check_place", "entry_columns", "with_messages"]
 
@@ -59,19 +58,11 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
 
 
-def answer_schema(schema: Schema, *, nested: bool) -> StructType:
-    """Return Spark's schema of what `answer_partitions` yields."""
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    return from_arrow_schema(_arrow_schema(schema, nested=nested))
-
-
-def _arrow_schema(schema: Schema, *, nested: bool) -> pa.Schema:
-    head = [("_lookup", pa.binary()), ("status", pa.string()), ("failed", _FAILED)]
+def answer_schema(schema: Schema, *, nested: bool) -> pa.Schema:
+    """Return the schema of what `answer_partitions` yields."""
     columns = entry_columns(schema)
-    if nested:
-        return pa.schema([*head, ("entries", pa.list_(pa.struct(columns)))])
-    return pa.schema([*head, ("position", pa.int32()), *columns])
+    entries = [("entries", pa.list_(pa.struct(columns)))] if nested else [("position", pa.int32()), *columns]
+    return pa.schema([("_lookup", pa.binary()), ("status", pa.string()), ("failed", _FAILED), *entries])
 
 
 def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
@@ -167,7 +158,7 @@ class _Partition:
             first = stop
 
     def _rows(self, part: slice, rows: Array, counts: Array, status: Array, *, nested: bool) -> pa.RecordBatch:
-        schema = _arrow_schema(self._plan.schema, nested=nested)
+        schema = answer_schema(self._plan.schema, nested=nested)
         failed = pa.nulls(part.stop - part.start, _FAILED)
         if self._failed:
             failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
@@ -186,14 +177,8 @@ class _Partition:
         starts = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
         position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
         repeated = pa.array(index)
-        columns = [
-            cells_of(lookups[index], np.arange(len(index))),
-            statuses.take(repeated),
-            failed.take(repeated),
-            position,
-            *(column.take(place) for column in entries),
-        ]
-        return pa.RecordBatch.from_arrays(columns, schema=schema)
+        head = [cells_of(lookups[index], np.arange(len(index))), statuses.take(repeated), failed.take(repeated)]
+        return pa.RecordBatch.from_arrays([*head, position, *(column.take(place) for column in entries)], schema=schema)
 
 
 def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
@@ -210,15 +195,8 @@ def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
 # Stands for the segments that the index's storage keeps, and no folder.
 ARCHIVE = "archive"
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
-_ARROW = pa.struct(
-    [
-        ("message_state", pa.string()),
-        ("message_body", pa.binary()),
-        ("message_tags", pa.string()),
-        ("message_properties", pa.map_(pa.string(), pa.string())),
-        ("message_problem", pa.string()),
-    ]
-)
+_MESSAGE_TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
+_ARROW = pa.struct(list(zip(MESSAGE_COLUMNS, _MESSAGE_TYPES, strict=True)))
 _ITEM = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 
@@ -277,10 +255,8 @@ def _fetched(
         if values[2][place] is not None:
             places.setdefault(pair, []).append(place)
     for (topic, key), rows in places.items():
-        items = [
-            IndexItem(topic=topic, **{name: column[row] for name, column in zip(_ITEM, values, strict=True)})
-            for row in rows
-        ]
+        entries = [dict(zip(_ITEM, (column[row] for column in values), strict=True)) for row in rows]
+        items = [IndexItem(topic=topic, **entry) for entry in entries]
         for row, one in zip(rows, source.fetch(items, topic, key), strict=True):
             found[row] = one
     return found

@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.spark.build.sources import frame_of
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.executors import StorageAddress, gathered, typed_errors
 from tiered_index.spark.local_files import (
     check_lines,
     each_split,
@@ -153,23 +153,20 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
     place = local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
-    below = (
-        [place]
-        if place.is_file()
-        else [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))]
-    )
+    below = [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))] if place.is_dir() else []
     # Spark's order: the first Parquet file says which columns there are
-    files = sorted(below)
-    if files and all(file.name.endswith(_CSV) for file in files):
+    files = [place] if place.is_file() else sorted(below)
+    kinds = [kind for kind in (_CSV, (".parquet",), _JSON) if all(file.name.endswith(kind) for file in files)]
+    if not files or not kinds:
+        raise InvalidArgument(
+            f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
+        )
+    if kinds == [_CSV]:
         return csv_frame(spark, files)
-    if files and all(file.name.endswith(".parquet") for file in files):
-        with typed_errors(f"reading {place}"):
-            return spark.read.parquet(*map(to_read, files))
-    if files and all(file.name.endswith(_JSON) for file in files):
+    if kinds == [_JSON]:
         return _json_frame(spark, place, files)
-    raise InvalidArgument(
-        f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
-    )
+    with typed_errors(f"reading {place}"):
+        return spark.read.parquet(*map(to_read, files))
 
 
 def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
@@ -181,11 +178,8 @@ def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> Data
         check_lines(spark, files)
     try:
         with typed_errors(f"reading {place}"):
-            return (
-                spark.read.option("mode", "FAILFAST")
-                .option("primitivesAsString", "false")
-                .json([to_read(file) for file in files])
-            )
+            reader = spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false")
+            return reader.json([to_read(file) for file in files])
     except InvalidArgument as error:
         # Spark says neither which file it is nor which line
         for file in files:
@@ -210,20 +204,13 @@ def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
     if is_local(out):
         place = local_path(out)
         with typed_errors(f"writing {place}"):
-            if place.name.endswith(_JSON):
-                frame.write.mode("error").json(to_write(place))
-            else:
-                frame.write.mode("error").parquet(to_write(place))
+            writer = frame.write.mode("error")
+            (writer.json if place.name.endswith(_JSON) else writer.parquet)(to_write(place))
         return
     address = StorageAddress(out, s3)
-
-    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from _write_parts(batches, address)
-
     with typed_errors(f"writing {out}"):
-        names = [
-            name for row in frame.mapInArrow(write, "names string").collect() for name in row[0].split("\n") if name
-        ]
+        rows = frame.mapInArrow(partial(_write_parts, address=address), "names string").collect()
+    names = [name for row in rows for name in row[0].split("\n") if name]
     with address.open() as storage:
         # tasks may have run twice: readers go by what the mark names
         storage.put("_SUCCESS", "".join(f"{name}\n" for name in sorted(names)).encode())
@@ -234,22 +221,11 @@ def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
 
 def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress) -> Iterator[pa.RecordBatch]:
     names: list[str] = []
-    held: list[pa.RecordBatch] = []
     attempt = secrets.token_hex(8)
     with address.open() as storage:
-
-        def flush() -> None:
+        for held in gathered(filter(len, batches), lambda batch: batch.nbytes, _PART_BYTES):
             buffer = io.BytesIO()
             pq.write_table(pa.Table.from_batches(held), buffer)
             names.append(f"part-{attempt}-{len(names):05d}.parquet")
             storage.put(names[-1], buffer.getvalue())
-            held.clear()
-
-        for batch in batches:
-            if len(batch):
-                held.append(batch)
-            if sum(part.nbytes for part in held) >= _PART_BYTES:
-                flush()
-        if held:
-            flush()
     yield pa.record_batch({"names": pa.array(["\n".join(names)], pa.string())})

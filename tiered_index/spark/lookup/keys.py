@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.validation import check_topic
+from tiered_index.spark.build.sources import column_of, shown_column
 from tiered_index.spark.executors import cells_of
 from tiered_index.spark.lookup.plan import lookups_of, times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -77,20 +78,14 @@ class Keys:
         without_key = sum(row["keyless"] for row in rows if row["topic"] is not None)
         for name, count in (("topic", without_topic), ("key", without_key)):
             if count and not skip_null:
-                nulls = f"{count:,} null{'s' * (count > 1)}"
-                raise InvalidArgument(
-                    f"column {self.names[name]} has {nulls}; a value is needed in every row (or skip_null)"
-                )
+                has = f"column {self.names[name]} has {count:,} null{'s' * (count > 1)}"
+                raise InvalidArgument(f"{has}; a value is needed in every row (or skip_null)")
         kept = [row for row in rows if row["topic"] is not None and row["rows"]]
         for row in kept:
             check_topic(row["topic"])
         low, high = min((row["low"] for row in kept), default=0), max((row["high"] for row in kept), default=0)
-        return KeysCensus(
-            sum(row["rows"] for row in kept),
-            tuple(sorted(row["topic"] for row in kept)),
-            (low // 1000, high // 1000),
-            without_topic + without_key,
-        )
+        count, topics = sum(row["rows"] for row in kept), tuple(sorted(row["topic"] for row in kept))
+        return KeysCensus(count, topics, (low // 1000, high // 1000), without_topic + without_key)
 
     def column(self, name: str) -> Any:
         """Return a field as a column of what `with_lookup` returns."""
@@ -123,9 +118,8 @@ class Keys:
 
         make: Any = arrow_udf  # whose declared overloads ask for what it infers
         lookup = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
-        return self.whole().select(
-            "*", *(given.alias(field) for field, given in self.given.items()), lookup.alias(name)
-        )
+        given = [column.alias(field) for field, column in self.given.items()]
+        return self.whole().select("*", *given, lookup.alias(name))
 
 
 def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequence[str]) -> Keys:
@@ -145,15 +139,10 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     for name in _FIELDS:
         source: Any = columns.get(name, name)
         if isinstance(source, str):
-            if source not in frame.columns:
-                if name in ("begin_ms", "end_ms") and name not in columns:
-                    fields[name] = F.lit(None).cast("bigint")
-                    continue
-                named = f"{source!r} ({name})" if source != name else f"{source!r}"
-                raise InvalidArgument(
-                    f"column {named} is missing; the keys have {', '.join(frame.columns) or 'no columns'}"
-                )
-            fields[name] = F.col(_quoted(source))
+            if source not in frame.columns and name in ("begin_ms", "end_ms") and name not in columns:
+                fields[name] = F.lit(None).cast("bigint")
+            else:
+                fields[name] = column_of(frame, name, source, "the keys have")
         elif not isinstance(source, Column):
             raise InvalidArgument(f"columns: {name} is the name of a column or a Column, not {source!r}")
         else:
@@ -168,12 +157,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     names: dict[str, str] = {}
     for name in _FIELDS:
         found = here[name].dataType.simpleString()
-        named = (
-            f"{columns[name]!r} ({name})"
-            if isinstance(columns.get(name), str) and columns[name] != name
-            else f"{name!r}"
-        )
-        names[name] = named
+        named = names[name] = shown_column(name, columns.get(name))
         if name in ("topic", "key"):
             if found != "string":
                 raise InvalidArgument(f"column {named} is {found}; text is needed")
@@ -188,14 +172,12 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
             raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
     names_taken = {name.lower() for name in taken}
     if clash := [name for name in there if name.lower() in names_taken]:
-        raise InvalidArgument(
-            f"column {clash[0]!r} of the keys has the name of a column of answers; give it another one"
-        )
+        of_answers = "of the keys has the name of a column of answers"
+        raise InvalidArgument(f"column {clash[0]!r} {of_answers}; give it another one")
     return Keys(frame, fields, given, names)
 
 
 def _times(texts: Any, named: str) -> Any:
-    """Return a column of text as one of epoch milliseconds."""
     from pyspark.sql.pandas.functions import arrow_udf
 
     def parsed(values: pa.Array) -> pa.Array:
@@ -203,7 +185,3 @@ def _times(texts: Any, named: str) -> Any:
 
     make: Any = arrow_udf  # whose declared overloads ask for what it infers
     return make(parsed, "bigint")(texts)
-
-
-def _quoted(name: str) -> str:
-    return f"`{name.replace('`', '``')}`"

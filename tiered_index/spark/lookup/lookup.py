@@ -11,10 +11,9 @@ The storage is read while `lookup` runs, and Spark keeps what was read; the Data
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
 log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.
 
-An estimate of a bulk lookup's requests and bytes, for dry runs and for sharing bounds out to tasks. Pure.
-
-Lookups are counted by object, in tasks. Which slot groups they meet is taken to be random, and three standard
-deviations are added, so a task hardly ever asks for more; a hot slot, which is read in blocks, may exceed it.
+Dry runs, and bounds that are shared out to tasks, estimate requests and bytes: lookups are counted by object, in tasks.
+Which slot groups they meet is taken to be random, and three standard deviations are added, so a task hardly ever asks
+for more; a hot slot, which is read in blocks, may exceed it.
 """
 
 from __future__ import annotations
@@ -316,6 +315,7 @@ def _answers(
 ) -> tuple[DataFrame, DataFrame]:
     """Return the rows of keys with their answers, and the answers by lookup."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+    from pyspark.sql.pandas.types import from_arrow_schema
 
     shared = spark.sparkContext.broadcast(plan)
 
@@ -327,7 +327,7 @@ def _answers(
         .repartitionById(plan.answerers, F.col("partition") % plan.answerers)
         .sortWithinPartitions("partition", "kind")
     )
-    answers = blocks.mapInArrow(answer, answer_schema(plan.schema, nested=nested))
+    answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan.schema, nested=nested)))
     # a row whose lookup was not asked: the source gave other rows the second time
     status = F.coalesce("status", F.raise_error(_CHANGED).cast("string"))
     joined = keys.with_lookup(plan, _LOOKUP).join(answers, _LOOKUP, "left").withColumn("status", status)

@@ -33,7 +33,7 @@ from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import question_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, cells_of
+from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, cells_of, gathered
 from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
@@ -210,16 +210,12 @@ def pack_lookups(
 
 def lots_of_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str) -> Iterator[Array]:
     """Yield the lookups of rows (topic, key, begin, end) in batches of some 260,000 rows, each once in its batch."""
-    held: list[Array] = []
-    count = 0
-    for batch in batches:
+
+    def lookups(batch: pa.RecordBatch) -> Array:
         topics, keys, begins, ends = batch.columns
-        held.append(lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column))
-        count += len(batch)
-        if count >= _HELD_LOOKUPS:
-            yield distinct(np.concatenate(held))
-            held, count = [], 0
-    if count:
+        return lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column)
+
+    for held in gathered(map(lookups, filter(len, batches)), len, _HELD_LOOKUPS):
         yield distinct(np.concatenate(held))
 
 
