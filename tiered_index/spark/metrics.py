@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
@@ -76,14 +76,6 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
 
 
 _READ, _WRITTEN = "bytes read", "bytes written"
-
-
-class Address(Protocol):
-    """Names a storage for any process."""
-
-    def open(self) -> Storage:
-        """Return the storage; the caller closes it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +184,10 @@ class _MeteredAddress:
         return _Counted(self.address.open(), self.request_stats)
 
 
+# Names a storage for any process.
+Address: TypeAlias = StorageAddress | _MeteredAddress
+
+
 @dataclass(frozen=True, slots=True)
 class SourceAccess:
     """How tasks and the driver open the storages that a source lies in, and where that is counted (None: nowhere)."""
@@ -267,10 +263,8 @@ class JobMeter:
     @property
     def metrics(self) -> JobMetrics:
         """What was counted so far."""
-        return JobMetrics(
-            self._spark.sparkContext.applicationId,
-            tuple(self._told(name, stage) for name, stage in self._stages.items()),
-        )
+        stages = tuple(self._told(name, stage) for name, stage in self._stages.items())
+        return JobMetrics(self._spark.sparkContext.applicationId, stages)
 
     def _read(self) -> _Reading:
         return time.monotonic(), Counter(self._request_stats.value), _counts(self._driver.total)

@@ -144,17 +144,10 @@ def audit(
             _tell_what_went_meanwhile(opened, present, seen, report)
         else:
             also = ", and the index was not compared with its source" if source is not None else ""
-            report.unchecked.append(
-                ("objects", CorruptFile("log", f"it is damaged, so that no object was checked{also}"))
-            )
-    return AuditResult(
-        report=report,
-        differences=differences,
-        entries=sum(stored.count for stored in seen.objects.values()),
-        objects=len(seen.objects),
-        log_number=seen.number,
-        metrics=meter.metrics,
-    )
+            damaged = CorruptFile("log", f"it is damaged, so that no object was checked{also}")
+            report.unchecked.append(("objects", damaged))
+    entries_seen = sum(stored.count for stored in seen.objects.values())
+    return AuditResult(report, differences, entries_seen, len(seen.objects), seen.number, meter.metrics)
 
 
 def _seconds(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
@@ -215,9 +208,8 @@ def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, re
     taken_back = {defect.file for defect in report.findings if defect.file in gone}
     report.findings[:] = [defect for defect in report.findings if defect.file not in gone]
     for name in sorted(taken_back):
-        report.unchecked.append(
-            (name, StorageUnavailable(f"{name} was removed from the log during the audit: run it again"))
-        )
+        removed = StorageUnavailable(f"{name} was removed from the log during the audit: run it again")
+        report.unchecked.append((name, removed))
 
 
 # `kind`: ``finding``, ``missing``, ``extra``, ``wrong``, ``note`` or ``unchecked``; `expected` and `found` are JSON
@@ -235,7 +227,8 @@ def report_table(result: AuditResult) -> pa.Table:
         for d in result.report.findings
     ]
     for d in result.differences.listed if result.differences is not None else ():
-        rows.append(asdict(d) | {"expected": _text(d.expected), "found": _text(d.found)})
+        texts = [None if fields is None else json.dumps(plain(fields)) for fields in (d.expected, d.found)]
+        rows.append(asdict(d) | dict(zip(("expected", "found"), texts, strict=True)))
     rows += [{"kind": "note", "problem": note} for note in (*_left_out(result), *result.report.notes)]
     rows += [{"kind": "unchecked", "object": what, "problem": str(error)} for what, error in result.report.unchecked]
     return pa.Table.from_pylist(rows, REPORT_SCHEMA)
@@ -285,23 +278,17 @@ def write_report(result: AuditResult, uri: str, s3: S3Options | None = None) -> 
 
 def plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
     """Return fields as JSON can say them: bytes as hexadecimal digits, numbers that are none as text."""
-    return None if fields is None else {name: _plain(value) for name, value in fields.items()}
 
+    def said(value: Any) -> Any:
+        if isinstance(value, bytes):
+            return value.hex()
+        return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, bytes):
-        return value.hex()
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _text(fields: dict[str, Any] | None) -> str | None:
-    return None if fields is None else json.dumps(plain(fields))
+    return None if fields is None else {name: said(value) for name, value in fields.items()}
 
 
 def _left_out(result: AuditResult) -> list[str]:
     if result.differences is None:
         return []
-    further = [
-        f"{count:,} further {kind} entries are not listed" for kind, count in result.differences.unlisted.items()
-    ]
-    return further + result.differences.remarks
+    unlisted = result.differences.unlisted.items()
+    return [f"{count:,} further {kind} entries are not listed" for kind, count in unlisted] + result.differences.remarks

@@ -139,13 +139,11 @@ def paired(
     with sides.met(_that_may_hold(objects, picked, sides.base), picked) as rows:
         alone = rows.where(F.col("unread").isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))
         none = F.lit(None).cast("string")
+        other = F.struct("value", "second", none.alias("topic"))
+        find = F.struct("value", "second", none.alias("topic"), "object")
         halves = alone.groupBy("identity").agg(
-            F.sort_array(
-                F.collect_list(F.when(F.col("source") > 0, F.struct("value", "second", none.alias("topic"))))
-            ).alias("others"),
-            F.sort_array(
-                F.collect_list(F.when(F.col("index") > 0, F.struct("value", "second", none.alias("topic"), "object")))
-            ).alias("finds"),
+            F.sort_array(F.collect_list(F.when(F.col("source") > 0, other))).alias("others"),
+            F.sort_array(F.collect_list(F.when(F.col("index") > 0, find))).alias("finds"),
             F.first("topic", ignorenulls=True).alias("other_topic"),
             F.first("key", ignorenulls=True).alias("other_key"),
         )
@@ -153,6 +151,7 @@ def paired(
         both = differing.join(halves, "identity", "left")
         said = F.when(extra, F.get("others", F.col("place"))).otherwise(F.col("said"))
         held = F.when(missing, F.get("finds", F.col("place"))).otherwise(F.col("held"))
+        wrong = (missing | extra) & said.isNotNull() & held.isNotNull()
         told = both.select(
             "identity",
             F.coalesce("topic", "other_topic").alias("topic"),
@@ -160,9 +159,7 @@ def paired(
             "place",
             said.alias("said"),
             held.alias("held"),
-            F.when((missing | extra) & said.isNotNull() & held.isNotNull(), "wrong")
-            .otherwise(F.col("kind"))
-            .alias("kind"),
+            F.when(wrong, "wrong").otherwise(F.col("kind")).alias("kind"),
         )
         with kept(told):
             yield told, unread_of(rows)
@@ -232,10 +229,8 @@ class Differences:
         if self.unproven:
             said.append(f"{_entries(self.unproven)} of the source may have lain in damaged objects: unproven")
         if self.unsought:
-            said.append(
-                f"{_entries(self.unsought)} told as missing or extra were not sought outside of the bounds: "
-                "they may be wrong ones"
-            )
+            why = "told as missing or extra were not sought outside of the bounds: they may be wrong ones"
+            said.append(f"{_entries(self.unsought)} {why}")
         return said
 
     @property
@@ -294,11 +289,8 @@ def _counted(differing: DataFrame) -> Counter[str]:
 def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
     ordered = differing.orderBy("topic", "key", "identity", "said", "held")
     kinds = [kind for kind in KINDS if counts[kind] and most_listed]
-    return [
-        row
-        for kind in kinds
-        for row in ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()
-    ]
+    first = [ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)) for kind in kinds]
+    return [row for rows in first for row in rows.collect()]
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -145,7 +145,10 @@ def build(
                 census = _census(entries, scale, max_windows)
                 counted.entries = census.entries
         if not census.entries:
-            raise InvalidArgument(f"{_name_of(source)} has no entries{_why_none(census)}")
+            keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
+            damaged = [f"{census.skipped_bytes:,} damaged bytes were passed over"] * bool(census.skipped_ranges)
+            why = f" ({', '.join(keyless + damaged)})" if keyless + damaged else ""
+            raise InvalidArgument(f"{_name_of(source)} has no entries{why}")
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
         cores = spark.sparkContext.defaultParallelism
         plan = plan_build(
@@ -209,11 +212,8 @@ def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int)
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_partition(batches, shared.value, address, now_ms)
 
-        blocks = (
-            entries.mapInArrow(pack, BLOCK_SCHEMA)
-            .repartitionById(plan.partitions, "partition")
-            .sortWithinPartitions("piece")
-        )
+        packed = entries.mapInArrow(pack, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
+        blocks = packed.sortWithinPartitions("piece")
         rows = blocks.select("piece", "items", "checksum").mapInArrow(write, RESULT_SCHEMA).collect()
     return [pickle.loads(row[0]) for row in rows]
 
@@ -243,30 +243,17 @@ def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResu
         made = min(table.shards, table.window.entries)
         requests += writing_requests(made, table.window.entries * plan.genesis.layout.schema.item.itemsize // made)
     cost = config.prices.cost_usd(requests, 0)
-    windows: list[Any] = [(table.window.begin_s, table.window.window_s, table.window.entries) for table in plan.tables]
+    counted = ("without_key", "quarantined", "skipped_ranges", "skipped_bytes", "skipped")
     return BuildResult(
         entries=plan.entries,
-        without_key=census.without_key,
-        quarantined=census.quarantined,
-        windows=tuple(windows),
+        windows=tuple((t.window.begin_s, t.window.window_s, t.window.entries) for t in plan.tables),
         shards=plan.shards,
         written_bytes=size,
         requests=requests.total(),
         cost_usd=cost,
         dry_run=True,
-        skipped_ranges=census.skipped_ranges,
-        skipped_bytes=census.skipped_bytes,
-        skipped=census.skipped,
+        **{name: getattr(census, name) for name in counted},
     )
-
-
-def _why_none(census: Census) -> str:
-    found = []
-    if census.without_key:
-        found.append(f"it has {census.without_key:,} messages, none with a key")
-    if census.skipped_ranges:
-        found.append(f"{census.skipped_bytes:,} damaged bytes were passed over")
-    return f" ({', '.join(found)})" if found else ""
 
 
 def _name_of(source: SourceLike) -> str:

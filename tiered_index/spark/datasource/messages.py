@@ -268,9 +268,8 @@ def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) 
                 return
             if _is_damaged(reader, offset):
                 continue
-            message = decode_message(
-                batch.data, place, file=str(reader.folder), physical_offset=offset, check_crc=False
-            )
+            file = str(reader.folder)
+            message = decode_message(batch.data, place, file=file, physical_offset=offset, check_crc=False)
             if b"\0" in message.raw_properties:
                 # bytes that weren't written yet; what was seen behind them was written later, so a second reading sees
                 # them

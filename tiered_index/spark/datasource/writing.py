@@ -80,12 +80,12 @@ class EntryColumns:
         given = {name: key if name == "key" else name for name in (*needed, "topic_id")}
         for name in needed:
             if given[name] not in kinds:
-                raise InvalidArgument(
-                    f"column {name!r} is missing; the DataFrame has {', '.join(kinds) or 'no columns'}"
-                )
+                there = ", ".join(kinds) or "no columns"
+                raise InvalidArgument(f"column {name!r} is missing; the DataFrame has {there}")
         if unknown := [name for name in kinds if name not in given.values()]:
+            fields = ", ".join(given)
             raise InvalidArgument(
-                f"column {unknown[0]!r} is no field of an entry; these are {', '.join(given)}: rename or drop it"
+                f"column {unknown[0]!r} is no field of an entry; these are {fields}: rename or drop it"
             )
         names = tuple(name for name in given if given[name] in kinds)
         for name in names:
@@ -217,7 +217,10 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
     """Join or create the index; return what tasks need. Driver. Raises `InvalidArgument`, `SchemaMismatch`."""
     address = StorageAddress(options.path)
     clock = SystemClock()
-    settings, now_ms = _settings(options), clock.now_ms()
+    given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
+    given |= {"preset": options.text("preset"), "offset_space": options.text("offsetSpace")}
+    settings = IndexConfig(**{name: value for name, value in given.items() if value is not None})
+    now_ms = clock.now_ms()
     window = options.text("window")
     scale = WindowScale.of("1d" if window is None else window, settings, now_ms)
     most = options.number("maxWindows")
@@ -227,9 +230,8 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
         log = StorageLog(storage, clock)
         genesis = stored_genesis(log, settings, storage.uri)
         wanted = genesis or wanted_descriptor(settings, None)
-        columns = EntryColumns.of(
-            [(column.name, column.dataType.simpleString()) for column in schema], wanted.layout.schema
-        )
+        kinds = [(column.name, column.dataType.simpleString()) for column in schema]
+        columns = EntryColumns.of(kinds, wanted.layout.schema)
         if genesis is None:
             genesis = StorageSession(storage, log, clock, settings.lease_ttl_s).join(wanted, lambda stored: wanted)
         elif probe:
@@ -240,12 +242,6 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
         sequence = max((stored.sequence for stored in log.state.objects.values()), default=0)
     return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
-
-
-def _settings(options: Options) -> IndexConfig:
-    given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
-    given |= {"preset": options.text("preset"), "offset_space": options.text("offsetSpace")}
-    return IndexConfig(**{name: value for name, value in given.items() if value is not None})
 
 
 class EntryWriter(DataSourceArrowWriter):

@@ -269,7 +269,9 @@ def _search_all(
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
             yield from _failed(plan, target, meant, lookups[here], report)
         except BudgetExceeded as error:
-            named = _share_named(error, plan)
+            bounds = (("max_requests", plan.max_requests), ("max_bytes", plan.max_bytes))
+            given = " and ".join(f"{name}={bound}" for name, bound in bounds if bound is not None)
+            named = BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
             if not plan.allow_partial:
                 raise named from error
             yield from _failed(plan, target, named, lookups[here], report)
@@ -281,12 +283,6 @@ def _search_all(
             report.opened += 1
     for lookups_out, rows in held.rest():
         yield from _blocks(FOUND, lookups_out, rows, plan)
-
-
-def _share_named(error: BudgetExceeded, plan: LookupPlan) -> BudgetExceeded:
-    bounds = (("max_requests", plan.max_requests), ("max_bytes", plan.max_bytes))
-    given = " and ".join(f"{name}={bound}" for name, bound in bounds if bound is not None)
-    return BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
 
 
 def _failed(
