@@ -132,9 +132,8 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
 def first_line_without_object(file: Path) -> tuple[int, str] | None:
     """Return number (from 1) and fault of a local file's first line without an object, None for none."""
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        return next(
-            ((number, wrong) for number, line in enumerate(lines, 1) if (wrong := line_without_object(line))), None
-        )
+        found = ((number, line_without_object(line)) for number, line in enumerate(lines, 1))
+        return next(((number, wrong) for number, wrong in found if wrong), None)
 
 
 def line_without_object(line: bytes) -> str | None:

@@ -75,11 +75,10 @@ def check_java() -> None:
         answer = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=60, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise ConfigError(f"Spark needs Java, and {java} does not run ({error}): {_ADVICE}") from error
-    found = re.search(r'version "(?:1\.)?([0-9]+)', answer.stderr + answer.stdout)
+    text = answer.stderr + answer.stdout
+    found = re.search(r'version "(?:1\.)?([0-9]+)', text)
     if found is None:
-        raise ConfigError(
-            f"Spark needs Java, and {java} -version says {(answer.stderr + answer.stdout)[:200]!r}: {_ADVICE}"
-        )
+        raise ConfigError(f"Spark needs Java, and {java} -version says {text[:200]!r}: {_ADVICE}")
     if int(found[1]) < _OLDEST_JAVA:
         raise ConfigError(f"Spark needs Java 17 or 21, and {java} is Java {found[1]}: {_ADVICE}")
 
@@ -90,9 +89,8 @@ def pack_package(target: Path) -> Path:
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as packed:
         for module in sorted(folder.rglob("*.py")):
             # a fixed time of change: the default of ZipInfo
-            packed.writestr(
-                zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}"), module.read_bytes()
-            )
+            info = zipfile.ZipInfo(f"{folder.name}/{module.relative_to(folder).as_posix()}")
+            packed.writestr(info, module.read_bytes())
     return target
 
 

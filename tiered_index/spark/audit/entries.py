@@ -61,9 +61,8 @@ def identity_dtype(schema: Schema) -> np.dtype[Any]:
 
 def value_dtype(schema: Schema) -> np.dtype[Any]:
     """Return the fields of what else an entry says."""
-    return np.dtype(
-        [("second", ">i8"), ("size", ">i4"), *((c.name, c.dtype) for c in schema.caller_columns if not c.identity)]
-    )
+    further = [(c.name, c.dtype) for c in schema.caller_columns if not c.identity]
+    return np.dtype([("second", ">i8"), ("size", ">i4"), *further])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +127,8 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
         begin_s = trailer.metadata.begin_ms // 1000
         for _, items in scan_runs(source, picked.runs(trailer), schema.item, _WINDOW_BYTES):
             whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
-            whole |= {
-                "second": items["time_diff_s"].astype(np.int64) + begin_s,
-                "key_hash": normal_hashes(items["key_hash"]),
-            }
+            whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
+            whole["key_hash"] = normal_hashes(items["key_hash"])
             kept = picked.rows(whole, schema)
             for start in range(0, len(kept), _BATCH_ROWS):
                 columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}
@@ -180,17 +177,10 @@ def _batch(
     none = pa.nulls(count, pa.string())
     texts = [none if values is None else values.cast(pa.string()) for values in (topic, key)]
     objects = none if name is None else pa.array([name] * count, pa.string())
-    return pa.RecordBatch.from_arrays(
-        [
-            pa.array(np.full(count, side, np.int32)),
-            _packed(columns, identity_dtype(schema)),
-            _packed(columns, value_dtype(schema)),
-            pa.array(np.ascontiguousarray(columns["second"], np.int64)),
-            *texts,
-            objects,
-        ],
-        schema=_ARROW,
-    )
+    packed = [_packed(columns, dtype) for dtype in (identity_dtype(schema), value_dtype(schema))]
+    seconds = pa.array(np.ascontiguousarray(columns["second"], np.int64))
+    cells = [pa.array(np.full(count, side, np.int32)), *packed, seconds, *texts, objects]
+    return pa.RecordBatch.from_arrays(cells, schema=_ARROW)
 
 
 def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:

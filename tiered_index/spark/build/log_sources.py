@@ -61,11 +61,8 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
 
 def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
     """Return the entries of local stores."""
-    splits = [
-        [str(store.commitlog), segment.start, segment.end]
-        for store in stores
-        for segment in CommitLogReader(store.commitlog).segments()
-    ]
+    folders = [store.commitlog for store in stores]
+    splits = [[str(f), one.start, one.end] for f in folders for one in CommitLogReader(f).segments()]
     return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
 
 
@@ -77,9 +74,8 @@ def archive_frame(spark: SparkSession, sources: Sequence[str], access: SourceAcc
         with access.address(uri).open() as storage:
             state = StorageLog(storage, SystemClock()).open()
         splits += [[uri, segment.to_json()] for segment in archived_segments(state, store, uri)]
-    return frame_of_splits(spark, splits).mapInArrow(
-        partial(_read_archived, access=access, skip_corrupt=skip_corrupt), _COLUMNS
-    )
+    read = partial(_read_archived, access=access, skip_corrupt=skip_corrupt)
+    return frame_of_splits(spark, splits).mapInArrow(read, _COLUMNS)
 
 
 def archived_segments(state: LogState, store: str | None, where: str) -> list[ArchivedSegment]:
@@ -96,9 +92,8 @@ def _archive_of(source: str) -> tuple[str, str | None]:
     """Return the storage's URI and the store, None for all."""
     place, _, query = source.removeprefix(_ARCHIVE).partition("?")
     if "://" not in place:
-        raise InvalidArgument(
-            f"archived segments are given as archive:STORAGE-URI[?store=NAME], archive:s3://bucket/index, not {source}"
-        )
+        form = "archive:STORAGE-URI[?store=NAME], archive:s3://bucket/index"
+        raise InvalidArgument(f"archived segments are given as {form}, not {source}")
     parameters = [part for part in query.split("&") if part]
     stores = [unquote(part.removeprefix(_STORE)) for part in parameters if part.startswith(_STORE)]
     if len(stores) > 1 or stores == [""]:

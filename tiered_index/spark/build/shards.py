@@ -162,9 +162,8 @@ def write_blocks(batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Ad
         writer = _PartitionWriter(plan, storage, now_ms)
         try:
             for batch in batches:
-                checksum += int(
-                    _cells(batch.column("checksum"), np.dtype(">u8")).astype(np.uint64).sum(dtype=np.uint64)
-                )
+                checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
+                checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
                 pieces = batch.column("piece").to_numpy()
                 firsts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
                 for first, stop in zip(firsts, [*firsts[1:], len(pieces)], strict=True):
@@ -179,12 +178,9 @@ def write_blocks(batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Ad
 
 def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
     """Return what the cells of a binary column hold, one behind the other, without a copy."""
-    wide = pa.types.is_large_binary(column.type)
     _, offset_buffer, data = column.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int64 if wide else np.int32)[
-        column.offset : column.offset + len(column) + 1
-    ]
-    start, stop = int(offsets[0]), int(offsets[-1])
+    offsets = np.frombuffer(offset_buffer, np.int64 if pa.types.is_large_binary(column.type) else np.int32)
+    start, stop = int(offsets[column.offset]), int(offsets[column.offset + len(column)])
     return np.frombuffer(data, dtype, (stop - start) // dtype.itemsize, start)
 
 
@@ -325,10 +321,6 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))
     number = pieces[firsts]
     checksums = [checksum.to_bytes(8, "big")] + [bytes(8)] * (len(firsts) - 1)
-    columns = [
-        pa.array(plan.partition_of_piece[number]),
-        pa.array(number),
-        cells_of(packed, firsts),
-        pa.array(checksums, pa.binary()),
-    ]
+    where = [pa.array(plan.partition_of_piece[number]), pa.array(number)]
+    columns = [*where, cells_of(packed, firsts), pa.array(checksums, pa.binary())]
     return pa.RecordBatch.from_arrays(columns, schema=_ARROW)

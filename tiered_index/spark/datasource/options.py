@@ -43,9 +43,8 @@ class Options:
         if "paths" in self._given:
             raise InvalidArgument(f"{name}: one path is read at a time; load each and take the union")
         if unknown := [option for option in self._given if option not in places and option != "path"]:
-            raise InvalidArgument(
-                f"{name}: unknown option {unknown[0]!r}; the options are {', '.join(['path', *known])}"
-            )
+            there = ", ".join(["path", *known])
+            raise InvalidArgument(f"{name}: unknown option {unknown[0]!r}; the options are {there}")
         if not self._given.get("path", "").strip():
             raise InvalidArgument(f"{name}: no path is given: load(URI), or the option path")
         self.path = self._given["path"].strip()
@@ -69,9 +68,8 @@ class Options:
             return None
         found = _BYTES.fullmatch(value.strip().lower())
         if found is None or not int(found[1]):
-            raise InvalidArgument(
-                f"{self._name}: option {option} is a number of bytes like 67108864 or 64m, not {value!r}"
-            )
+            like = "a number of bytes like 67108864 or 64m"
+            raise InvalidArgument(f"{self._name}: option {option} is {like}, not {value!r}")
         return int(found[1]) * _UNITS[found[2]]
 
     def choice(self, option: str, choices: Sequence[str]) -> str:
@@ -109,9 +107,8 @@ class ExplainedAddress:
 
     def __post_init__(self) -> None:
         if self.explain is not None and f"{_place(self.explain.uri)}/".startswith(f"{_place(self.uri)}/"):
-            raise InvalidArgument(
-                f"option explain names a place within the index ({self.explain.uri}); give another one"
-            )
+            where = f"a place within the index ({self.explain.uri})"
+            raise InvalidArgument(f"option explain names {where}; give another one")
 
     @property
     def uri(self) -> str:
@@ -168,10 +165,9 @@ def telling(explain: StorageAddress, kind: str, index: str | None, request_stats
                 "cost_usd": request_stats.cost_usd,
                 "elapsed_ms": round(elapsed_s * 1000, 3),
             }
+            text = json.dumps(document, ensure_ascii=False).encode() + b"\n"
             with explain.open() as storage:
-                storage.put(
-                    f"{kind}-{secrets.token_hex(16)}.json", json.dumps(document, ensure_ascii=False).encode() + b"\n"
-                )
+                storage.put(f"{kind}-{secrets.token_hex(16)}.json", text)
 
 
 def place_told(options: Options) -> StorageAddress | None:

@@ -65,10 +65,9 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
     failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
     if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
         _log.warning(
-            "spark.speculation is on and spark.task.maxFailures is %d: Spark counts speculated attempts that it "
-            "denies their commit as "
-            "failures, so writes to format tiered_index may fail, with nothing published; set it to %d or more, or "
-            "speculation off",
+            "spark.speculation is on and spark.task.maxFailures is %d: Spark counts speculated attempts that it denies "
+            "their commit as failures, so writes to format tiered_index may fail, with nothing published; set it to %d "
+            "or more, or speculation off",
             failures,
             _LEAST_FAILURES,
         )

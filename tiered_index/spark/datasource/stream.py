@@ -75,10 +75,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the end of a micro-batch from `start`: whole messages within the limit, at least one."""
         segments = list_segments(self._folder)
         if not segments:
-            if start["position"] > 0:
-                raise MissingOffsets(
-                    str(self._folder), "the log has no segment any more", start["position"], start["position"]
-                )
+            if (position := start["position"]) > 0:
+                raise MissingOffsets(str(self._folder), "the log has no segment any more", position, position)
             return start
         self._check(segments, start)
         position = segments[0].start if start["position"] < 0 else int(start["position"])
@@ -124,9 +122,8 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if segments and position < segments[0].start:
             raise MissingOffsets(str(self._folder), "deleted before they were read", position, segments[0].start)
         if not segments or position > segments[-1].end:
-            raise MissingOffsets(
-                str(self._folder), "the log was cut: it ends before", segments[-1].end if segments else 0, position
-            )
+            end = segments[-1].end if segments else 0
+            raise MissingOffsets(str(self._folder), "the log was cut: it ends before", end, position)
         now = _before(segments, position)
         if _UNKNOWN not in (offset["before"], now) and now != offset["before"]:
             raise CorruptFile(

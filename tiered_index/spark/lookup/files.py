@@ -59,11 +59,9 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     """
     from pyspark.sql.types import StringType, StructField, StructType
 
-    for first in files:
-        if (header := header_of(first)) is not None:
-            break
-    else:
-        raise InvalidArgument(f"{files[0]}: CSV begins with a header, and there is none")
+    first, header = next(((file, cells) for file in files if (cells := header_of(file)) is not None), (files[0], None))
+    if header is None:
+        raise InvalidArgument(f"{first}: CSV begins with a header, and there is none")
     schema = StructType([StructField(name, StringType()) for name in _names(header, first)])
     read = partial(read_files, header=header, first=first)
     return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(read, schema)
@@ -91,11 +89,9 @@ def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path
 def _names(header: list[str], file: Path) -> list[str]:
     names = [name or f"_c{place}" for place, name in enumerate(header)]
     # to Spark, names in other letters are the same
-    seen: set[str] = set()
-    for name in names:
-        if name.lower() in seen:
-            raise InvalidArgument(f"{file}: two columns {name!r}")
-        seen.add(name.lower())
+    lower = [name.lower() for name in names]
+    if twice := [name for place, name in enumerate(names) if lower[place] in lower[:place]]:
+        raise InvalidArgument(f"{file}: two columns {twice[0]!r}")
     return names
 
 
@@ -170,10 +166,7 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
 
 
 def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
-    """Return the objects of NDJSON files.
-
-    Reading them finds which columns there are, and that all lines are JSON.
-    """
+    """Return the objects of NDJSON files; reading them finds the columns, and that all lines are JSON."""
     with typed_errors(f"reading {place}"):
         check_lines(spark, files)
     try:
@@ -190,13 +183,12 @@ def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> Data
 
 def check_out(out: str, s3: S3Options) -> None:
     """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
-    if is_local(out):
-        if local_path(out).exists():
-            raise InvalidArgument(f"{local_path(out)} exists already: answers are written to a folder of their own")
-        return
-    with StorageAddress(out, s3).open() as storage:
-        if next(iter(storage.list()), None) is not None:
-            raise InvalidArgument(f"{out} holds objects already: answers are written to a prefix of their own")
+    if not is_local(out):
+        with StorageAddress(out, s3).open() as storage:
+            if next(iter(storage.list()), None) is not None:
+                raise InvalidArgument(f"{out} holds objects already: answers are written to a prefix of their own")
+    elif local_path(out).exists():
+        raise InvalidArgument(f"{local_path(out)} exists already: answers are written to a folder of their own")
 
 
 def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
