@@ -17,11 +17,8 @@ LAZY = {
         "storage/opening.py",
         "tiered_index.storage.s3.storage",
     ): "boto3 takes longer to load than everything else together",
-    (
-        "spark/datasource/registration.py",
-        "tiered_index.spark.datasource.entries",
-    ): "sources are subclasses of what PySpark has",
-    ("spark/datasource/registration.py", "tiered_index.spark.datasource.stream"): "the same",
+    ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
+    ("spark/session.py", "tiered_index.spark.datasource.stream"): "the same",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 

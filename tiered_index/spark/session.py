@@ -1,12 +1,15 @@
-"""A Spark session for callers that have none, with this package shipped to its executors. Driver only.
+"""A Spark session: opened for callers that have none, with this package shipped, and its data sources registered.
 
 Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise; it needs what the
-package depends on. The package's modules go to every Python worker as one zip file, before any copy of its own.
+package depends on. The package's modules go to every Python worker as one zip file, before any copy of its own. Driver
+only.
 """
 
 from __future__ import annotations
 
 import atexit
+import contextlib
+import logging
 import os
 import re
 import shutil
@@ -14,9 +17,9 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError
@@ -24,7 +27,7 @@ from tiered_index.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "open_session", "pack_package", "ship_package"]
+__all__ = ["check_java", "open_session", "pack_package", "register", "ship_package", "warn_of_denials"]
 
 _OLDEST_JAVA = 17
 _ADVICE = "install Java 17 or 21 (Debian: openjdk-17-jre-headless or openjdk-21-jre-headless) or set JAVA_HOME to it"
@@ -100,3 +103,74 @@ def ship_package(spark: SparkSession) -> None:
     # executors fetch the file from the driver when they start, so it stays until the driver ends
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     spark.sparkContext.addPyFile(str(pack_package(Path(folder) / "tiered_index.zip")))
+
+
+_log = logging.getLogger(__name__)
+_LEAST_FAILURES = 4
+_PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
+_SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSourceV2"
+
+
+def register(spark: SparkSession) -> None:
+    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session, with filters pushed. Idempotent.
+
+    Raises `ConfigError` without PySpark 4.2. Logs a warning where a write could fail because Spark speculates.
+    """
+    try:
+        from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
+        from tiered_index.spark.datasource.stream import MessageSource
+    except ImportError as error:
+        raise ConfigError(
+            f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})"
+        ) from error
+
+    with _active(spark):
+        spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
+        spark.dataSource.register(MessageSource)
+    if spark.conf.isModifiable(_PUSHDOWN):
+        spark.conf.set(_PUSHDOWN, "true")
+    warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))
+
+
+@contextlib.contextmanager
+def _active(spark: SparkSession) -> Iterator[None]:
+    """Make a session the active one: Spark refuses a name that the active session knows already."""
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        yield  # of Spark Connect: there each session is asked by itself
+        return
+    sessions = jvm.org.apache.spark.sql.classic.SparkSession
+    before = sessions.getActiveSession()
+    sessions.setActiveSession(spark._jsparkSession)
+    try:
+        yield
+    finally:
+        sessions.setActiveSession(before.get()) if before.isDefined() else sessions.clearActiveSession()
+
+
+def warn_of_denials(get: Callable[[str, str], str]) -> None:
+    """Log a warning where speculation may fail a write; `get` reads the settings.
+
+    Spark counts a speculated copy's denied commit as a failure of the task; the source can't prevent it.
+    """
+    failures = int(get("spark.task.maxFailures", str(_LEAST_FAILURES)))
+    if get("spark.speculation", "false").lower() == "true" and failures < _LEAST_FAILURES:
+        _log.warning(
+            "spark.speculation is on and spark.task.maxFailures is %d: Spark counts speculated attempts that it denies "
+            "their commit as failures, so writes to format tiered_index may fail, with nothing published; set it to %d "
+            "or more, or speculation off",
+            failures,
+            _LEAST_FAILURES,
+        )
+
+
+def scans_are_apart(spark: SparkSession) -> bool:
+    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame.
+
+    There the class of a loaded source has a method by which the last plan replaces the one before.
+    """
+    jvm: Any = getattr(spark, "_jvm", None)
+    if jvm is None:
+        return False  # Spark Connect doesn't show
+    methods = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_SOURCE).getMethods()
+    return all(method.getName() != "setReadInfo" for method in methods)

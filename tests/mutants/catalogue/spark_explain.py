@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "denials-not-warned-of",
         "register says nothing of speculation with one failure allowed",
-        "spark/datasource/registration.py",
+        "spark/session.py",
         "    warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))\n",
         "",
         (f"{WRITING}::test_register_warns_by_the_settings_of_its_session",),
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant(
         "denials-warned-of-one-alone",
         "two or three failures allowed pass for enough",
-        "spark/datasource/registration.py",
+        "spark/session.py",
         "and failures < _LEAST_FAILURES:",
         "and failures < 2:",
         (f"{WRITING}::test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of",),
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "denials-without-speculation",
         "register warns where Spark doesn't speculate",
-        "spark/datasource/registration.py",
+        "spark/session.py",
         '.lower() == "true" and failures',
         '.lower() != "" and failures',
         (f"{WRITING}::test_settings_by_which_a_denied_attempt_fails_a_write_are_warned_of",),
@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "registers-in-one-session",
         "a second session of an application can't register",
-        "spark/datasource/registration.py",
+        "spark/session.py",
         "    sessions.setActiveSession(spark._jsparkSession)\n",
         "",
         (f"{WRITING}::test_each_session_of_an_application_registers_for_itself",),
@@ -109,7 +109,7 @@ MUTANTS = (
     Mutant(
         "registering-moves-the-session",
         "the session that registers stays the active one",
-        "spark/datasource/registration.py",
+        "spark/session.py",
         "sessions.setActiveSession(before.get()) if",
         "None if",
         (f"{WRITING}::test_each_session_of_an_application_registers_for_itself",),

@@ -108,7 +108,12 @@ def audit(
     """
     settings = config or IndexConfig()
     present = clock or SystemClock()
-    seconds = _seconds(begin_ms, end_ms)
+    begin_s = ALL_TIME[0] if begin_ms is None else check_integer("begin_ms", begin_ms) // 1000
+    end_s = ALL_TIME[1] if end_ms is None else check_integer("end_ms", end_ms) // 1000
+    if begin_s > end_s:
+        raise InvalidArgument(f"begin_ms {begin_ms} lies after end_ms {end_ms}")
+    # Spark and NumPy know 64 bits
+    seconds = max(begin_s, ALL_TIME[0]), min(end_s, ALL_TIME[1])
     if check_integer("most_listed", most_listed) < 0:
         raise InvalidArgument(f"most_listed must not be negative, as {most_listed} is")
     address = StorageAddress(storage, settings.s3)
@@ -148,15 +153,6 @@ def audit(
             report.unchecked.append(("objects", damaged))
     entries_seen = sum(stored.count for stored in seen.objects.values())
     return AuditResult(report, differences, entries_seen, len(seen.objects), seen.number, meter.metrics)
-
-
-def _seconds(begin_ms: int | None, end_ms: int | None) -> tuple[int, int]:
-    begin_s = ALL_TIME[0] if begin_ms is None else check_integer("begin_ms", begin_ms) // 1000
-    end_s = ALL_TIME[1] if end_ms is None else check_integer("end_ms", end_ms) // 1000
-    if begin_s > end_s:
-        raise InvalidArgument(f"begin_ms {begin_ms} lies after end_ms {end_ms}")
-    # Spark and NumPy know 64 bits
-    return max(begin_s, ALL_TIME[0]), min(end_s, ALL_TIME[1])
 
 
 def _check_on(spark: SparkSession, state: LogState, address: Address, report: Report) -> None:
@@ -229,7 +225,10 @@ def report_table(result: AuditResult) -> pa.Table:
     for d in result.differences.listed if result.differences is not None else ():
         texts = [None if fields is None else json.dumps(plain(fields)) for fields in (d.expected, d.found)]
         rows.append(asdict(d) | dict(zip(("expected", "found"), texts, strict=True)))
-    rows += [{"kind": "note", "problem": note} for note in (*_left_out(result), *result.report.notes)]
+    if (compared := result.differences) is not None:
+        further = [f"{count:,} further {kind} entries are not listed" for kind, count in compared.unlisted.items()]
+        rows += [{"kind": "note", "problem": note} for note in (*further, *compared.remarks)]
+    rows += [{"kind": "note", "problem": note} for note in result.report.notes]
     rows += [{"kind": "unchecked", "object": what, "problem": str(error)} for what, error in result.report.unchecked]
     return pa.Table.from_pylist(rows, REPORT_SCHEMA)
 
@@ -285,10 +284,3 @@ def plain(fields: dict[str, Any] | None) -> dict[str, Any] | None:
         return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
     return None if fields is None else {name: said(value) for name, value in fields.items()}
-
-
-def _left_out(result: AuditResult) -> list[str]:
-    if result.differences is None:
-        return []
-    unlisted = result.differences.unlisted.items()
-    return [f"{count:,} further {kind} entries are not listed" for kind, count in unlisted] + result.differences.remarks

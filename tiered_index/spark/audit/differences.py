@@ -359,18 +359,15 @@ def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
 
 
 def _difference(row: Any, identities: np.dtype[Any], fields: np.dtype[Any]) -> Difference:
+    def side(values: Any) -> dict[str, Any]:
+        topic = {} if values["topic"] is None else {"topic": values["topic"]}
+        return _fields(values["value"], fields) | topic
+
     identity = _fields(row["identity"], identities)
     place = identity["key_hash"], identity["queue_id"], identity["offset"]
-    expected, found = (_side(row[side], fields) for side in ("said", "held"))
+    expected, found = (None if row[name] is None else side(row[name]) for name in ("said", "held"))
     name = None if row["held"] is None else row["held"]["object"]
     return Difference(row["kind"], row["topic"], row["key"], *place, expected, found, name)
-
-
-def _side(side: Any, fields: np.dtype[Any]) -> dict[str, Any] | None:
-    if side is None:
-        return None
-    topic = {} if side["topic"] is None else {"topic": side["topic"]}
-    return _fields(side["value"], fields) | topic
 
 
 def _fields(packed: bytes, dtype: np.dtype[Any]) -> dict[str, Any]:

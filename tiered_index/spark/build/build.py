@@ -142,7 +142,10 @@ def build(
                 frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
                 entries = entry_frame(frame, columns or {}, genesis.layout.schema)
             with meter.stage("count", tasks=True) as counted:
-                census = _census(entries, scale, max_windows)
+                names = [name for name in CENSUS_COLUMNS if name in entries.columns]
+                looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
+                count = partial(count_batches, scale=scale, max_windows=max_windows)
+                census = Census.of(looked_at.mapInArrow(count, CENSUS_SCHEMA).collect())
                 counted.entries = census.entries
         if not census.entries:
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
@@ -191,13 +194,6 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     assert stored is not None
     check_descriptor(stored, wanted_descriptor(config, stored), where)
     return stored
-
-
-def _census(entries: DataFrame, scale: WindowScale, max_windows: int) -> Census:
-    names = [name for name in CENSUS_COLUMNS if name in entries.columns]
-    looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
-    count = partial(count_batches, scale=scale, max_windows=max_windows)
-    return Census.of(looked_at.mapInArrow(count, CENSUS_SCHEMA).collect())
 
 
 def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int) -> Sequence[PartitionResult]:

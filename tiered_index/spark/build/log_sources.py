@@ -143,7 +143,9 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
     if isinstance(reader, ArchivedLog):
         skipped += reader.damaged
     if skipped:
-        yield _told(_joined(skipped))
+        told = [json.dumps([one.file, one.begin, one.end, one.problem]) for one in _joined(skipped)]
+        columns = [pa.nulls(len(told), kind) for kind in _ARROW.types[:-1]]
+        yield pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)
 
 
 def _believed(columns: Any, reader: CommitLogReader) -> Any:
@@ -168,9 +170,3 @@ def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:
         else:
             joined.append(passed)
     return joined
-
-
-def _told(skipped: Sequence[SkippedRange]) -> pa.RecordBatch:
-    told = [json.dumps([passed.file, passed.begin, passed.end, passed.problem]) for passed in skipped]
-    columns = [pa.nulls(len(told), kind) for kind in _ARROW.types[:-1]]
-    return pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)

@@ -170,10 +170,8 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
         if shard.window_s == QUARANTINE_S or not (met := [w for w in windows if w[0] < end and begin < w[1]]):
             continue
         if mode == "error":
-            raise InvalidArgument(
-                f"the window from {met[0][0]} (epoch seconds) has a table already, {shard.table}: take mode append "
-                f"or replace"
-            )
+            where = f"the window from {met[0][0]} (epoch seconds)"
+            raise InvalidArgument(f"{where} has a table already, {shard.table}: take mode append or replace")
         if begin < met[0][0] or end > met[0][1]:
             raise InvalidArgument(
                 f"table {shard.table} has {shard.window_s:,} s from {begin} on, more than the window of "
@@ -207,8 +205,7 @@ def publish_tables(
         removed = _replaced(state, windows, mode) + repeated(state, shards, mode, storage)
         positions = {} if batch is None else {batch.stream: batch.number}
         told = {} if batch is None else {batch.stream: batch.told}
-        return LogRecord(
-            0, "build", 0, "", 0, tuple(shard.stored for shard in shards), removed, positions, batches=told
-        )
+        stored = tuple(shard.stored for shard in shards)
+        return LogRecord(0, "build", 0, "", 0, stored, removed, positions, batches=told)
 
     return publication.record("a build", make), len(removed)

@@ -8,6 +8,7 @@ of local files are counted as requests of a storage are. One thread.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -171,7 +172,11 @@ class MessageReader(DataSourceReader):
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
         archive = self._settings.archive
         stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
-        return [StretchPartition(stretch) for stretch in _without_gaps(stretches, self._settings)]
+        for before, after in itertools.pairwise(stretches):
+            stores = {one.archived.store if one.archived else "" for one in (before, after)}
+            if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
+                raise MissingOffsets(self._settings.path, "no segment has them", before.end, after.begin)
+        return list(map(StretchPartition, stretches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a segment's messages. Executor."""
@@ -204,16 +209,6 @@ def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[
     state = address.state("plan")
     for segment in archived_segments(state, settings.store, settings.path):
         yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
-
-
-def _without_gaps(stretches: list[Stretch], settings: MessageSettings) -> list[Stretch]:
-    """Return the ranges after a check of what is missing between them."""
-    stores = [stretch.archived.store if stretch.archived else "" for stretch in stretches]
-    for number in range(1, len(stretches)):
-        before, after = stretches[number - 1].end, stretches[number].begin
-        if stores[number - 1] == stores[number] and before != after and not settings.skip_corrupt:
-            raise MissingOffsets(settings.path, "no segment has them", before, after)
-    return stretches
 
 
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
@@ -312,11 +307,6 @@ def _arrow(messages: list[Message], wanted: Any, own: list[str], body: str) -> p
     return pa.RecordBatch.from_arrays(arrays, schema=wanted)
 
 
-def _born_us(message: Message) -> int | None:
-    """Return the producer's time; what no calendar has is null, for such a clock is anyone's."""
-    return message.born_ms * 1000 if 0 <= message.born_ms <= MAX_TIMESTAMP_MS else None
-
-
 _OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
     "topic": lambda m: m.topic,
     "queue_id": lambda m: m.queue_id,
@@ -324,7 +314,8 @@ _OF_MESSAGES: dict[str, Callable[[Message], Any]] = {
     "physical_offset": lambda m: m.physical_offset,
     "store_size": lambda m: m.size,
     "store_timestamp": lambda m: m.store_ms * 1000,
-    "born_timestamp": _born_us,
+    # what no calendar has is null, for such a clock is anyone's
+    "born_timestamp": lambda m: m.born_ms * 1000 if 0 <= m.born_ms <= MAX_TIMESTAMP_MS else None,
     "visible": lambda m: m.is_visible,
 }
 _OF_PROPERTIES: dict[str, Callable[[dict[str, str]], Any]] = {

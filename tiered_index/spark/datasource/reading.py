@@ -28,7 +28,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.batch import LookupBatch, Matches
+from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.validation import check_key, check_range, check_topic
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.files.compacted import StorageBytes
@@ -288,7 +288,10 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     if selection.keys is not None:
         batch = lookups_for(selection, _topics_here(part, names, selection))
         for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
-            yield _arrow(_found(found, batch), metadata, wanted)
+            lookups = [batch.lookups[number] for number in found.lookups.tolist()]
+            columns: dict[str, Any] = {name: found.rows[name] for name in found.rows.dtype.names or ()}
+            columns |= {"topic": [one.topic for one in lookups], "key": [one.key for one in lookups]}
+            yield _arrow(columns, metadata, wanted)
         return
     if selection.hashes is not None:
         runs = _runs_of(trailer, hashes_of(selection), selection)
@@ -343,13 +346,6 @@ def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str
         kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in metadata.topics if name in selection.topics])
     columns = {name: items[name][kept] for name in items.dtype.names or ()}
     return {**columns, "key_hash": hashes[kept], "second": seconds[kept]}
-
-
-def _found(found: Matches, batch: LookupBatch) -> dict[str, Any]:
-    """Return the columns of rows that answer lookups."""
-    lookups = [batch.lookups[number] for number in found.lookups.tolist()]
-    columns = {name: found.rows[name] for name in found.rows.dtype.names or ()}
-    return {**columns, "topic": [lookup.topic for lookup in lookups], "key": [lookup.key for lookup in lookups]}
 
 
 def _arrow(columns: dict[str, Any], metadata: Metadata, wanted: Any) -> pa.RecordBatch:

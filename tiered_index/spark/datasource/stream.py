@@ -22,7 +22,6 @@ from pyspark.sql.types import StructType
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.follow.tail import EVERYTHING, LastRead, stable_end, stable_part
-from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
@@ -158,7 +157,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                     return segment.end if position == begin else position
                 last_read, self._last_read = self._last_read, None
                 whole, self._last_read = stable_part(self._folder, batch, stable, last_read)
-                ends = _ends(whole)
+                ends = np.append(whole.positions[1:], whole.end - whole.begin)[: whole.messages] + whole.begin
                 within = ends[ends <= bound]
                 if len(within) < len(ends) or whole.state in (End.OPEN, End.TORN) or whole.end < batch.end:
                     if len(within):
@@ -173,11 +172,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if position == begin:
                 raise
         return position
-
-
-def _ends(batch: IndexBatch) -> Any:
-    """Return where each message of a batch ends (i64, n)."""
-    return np.append(batch.positions[1:], batch.end - batch.begin)[: batch.messages] + batch.begin
 
 
 def _is_written(segment: Segment) -> bool:

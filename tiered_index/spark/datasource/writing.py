@@ -151,22 +151,17 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
                 writer.write_batch(batch)
         kept.unlink()
         result = write_blocks(_by_piece(blocks), plan, job.address, job.now_ms)
+    written = sum(shard.stored.count for shard in result.shards)
+    what, wrong = "a task's tables", "wrote another number of entries than it read"
     try:
-        _check(result, census)
+        if written != census.entries:
+            raise CorruptFile(what, wrong, expected=census.entries, found=written)
+        check_sums(what, [result])
     except CorruptFile:
         with job.address.open() as storage:
             abandon(result.shards, storage)
         raise
     return result
-
-
-def _check(result: PartitionResult, census: Census) -> None:
-    written = sum(shard.stored.count for shard in result.shards)
-    if written != census.entries:
-        raise CorruptFile(
-            "a task's tables", "wrote another number of entries than it read", expected=census.entries, found=written
-        )
-    check_sums("a task's tables", [result])
 
 
 def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
