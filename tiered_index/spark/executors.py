@@ -79,8 +79,7 @@ class StorageAddress:
 def typed_errors(what: str) -> Iterator[None]:
     """Raise as an error of this package what Spark reports of a failed job; others pass.
 
-    A task's error of ours keeps class and text; lost executors are `StorageUnavailable`; a local file that Spark can't
-    parse is named, and the column whose value it can't take.
+    A task's error of ours keeps class and text; lost executors are `StorageUnavailable`; a bad local file is named.
     """
     try:
         yield
@@ -168,7 +167,10 @@ _ARROW_TYPES = {
     "long": pa.int64(),
     "string": pa.string(),
     "binary": pa.binary(),
+    "boolean": pa.bool_(),
+    "timestamp": pa.timestamp("us", "UTC"),
     "array<string>": pa.list_(pa.string()),
+    "map<string,string>": pa.map_(pa.string(), pa.string()),
 }
 
 

@@ -33,10 +33,7 @@ _GROUP = "spark.jobGroup.id"
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[list[int]]:
-    """Call `progress` with (stage, tasks done, tasks) while the block runs, from a thread, and once more at its end.
-
-    Yield a list that then has the number of tasks.
-    """
+    """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number."""
     seen: list[int] = []
     context = spark.sparkContext
     group = f"tiered_index-{secrets.token_hex(4)}"

@@ -12,9 +12,9 @@ from tiered_index.cli.maintenance import write_findings
 from tiered_index.cli.options import Column, Conf, Constant, Master, Ship
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import given_columns, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark.sharing import given_columns, given_storage, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, time_option
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from tiered_index.spark.audit.audit import AuditResult
@@ -72,8 +72,7 @@ def audit(
       2026-11-30T23:59:59
     """
     config = session.config()
-    if config.storage is None:
-        raise ConfigError("no storage is given: --storage URI")
+    storage = given_storage(config)
     columns, constants = given_columns(column, constant)
     if not source and (columns or constants or begin is not None or end is not None):
         raise InvalidArgument(
@@ -91,7 +90,7 @@ def audit(
     result = audit_index(
         spark,
         source or None,
-        storage=config.storage,
+        storage=storage,
         columns=spark_columns(columns, constants),
         begin_ms=begin,
         end_ms=end,

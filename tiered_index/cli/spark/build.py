@@ -7,7 +7,6 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,10 +17,10 @@ from tiered_index.cli.merge import merge_options, show_plans, write_report, writ
 from tiered_index.cli.options import Begin, Column, Conf, Constant, DryRun, End, Master, MinAge, Ship, Tiers, Window
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
-from tiered_index.cli.spark.sharing import given_columns, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark.sharing import given_columns, given_storage, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark.metrics import JobMetrics
 
@@ -76,8 +75,7 @@ def build(
       tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
     """
     config = session.config(slots=slots)
-    if config.storage is None:
-        raise ConfigError("no storage is given: --storage URI")
+    storage = given_storage(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
     columns, constants = given_columns(column, constant)
@@ -88,7 +86,7 @@ def build(
     result = build_tables(
         spark,
         source,
-        storage=config.storage,
+        storage=storage,
         window=window,
         shards="auto" if shards == "auto" else int(shards),
         columns=spark_columns(columns, constants),
@@ -251,7 +249,6 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
     from tiered_index.spark.build.merge import merge as merge_tables
 
     told: list[dict[str, Any]] = []
-    requests: Counter[str] = Counter()
     metrics: list[JobMetrics] = []
     for chosen in options:
         result = merge_tables(
@@ -266,8 +263,8 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
         document = asdict(replace(result, metrics=JobMetrics()))
         left = [list(pair) for pair in result.left]
         told.append({"window_s": chosen.window_s, **document, "left": left, "metrics": result.metrics.to_json()})
-        requests.update(result.metrics.requests)
         metrics.append(result.metrics)
         write_report(session, chosen.window_s, result)
-    read, written = sum(job.bytes_read for job in metrics), sum(job.bytes_written for job in metrics)
-    write_total(session, told, result.log_number, dict(requests), read, written, sum(job.cost_usd for job in metrics))
+    whole = JobMetrics(stages=tuple(stage for job in metrics for stage in job.stages))
+    figures = whole.requests, whole.bytes_read, whole.bytes_written, whole.cost_usd
+    write_total(session, told, result.log_number, *figures)

@@ -10,9 +10,9 @@ import typer
 from tiered_index.cli.options import Conf, Master
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import pairs, progress_of, spark_of
+from tiered_index.cli.spark.sharing import given_storage, pairs, progress_of, spark_of
 from tiered_index.cli.times import time_option
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from tiered_index.spark.lookup.lookup import LookupResult
@@ -93,8 +93,7 @@ def lookup(
       --dry-run
     """
     config = session.config()
-    if config.storage is None:
-        raise ConfigError("no storage is given: --storage URI")
+    storage = given_storage(config)
     if out is None and not dry_run:
         raise InvalidArgument("no place for the answers is given: --out FOLDER, or --dry-run")
     columns: dict[str, Any] = dict(pairs("--column", column))
@@ -115,7 +114,7 @@ def lookup(
     result = look_up(
         spark,
         read_keys(spark, keys, config.s3),
-        storage=config.storage,
+        storage=storage,
         columns=columns,
         max_count=max_count,
         nested=nested,

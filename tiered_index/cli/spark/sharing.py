@@ -6,12 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.session import Session
-from tiered_index.errors import InvalidArgument
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, InvalidArgument
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["given_columns", "pairs", "progress_of", "spark_columns", "spark_of"]
+__all__ = ["given_columns", "given_storage", "pairs", "progress_of", "spark_columns", "spark_of"]
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -23,6 +24,13 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
             raise InvalidArgument(f"{option} is given as NAME=VALUE, each name once, not {text!r}")
         found[name] = value
     return found
+
+
+def given_storage(config: IndexConfig) -> str:
+    """Return the storage's URI; a root's is not taken. Raises `ConfigError` where none is given."""
+    if config.storage is None:
+        raise ConfigError("no storage is given: --storage URI")
+    return config.storage
 
 
 def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:

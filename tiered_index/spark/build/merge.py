@@ -120,9 +120,8 @@ _RECORD = Counter(list=1, head=1, put_if_absent=1, put=1)
 class CompactReport:
     """What was published; with `dry_run` what would be tried and written, and its estimated cost.
 
-    `requests`, by operation, and `cost_usd` are those of tasks and driver; `read_bytes` and `written_bytes` are of the
-    files alone. Files that were not published are listed as (file id, why): `left`, they may not come now; `damaged`,
-    their staged object; `failed`, an error stopped them.
+    `requests`, by operation, and `cost_usd` are those of tasks and driver, `*_bytes` of the files alone. Unpublished
+    files are (file id, why): `left`, not now; `damaged`, their staged object; `failed`, by an error.
     """
 
     files: int = 0
@@ -180,19 +179,12 @@ def compact(
             with meter.stage(_DRIVEN):
                 _, results = publish_staged(results, opened, log)
     done = [result for result in results if result.finished is not None]
-    report = _report(
-        [result.ticket for result in done], [*left, *(result for result in results if result.finished is None)]
-    )
+    undone = [*left, *(result for result in results if result.finished is None)]
+    report = _report([result.ticket for result in done], undone)
     written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
     spent = meter.metrics
-    return replace(
-        report,
-        written_bytes=written,
-        requests=spent.requests,
-        cost_usd=spent.cost_usd,
-        log_number=log.state.number,
-        metrics=spent,
-    )
+    report = replace(report, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
+    return replace(report, written_bytes=written, log_number=log.state.number)
 
 
 def plan_compaction(
@@ -210,14 +202,9 @@ def plan_compaction(
         written = [ticket.count * genesis.layout.schema.item.itemsize for ticket in tickets]
         requests = dict(Counter(spent.requests_by_kind) + _requests(tickets, written))
         read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
-        return replace(
-            _report(tickets, left),
-            written_bytes=sum(written),
-            requests=requests,
-            cost_usd=priced.cost_usd(requests, read),
-            log_number=log.state.number,
-            dry_run=True,
-        )
+        cost = priced.cost_usd(requests, read)
+        report = replace(_report(tickets, left), written_bytes=sum(written), requests=requests, cost_usd=cost)
+        return replace(report, log_number=log.state.number, dry_run=True)
 
 
 def _requests(tickets: Sequence[Ticket], sizes: Sequence[int]) -> Counter[str]:

@@ -91,17 +91,14 @@ _NAMED = 100
 
 @dataclass
 class Census:
-    """Entries by window (is quarantine window, begin), messages without key, topics (id or None, name), what was
-    skipped.
-
-    `skipped` are (file, first offset, end, problem) of the first ranges, `skipped_ranges` and `skipped_bytes` of all.
-    """
+    """Entries by window (is quarantine window, begin), keyless messages, topics (id or None, name), skipped ranges."""
 
     windows: dict[tuple[bool, int], int] = field(default_factory=dict)
     without_key: int = 0
     topics: set[tuple[int | None, str]] = field(default_factory=set)
     skipped_ranges: int = 0
     skipped_bytes: int = 0
+    # (file, first offset, end, problem) of the first ones; the numbers above are of all
     skipped: tuple[tuple[str, int, int, str], ...] = ()
 
     @property

@@ -300,8 +300,7 @@ _KINDS = {
 def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: Schema) -> DataFrame:
     """Return the fields of entries, one row an entry (its key null where a message has none).
 
-    `columns` say which column of `frame` a field is, where it isn't called the same; a `Column` (``lit("orders")``)
-    stands for itself. Raises `InvalidArgument` naming the column and what was expected.
+    `columns` say which column a field is, or are one (``lit("orders")``). Raises `InvalidArgument` naming the column.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 

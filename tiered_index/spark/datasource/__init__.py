@@ -1,4 +1,1 @@
-"""Spark's data sources: entries of an index and messages of a commit log as rows, batch, stream and write.
-
-May import audit, lookup, build.
-"""
+"""Data sources: entries of an index, messages of a commit log; read, stream, write. May import audit, lookup, build."""

@@ -26,57 +26,28 @@ from pyspark.sql.datasource import (
     Filter,
     InputPartition,
 )
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    BinaryType,
-    ByteType,
-    DataType,
-    DecimalType,
-    DoubleType,
-    FloatType,
-    IntegerType,
-    LongType,
-    ShortType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.datasource.options import ExplainedAddress, Options, place_told
+from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition, place_told
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
-from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.executors import StorageAddress, arrow_schema
 
 __all__ = ["ApartEntrySource", "EntrySource", "require_columns"]
 
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
 _PARTITION_BYTES = 64 << 20
-_COLUMNS: dict[str, DataType] = {
-    "topic": StringType(),
-    "key_hash": IntegerType(),
-    "key": StringType(),
-    "queue_id": IntegerType(),
-    "offset": LongType(),
-    "size": IntegerType(),
-    "timestamp": TimestampType(),
-}
-_EXTRA: dict[str, DataType] = {
-    "i1": ByteType(),
-    "i2": ShortType(),
-    "i4": IntegerType(),
-    "i8": LongType(),
-    "u1": ShortType(),
-    "u2": IntegerType(),
-    "u4": LongType(),
-    "u8": DecimalType(20, 0),
-    "f2": FloatType(),
-    "f4": FloatType(),
-    "f8": DoubleType(),
-}
+_COLUMNS = arrow_schema(
+    "topic string, key_hash int, key string, queue_id int, offset long, size int, timestamp timestamp"
+)
+# What holds every value of a stored column in Spark, which has no unsigned integers.
+_EXTRA = {f"i{size}": pa.from_numpy_dtype(f"i{size}") for size in (1, 2, 4, 8)}
+_EXTRA |= {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0)}
+_EXTRA |= {"f2": pa.float32(), "f4": pa.float32(), "f8": pa.float64()}
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
 _ADVICE = "give option('key', ...), or option('pushdown', 'on') to a DataFrame that is read under one filter"
 
@@ -98,10 +69,9 @@ class EntrySource(DataSource):
         return columns_of(_schema_of(_address(options).state("schema")))
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader, one that takes filters where Spark is about to push some: else it refuses such a one.
+        """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``.
 
-        With pushdown ``on`` the refusal is wanted: without filters the column key is null, and `key =` would find
-        nothing.
+        Spark then refuses it unless it pushes: `key =` would find nothing without.
         """
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
@@ -134,12 +104,6 @@ class ApartEntrySource(EntrySource):
     scans_are_apart = True
 
 
-class _Task(InputPartition):
-    """What one task reads."""
-
-    value: TaskPlan
-
-
 @dataclass(eq=False)
 class EntryReader(DataSourceReader):
     """Plans and reads one scan of what the options ask for."""
@@ -153,12 +117,12 @@ class EntryReader(DataSourceReader):
         """Return a partition a task, all of one log position. Driver."""
         state = self.address.state("plan")
         require_columns(self.schema, columns_of(_schema_of(state)), f"the index in {self.address.uri}")
-        return [_Task(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
+        return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a task's entries. Executor."""
-        if isinstance(partition, _Task):  # Spark makes one of its own where there is none
-            plan = partition.value
+        if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
+            plan: TaskPlan = partition.value
             with self.address.open("task") as (storage, line):
                 line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
                 own = require_columns(self.schema, columns_of(plan.schema), f"the index in {self.address.uri}")
@@ -193,16 +157,16 @@ def is_pushing() -> bool:
 
 def columns_of(schema: Schema) -> StructType:
     """Return the columns of entries. Raises `SchemaMismatch` for one that Spark can't hold or tell from another."""
-    columns = dict(_COLUMNS)
+    columns = {field.name: field.type for field in _COLUMNS}
     for extra in schema.caller_columns:
         dtype = np.dtype(extra.dtype)
-        kind = BinaryType() if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
+        kind = pa.binary() if dtype.kind == "S" else _EXTRA.get(f"{dtype.kind}{dtype.itemsize}")
         if kind is None or extra.name.lower() in map(str.lower, columns):
             lacks = f"has type {extra.dtype}, which Spark lacks"
             problem = lacks if kind is None else "has a name that another column has in Spark"
             raise SchemaMismatch(f"column {extra.name!r} of schema {schema.name} {problem}")
         columns[extra.name] = kind
-    return StructType([StructField(name, kind) for name, kind in columns.items()])
+    return from_arrow_schema(pa.schema(columns))
 
 
 def require_columns(wanted: StructType, columns: StructType, what: str) -> StructType:
@@ -213,9 +177,8 @@ def require_columns(wanted: StructType, columns: StructType, what: str) -> Struc
         if known is None or known.dataType.simpleString() != kind:
             told = "there is no such column" if known is None else f"it is {known.dataType.simpleString()}"
             there = ", ".join(f"{each.name} {each.dataType.simpleString()}" for each in columns)
-            raise SchemaMismatch(
-                f"{what}: column {column.name!r} was wanted as {kind}, and {told}; the columns are {there}"
-            )
+            wanted_as = f"{what}: column {column.name!r} was wanted as {kind}"
+            raise SchemaMismatch(f"{wanted_as}, and {told}; the columns are {there}")
     return StructType([own[column.name.lower()] for column in wanted])
 
 

@@ -17,20 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow as pa
 from pyspark.sql.datasource import DataSourceReader, InputPartition
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import (
-    ArrayType,
-    BinaryType,
-    BooleanType,
-    DataType,
-    IntegerType,
-    LongType,
-    MapType,
-    StringType,
-    StructField,
-    StructType,
-    TimestampType,
-)
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.types import StructType
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
@@ -41,29 +29,28 @@ from tiered_index.rocketmq.log.segments import End, Segment, list_segments, prea
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, place_told, telling
-from tiered_index.spark.executors import StorageAddress, gathered
+from tiered_index.spark.datasource.options import (
+    ExplainedAddress,
+    FileReads,
+    Line,
+    Options,
+    TaskPartition,
+    place_told,
+    telling,
+)
+from tiered_index.spark.executors import StorageAddress, arrow_schema, gathered
 from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "StretchPartition", "chunk_bytes", "read_stretch"]
+__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "chunk_bytes", "read_stretch"]
 
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
-_COLUMNS: dict[str, DataType] = {
-    "topic": StringType(),
-    "queue_id": IntegerType(),
-    "queue_offset": LongType(),
-    "physical_offset": LongType(),
-    "store_size": IntegerType(),
-    "store_timestamp": TimestampType(),
-    "born_timestamp": TimestampType(),
-    "visible": BooleanType(),
-    "keys": ArrayType(StringType()),
-    "tags": StringType(),
-    "properties": MapType(StringType(), StringType()),
-    "body": BinaryType(),
-}
+_COLUMNS = (
+    "topic string, queue_id int, queue_offset long, physical_offset long, store_size int, store_timestamp timestamp, "
+    "born_timestamp timestamp, visible boolean, keys array<string>, tags string, properties map<string,string>"
+)
+_BODY = ", body binary"
 _ARCHIVE = "archive:"
 
 
@@ -84,7 +71,7 @@ class MessageSettings:
     def of(cls, options: Options) -> MessageSettings:
         """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
         body = options.choice("body", ("plain", "stored", "none"))
-        columns = StructType([StructField(*one) for one in _COLUMNS.items() if (one[0], body) != ("body", "none")])
+        columns = from_arrow_schema(arrow_schema(_COLUMNS + (_BODY if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
         size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
         stored = path.startswith(_ARCHIVE) or not is_local(path)
@@ -155,12 +142,6 @@ class Stretch:
     log_number: int | None = None
 
 
-class StretchPartition(InputPartition):
-    """What one task reads."""
-
-    value: Stretch
-
-
 class MessageReader(DataSourceReader):
     """Plans and reads the log as it is when the read is planned."""
 
@@ -176,11 +157,11 @@ class MessageReader(DataSourceReader):
             stores = {one.archived.store if one.archived else "" for one in (before, after)}
             if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
                 raise MissingOffsets(self._settings.path, "no segment has them", before.end, after.begin)
-        return list(map(StretchPartition, stretches))
+        return list(map(TaskPartition, stretches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Yield a segment's messages. Executor."""
-        if isinstance(partition, StretchPartition):  # Spark makes one of its own where there is none
+        if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 

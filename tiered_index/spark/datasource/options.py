@@ -16,8 +16,10 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark import TaskContext
+from pyspark.sql.datasource import InputPartition
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, TieredIndexError
@@ -27,7 +29,7 @@ from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage, Usage
 
-__all__ = ["ExplainedAddress", "FileReads", "Line", "Options", "place_told", "telling"]
+__all__ = ["ExplainedAddress", "FileReads", "Line", "Options", "TaskPartition", "place_told", "telling"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
@@ -87,6 +89,12 @@ class FileReads:
     requests_by_kind: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
     cost_usd: float = 0.0
+
+
+class TaskPartition(InputPartition):
+    """What one task reads: a `Stretch` or a `TaskPlan`."""
+
+    value: Any
 
 
 @dataclass(slots=True)

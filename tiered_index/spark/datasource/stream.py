@@ -31,11 +31,10 @@ from tiered_index.spark.datasource.messages import (
     MessageReader,
     MessageSettings,
     Stretch,
-    StretchPartition,
     chunk_bytes,
     read_stretch,
 )
-from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.options import Options, TaskPartition
 
 __all__ = ["MessageSource"]
 
@@ -103,7 +102,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         for segment in segments:
             if segment.start <= at < min(segment.end, last):
                 stop = min(segment.end, last)
-                found.append(StretchPartition(Stretch(at, stop, str(self._folder), is_whole=True)))
+                found.append(TaskPartition(Stretch(at, stop, str(self._folder), is_whole=True)))
                 at = stop
         if at < last:
             raise MissingOffsets(str(self._folder), "deleted or cut before they were read", at, last)

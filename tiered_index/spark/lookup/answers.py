@@ -28,7 +28,7 @@ from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
-from tiered_index.spark.executors import StorageAddress, cells_of
+from tiered_index.spark.executors import StorageAddress, arrow_schema, cells_of
 from tiered_index.spark.lookup.plan import LOOKUP, LookupPlan, PackedBatch, distinct, places_of, records_of
 from tiered_index.spark.lookup.search import ASKED, FAILED, FOUND, MISSING
 from tiered_index.types import IndexItem
@@ -41,20 +41,14 @@ __all__ = ["MESSAGE_COLUMNS", "answer_partitions", "answer_schema", "check_place
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16
 _STATUSES = ("complete", "truncated", "partial")
+_ENTRY = arrow_schema("topic_id int, queue_id int, offset long, size int, timestamp_ms long, key_hash int")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 Array = npt.NDArray[Any]
 
 
 def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     """Return the columns of an entry in an answer, with their types."""
-    plain = [
-        ("topic_id", pa.int32()),
-        ("queue_id", pa.int32()),
-        ("offset", pa.int64()),
-        ("size", pa.int32()),
-        ("timestamp_ms", pa.int64()),
-        ("key_hash", pa.int32()),
-    ]
+    plain = [(field.name, field.type) for field in _ENTRY]
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
 
 
@@ -107,9 +101,8 @@ class _Partition:
     def add(self, kind: int, blocks: pa.RecordBatch) -> None:
         if kind == MISSING:
             name = blocks.column("more")[0].as_py().decode()
-            raise StorageUnavailable(
-                f"{name} was removed since these keys were looked up, and Spark lost what it held: look up again"
-            )
+            removed = f"{name} was removed since these keys were looked up"
+            raise StorageUnavailable(f"{removed}, and Spark lost what it held: look up again")
         if kind == ASKED:
             self._asked.append(records_of(blocks.column("lookups")))
         elif kind == FAILED:
@@ -197,7 +190,6 @@ ARCHIVE = "archive"
 MESSAGE_COLUMNS = ("message_state", "message_body", "message_tags", "message_properties", "message_problem")
 _MESSAGE_TYPES = (pa.string(), pa.binary(), pa.string(), pa.map_(pa.string(), pa.string()), pa.string())
 _ARROW = pa.struct(list(zip(MESSAGE_COLUMNS, _MESSAGE_TYPES, strict=True)))
-_ITEM = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash")
 
 
 def check_place(messages: str, offset_space: str) -> None:
@@ -233,7 +225,7 @@ def with_messages(
     fetch.__annotations__ = {"parts": Iterator[tuple[pa.Array, ...]], "return": Iterator[pa.Array]}
     make: Any = arrow_udf  # whose declared overloads ask for what it infers
     message = make(fetch, from_arrow_type(_ARROW))
-    joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ITEM)))
+    joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
 
 
@@ -255,7 +247,7 @@ def _fetched(
         if values[2][place] is not None:
             places.setdefault(pair, []).append(place)
     for (topic, key), rows in places.items():
-        entries = [dict(zip(_ITEM, (column[row] for column in values), strict=True)) for row in rows]
+        entries = [dict(zip(_ENTRY.names, (column[row] for column in values), strict=True)) for row in rows]
         items = [IndexItem(topic=topic, **entry) for entry in entries]
         for row, one in zip(rows, source.fetch(items, topic, key), strict=True):
             found[row] = one
@@ -272,9 +264,6 @@ def _row(one: Fetched | None, *, allow_partial: bool) -> dict[str, Any] | None:
     if not one.carries_key:
         row["message_state"] = "other_key"
     elif isinstance(message, Message):
-        row |= {
-            "message_body": message.body(),
-            "message_tags": message.tags,
-            "message_properties": list(message.properties.items()),
-        }
+        row |= {"message_body": message.body(), "message_tags": message.tags}
+        row["message_properties"] = list(message.properties.items())
     return row

@@ -220,9 +220,8 @@ def look_up(
                 # a task gives up at the first one: the others are found by one listing, not by as many plans
                 lost |= frozenset(gone) | _not_listed(opened, state)
         else:
-            raise StorageUnavailable(
-                f"{opened.uri}: objects kept vanishing during {_RETRIES + 1} plans of one lookup; try again"
-            )
+            what = f"objects kept vanishing during {_RETRIES + 1} plans of one lookup"
+            raise StorageUnavailable(f"{opened.uri}: {what}; try again")
         frame, answers = _answers(spark, keys, plan, kept, nested=nested)
         if messages is not None:
             topic, key = keys.column("topic"), keys.column("key")
@@ -258,9 +257,8 @@ def _names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
     own = {"status", "failed", "position", *joined}
     if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
         other = "look up with nested=True" if messages is None else "look up without messages"
-        raise InvalidArgument(
-            f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: {other}"
-        )
+        has = f"the index's entries have a column {clash[0]!r}"
+        raise InvalidArgument(f"{has}, which is the name of a column of answers: {other}")
     entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
     return [_LOOKUP, "status", "failed", *entry, *joined]
 
@@ -322,11 +320,9 @@ def _answers(
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return answer_partitions(batches, shared.value, nested=nested)
 
-    blocks = (
-        kept.where(F.col("kind") != REPORT)
-        .repartitionById(plan.answerers, F.col("partition") % plan.answerers)
-        .sortWithinPartitions("partition", "kind")
-    )
+    found = kept.where(F.col("kind") != REPORT)
+    parts = found.repartitionById(plan.answerers, F.col("partition") % plan.answerers)
+    blocks = parts.sortWithinPartitions("partition", "kind")
     answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan.schema, nested=nested)))
     # a row whose lookup was not asked: the source gave other rows the second time
     status = F.coalesce("status", F.raise_error(_CHANGED).cast("string"))

@@ -10,7 +10,7 @@ range, single files by time, so that a lookup is sent to few tasks.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -155,8 +155,7 @@ def lookups_of(
 def distinct(lookups: Array) -> Array:
     """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes.
 
-    64-bit numbers sort many times as fast as records, and nearly all lookups differ in them; the others sort as
-    records.
+    64-bit numbers sort many times as fast as records; only lookups that agree in them sort as records.
     """
     numbers = _numbers(lookups)
     order = np.argsort(numbers)
@@ -337,19 +336,10 @@ def plan_lookup(
     lookups = max(_LEAST_A_PARTITION, min(_LOOKUPS_A_PARTITION, _ROWS_A_PARTITION // max_count))
     partitions = max(1, min(_MOST_PARTITIONS, -(-rows // lookups), rows))
     answerers = min(partitions, max(_ANSWERERS_A_CORE * max(1, parallelism), -(-rows // _ROWS_AN_ANSWERER)))
-    return LookupPlan(
-        number=state.number,
-        genesis=genesis,
-        topics=tuple(topics),
-        tasks=tasks,
-        partitions=partitions,
-        answerers=answerers,
-        max_count=max_count,
-        allow_partial=allow_partial,
-        settings=settings,
-        prices=prices,
-        lost=lost,
+    made = LookupPlan(
+        state.number, genesis, tuple(topics), tasks, partitions, answerers, max_count, allow_partial, settings, prices
     )
+    return replace(made, lost=lost)
 
 
 def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:
