@@ -89,9 +89,11 @@ def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path
 def _names(header: list[str], file: Path) -> list[str]:
     names = [name or f"_c{place}" for place, name in enumerate(header)]
     # to Spark, names in other letters are the same
-    lower = [name.lower() for name in names]
-    if twice := [name for place, name in enumerate(names) if lower[place] in lower[:place]]:
-        raise InvalidArgument(f"{file}: two columns {twice[0]!r}")
+    seen: set[str] = set()
+    for name in names:
+        if name.lower() in seen:
+            raise InvalidArgument(f"{file}: two columns {name!r}")
+        seen.add(name.lower())
     return names
 
 
