@@ -18,24 +18,24 @@ MUTANTS = (
         "range-end-exclusive",
         "an entry of the range's last second is left out",
         "service/answers/rows.py",
-        '(rows["second"] <= question.second_max)',
-        '(rows["second"] < question.second_max)',
+        '(rows["second"] <= lookup.second_max)',
+        '(rows["second"] < lookup.second_max)',
         (MANY_ITEMS,),
     ),
     Mutant(
         "range-begin-exclusive",
         "an entry of the range's first second is left out",
         "service/answers/rows.py",
-        '(rows["second"] >= question.second_min)',
-        '(rows["second"] > question.second_min)',
+        '(rows["second"] >= lookup.second_min)',
+        '(rows["second"] > lookup.second_min)',
         (MANY_ITEMS,),
     ),
     Mutant(
         "range-of-few-exclusive",
         "the short way past a few items leaves out the range's first second",
         "service/answers/rows.py",
-        "question.second_min <= second <=",
-        "question.second_min < second <=",
+        "lookup.second_min <= second <=",
+        "lookup.second_min < second <=",
         (INTERVAL,),
     ),
     Mutant(
@@ -50,8 +50,8 @@ MUTANTS = (
         "batch-range-exclusive",
         "batched lookups leave out the range's last second",
         "service/answers/batch.py",
-        "(seconds <= self.second_max[questions])",
-        "(seconds < self.second_max[questions])",
+        "(seconds <= self.second_max[lookups])",
+        "(seconds < self.second_max[lookups])",
         (f"{MANY}::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(
@@ -130,8 +130,8 @@ MUTANTS = (
         "one-batched-answer-too-many",
         "a batched answer holds one more than max_count",
         "service/answers/batch.py",
-        "kept = rank < limits[questions]",
-        "kept = rank <= limits[questions]",
+        "kept = rank < limits[lookups]",
+        "kept = rank <= limits[lookups]",
         (f"{MANY}::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(
@@ -194,9 +194,9 @@ MUTANTS = (
         "damaged-copy-not-passed-over",
         "a damaged local copy fails the lookup though the storage has the file",
         "service/files/compacted.py",
-        "_file(self.local, question)\n            except (CorruptFile, StorageUnavailable):\n                if "
+        "_file(self.local, lookup)\n            except (CorruptFile, StorageUnavailable):\n                if "
         "self.stored is None:",
-        "_file(self.local, question)\n            except (CorruptFile, StorageUnavailable):\n                if "
+        "_file(self.local, lookup)\n            except (CorruptFile, StorageUnavailable):\n                if "
         "self.local is not None:",
         (f"{DAMAGE}::test_a_damaged_local_copy_is_answered_from_the_storage",),
     ),

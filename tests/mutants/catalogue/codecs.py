@@ -80,9 +80,9 @@ MUTANTS = (
         "chains-of-a-batch-cut-at-limit",
         "batched lookups cut long chains instead of scanning",
         "service/files/unsealed.py",
-        """# chains of hundreds, or ones that run backwards: the scan decides for every question
+        """# chains of hundreds, or ones that run backwards: the scan decides for every lookup
         if broken or np.any(index > 0):""",
-        "if broken:  # chains of hundreds, or ones that run backwards: the scan decides for every question",
+        "if broken:  # chains of hundreds, or ones that run backwards: the scan decides for every lookup",
         ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]",),
     ),
     Mutant(

@@ -14,7 +14,7 @@ HOT = "tests/unit/service/cold/test_hot_keys_in_batches.py"
 MUTANTS = (
     Mutant(
         "batch-done-with-a-hole",
-        "a question of a batch is done though a block before its answers isn't read",
+        "a lookup of a batch is done though a block before its answers isn't read",
         "service/files/search.py",
         "behind |= needing & unread",
         "behind |= needing & behind",
@@ -22,7 +22,7 @@ MUTANTS = (
     ),
     Mutant(
         "batch-done-within-a-second",
-        "a question of a batch is done though unread blocks have entries of the same second",
+        "a lookup of a batch is done though unread blocks have entries of the same second",
         "service/files/search.py",
         "(first | (last > newest))",
         "(first | (last >= newest))",
@@ -48,8 +48,8 @@ MUTANTS = (
         "batch-reads-all-blocks",
         "a batch reads all blocks of a giant slot, whatever its pages need",
         "service/files/search.py",
-        "[self._questions], _ALL) + 1) << self._round",
-        "[self._questions], _ALL) + 1) << 20",
+        "[self._open], _ALL) + 1) << self._round",
+        "[self._open], _ALL) + 1) << 20",
         (f"{HOT}::test_a_page_costs_a_page[native]",),
     ),
     Mutant(
@@ -70,7 +70,7 @@ MUTANTS = (
     ),
     Mutant(
         "hot-pairs-done-within-a-second",
-        "a hot key's question is done though more entries of the same second follow",
+        "a hot key's lookup is done though more entries of the same second follow",
         "service/answers/matches.py",
         "page_ends(open_, gathered.first()) <= newest",
         "page_ends(open_, gathered.first()) < newest",

@@ -127,10 +127,10 @@ MUTANTS = (
         "service/files/window_table.py",
         """(
                 rows is not None
-                and len(rows) > question.max_count
-                and int(rows["second"][question.max_count]) > stored.second_max
+                and len(rows) > lookup.max_count
+                and int(rows["second"][lookup.max_count]) > stored.second_max
             )""",
-        "rows is not None and len(rows) > question.max_count and False",
+        "rows is not None and len(rows) > lookup.max_count and False",
         (f"{GIANTS}::test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest",),
     ),
     Mutant(

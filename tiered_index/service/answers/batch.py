@@ -1,8 +1,8 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
 
-`LookupBatch` holds the lookups as columns. A file answers with (question, row) pairs; those of all files are brought
-into answer order and cut per question while they come in (`matches`). Answers equal those of single queries; they are
-made into objects only when they are looked at. Memory: some 100 bytes an answer and 60 a question. Threads: a batch
+`LookupBatch` holds the lookups as columns. A file answers with (lookup, row) pairs; those of all files are brought
+into answer order and cut per lookup while they come in (`matches`). Answers equal those of single queries; they are
+made into objects only when they are looked at. Memory: some 100 bytes an answer and 60 a lookup. Threads: a batch
 belongs to one call; results may be shared.
 """
 
@@ -97,14 +97,14 @@ class LookupBatch:
         return self.key_hash[self._by_hash]
 
     @cached_property
-    def _asked(self) -> npt.NDArray[np.bool_]:
-        """Which values of the hashes' lower bits are asked for; 16 to 32 bytes a question."""
-        asked = np.zeros(1 << max(16, len(self).bit_length() + 4), bool)
-        asked[self.key_hash & (len(asked) - 1)] = True
-        return asked
+    def _hash_bits(self) -> npt.NDArray[np.bool_]:
+        """Which values of the hashes' lower bits are asked for; 16 to 32 bytes a lookup."""
+        bits = np.zeros(1 << max(16, len(self).bit_length() + 4), bool)
+        bits[self.key_hash & (len(bits) - 1)] = True
+        return bits
 
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
-        """Return which stored hashes (of n) are asked for, by the questions `among` or by any, and how many pairs
+        """Return which stored hashes (of n) are asked for, by the lookups `among` or by any, and how many pairs
         `pairs` would make.
         """
         items, _, counts = self._matches(hashes, self._ordered(among)[1], few=among is not None)
@@ -113,7 +113,7 @@ class LookupBatch:
     def pairs(
         self, hashes: Array, among: npt.NDArray[np.int64] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the (item, question) pairs whose hashes are equal, for stored hashes (n); only of questions `among`.
+        """Yield the (item, lookup) pairs whose hashes are equal, for stored hashes (n); only of lookups `among`.
 
         A bounded number of pairs at a time, at least those of one item.
         """
@@ -143,7 +143,7 @@ class LookupBatch:
         item.
         """
         stored = normal_hashes(hashes)
-        items = np.arange(len(stored)) if few else np.flatnonzero(self._asked[stored & (len(self._asked) - 1)])
+        items = np.arange(len(stored)) if few else np.flatnonzero(self._hash_bits[stored & (len(self._hash_bits) - 1)])
         stored = stored[items]
         first = np.searchsorted(sorted_hashes, stored, "left")
         counts = np.searchsorted(sorted_hashes, stored, "right") - first
@@ -153,40 +153,40 @@ class LookupBatch:
     def select(
         self,
         items: Array | Mapping[str, Array],
-        questions: npt.NDArray[np.int64],
+        lookups: npt.NDArray[np.int64],
         seconds: npt.NDArray[np.int64],
         topic_pairs: Iterable[tuple[int, str]] | None,
         schema: Schema,
     ) -> Matches:
-        """Return what of matching `items` (m, as stored, or columns of that names) really answers `questions` (m).
+        """Return what of matching `items` (m, as stored, or columns of that names) really answers `lookups` (m).
 
         `topic_pairs` are the (id, name) pairs of the file; None where it has no table.
         """
-        keep = (seconds >= self.second_min[questions]) & (seconds <= self.second_max[questions])
+        keep = (seconds >= self.second_min[lookups]) & (seconds <= self.second_max[lookups])
         if schema.keyed:
-            keep &= items["fingerprint"] == self.fingerprint[questions]
+            keep &= items["fingerprint"] == self.fingerprint[lookups]
         if topic_pairs is not None:
             place = self._topic_places
             allowed = np.array(
                 [place[name] << 32 | topic_id for topic_id, name in topic_pairs if name in place], np.int64
             )
-            asked = self.topic_index[questions] << 32 | items["topic_id"].astype(np.int64)
-            keep &= asked == allowed[0] if len(allowed) == 1 else np.isin(asked, allowed)
+            topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
+            keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
         kept = np.flatnonzero(keep)
         rows = np.empty(len(kept), row_dtype(schema))
         rows["second"] = seconds[kept]
-        rows["key_hash"] = self.key_hash[questions[kept]]
+        rows["key_hash"] = self.key_hash[lookups[kept]]
         for name in rows.dtype.names or ():
             if name not in ("second", "key_hash"):
                 rows[name] = items[name][kept]
-        return Matches(questions[kept], rows)
+        return Matches(lookups[kept], rows)
 
     @cached_property
     def _topic_places(self) -> dict[str, int]:
         return {topic: place for place, topic in enumerate(self.topics)}
 
     def within(self, metadata: Metadata) -> npt.NDArray[np.bool_]:
-        """Return which questions (bool, n) a file may answer: it has their topic, and entries of their range."""
+        """Return which lookups (bool, n) a file may answer: it has their topic, and entries of their range."""
         within = (self.second_min <= metadata.second_max) & (self.second_max >= metadata.second_min)
         if metadata.topics:
             names = {name for _, name in metadata.topics}
@@ -198,18 +198,18 @@ class LookupBatch:
         return [pair for pair in metadata.topics if pair[1] in self._topic_places] if metadata.topics else None
 
     def overlapping(self, second_min: int, second_max: int) -> npt.NDArray[np.int64]:
-        """Return the questions whose range overlaps a file's."""
+        """Return the lookups whose range overlaps a file's."""
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
-    def page_ends(self, questions: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
-        """Return the second of the answer behind each question's page (n), `NEVER` where none is found yet.
+    def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
+        """Return the second of the answer behind each lookup's page (n), `NEVER` where none is found yet.
 
-        `found` are the first rows of the questions, by question and in answer order (`first_rows`).
+        `found` are the first rows of the lookups, by lookup and in answer order (`first_rows`).
         """
-        most = self.max_count[questions]
-        starts = np.searchsorted(found.lookups, questions)
-        enough = np.searchsorted(found.lookups, questions, "right") - starts > most
-        ends = np.full(len(questions), NEVER)
+        most = self.max_count[lookups]
+        starts = np.searchsorted(found.lookups, lookups)
+        enough = np.searchsorted(found.lookups, lookups, "right") - starts > most
+        ends = np.full(len(lookups), NEVER)
         ends[enough] = found.rows["second"][starts[enough] + most[enough]]
         return ends
 
@@ -243,7 +243,7 @@ def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
 def best_answers(
     batch: LookupBatch, parts: list[Matches], schema: Schema
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the answers of all questions in order, where each question's start (n + 1), and which questions have more
+    """Return the answers of all lookups in order, where each lookup's start (n + 1), and which lookups have more
     than asked.
     """
     found, counts = first_rows(batch.max_count, parts, schema)
@@ -254,37 +254,37 @@ def best_answers(
 def first_rows(
     limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema
 ) -> tuple[Matches, npt.NDArray[np.int64]]:
-    """Return the first rows of each question in answer order, different identities, at most `limits` (n); and how many
+    """Return the first rows of each lookup in answer order, different identities, at most `limits` (n); and how many
     there were.
 
     Questions are in order. What is left of several lots, put together, has the same first rows as all of them.
     """
-    questions = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
+    lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
-    order = np.argsort(questions, kind="stable")
-    questions, rows = questions[order], rows[order]
-    # a question with one row needs neither order nor identity, and most have one
-    shared = np.flatnonzero(np.bincount(questions, minlength=len(limits))[questions] > 1)
+    order = np.argsort(lookups, kind="stable")
+    lookups, rows = lookups[order], rows[order]
+    # a lookup with one row needs neither order nor identity, and most have one
+    shared = np.flatnonzero(np.bincount(lookups, minlength=len(limits))[lookups] > 1)
     if len(shared):
-        part, asked = rows[shared], questions[shared]
+        part, owner = rows[shared], lookups[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
         part = part[
-            np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], asked])
+            np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], owner])
         ]
         rows[shared] = part
         # one identity is one answer: the first in order is kept
         columns = [part[name] for name in ("offset", "queue_id", *schema.identity_extra)]
-        same = np.lexsort([np.arange(len(part)), *columns, asked])
-        equal = asked[same][1:] == asked[same][:-1]
+        same = np.lexsort([np.arange(len(part)), *columns, owner])
+        equal = owner[same][1:] == owner[same][:-1]
         for values in columns:
             equal &= values[same][1:] == values[same][:-1]
         kept = np.ones(len(rows), bool)
         kept[shared[same[1:][equal]]] = False
-        questions, rows = questions[kept], rows[kept]
-    starts = np.searchsorted(questions, np.arange(len(limits) + 1))
-    rank = np.arange(len(rows)) - starts[:-1][questions]
-    kept = rank < limits[questions]
-    return Matches(questions[kept], rows[kept]), np.diff(starts)
+        lookups, rows = lookups[kept], rows[kept]
+    starts = np.searchsorted(lookups, np.arange(len(limits) + 1))
+    rank = np.arange(len(rows)) - starts[:-1][lookups]
+    kept = rank < limits[lookups]
+    return Matches(lookups[kept], rows[kept]), np.diff(starts)
 
 
 class QueryResults(Sequence[QueryResult]):

@@ -1,7 +1,7 @@
 """Rows found for a batch on their way to its answers, cut while they come in.
 
-Of each question no more rows are worth holding than its page and one, which says that more follows. Memory: twice the
-answers, or `_HELD_ROWS` where that is more, and some 64 Ki pairs of items and questions.
+Of each lookup no more rows are worth holding than its page and one, which says that more follows. Memory: twice the
+answers, or `_HELD_ROWS` where that is more, and some 64 Ki pairs of items and lookups.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ __all__ = ["MatchAccumulator", "matching"]
 
 _HELD_ROWS = 1 << 14
 _FEWEST = 1 << 10
-# items that a hot key's questions are asked at a time, at least
+# items that a hot key's lookups are asked at a time, at least
 
 
 class MatchAccumulator:
-    """What was found for the questions of a batch, some rows of each question that can't be in its answer left out.
+    """What was found for the lookups of a batch, some rows of each lookup that can't be in its answer left out.
 
     Safe under threads.
     """
@@ -51,19 +51,19 @@ class MatchAccumulator:
                 self._most = max(_HELD_ROWS, 2 * self._count)
 
     def first(self) -> Matches:
-        """Return the first rows of each question, one more than asked at most, by question and in answer order."""
+        """Return the first rows of each lookup, one more than asked at most, by lookup and in answer order."""
         with self._lock:
             return self._cut()
 
     def found(self) -> Matches:
-        """Return what is held, in no order, at most one row more than asked of each question."""
+        """Return what is held, in no order, at most one row more than asked of each lookup."""
         with self._lock:
             if not self._parts:
                 return _nothing(self._schema)
-            questions = np.concatenate([part.lookups for part in self._parts])
-            if (np.bincount(questions, minlength=len(self._batch)) > self._batch.max_count + 1).any():
+            lookups = np.concatenate([part.lookups for part in self._parts])
+            if (np.bincount(lookups, minlength=len(self._batch)) > self._batch.max_count + 1).any():
                 return self._cut()
-            return Matches(questions, np.concatenate([part.rows for part in self._parts]))
+            return Matches(lookups, np.concatenate([part.rows for part in self._parts]))
 
     def _cut(self) -> Matches:
         left, _ = first_rows(self._batch.max_count + 1, self._parts, self._schema)
@@ -79,10 +79,10 @@ def matching(
     schema: Schema,
     among: npt.NDArray[np.int64] | None = None,
 ) -> Matches:
-    """Return the rows of `items` (as stored, or columns of that names) that answer questions (only those `among`), in
+    """Return the rows of `items` (as stored, or columns of that names) that answer lookups (only those `among`), in
     no order.
 
-    At most one more than asked of each question: the first ones. `seconds_of` returns the epoch seconds of items;
+    At most one more than asked of each lookup: the first ones. `seconds_of` returns the epoch seconds of items;
     `topic_pairs` as `LookupBatch.select`.
     """
     gathered = MatchAccumulator(batch, schema)
@@ -90,15 +90,15 @@ def matching(
     def pick(places: npt.NDArray[np.int64]) -> Any:
         return {name: values[places] for name, values in items.items()} if isinstance(items, Mapping) else items[places]
 
-    def look(picked: Any, questions: npt.NDArray[np.int64]) -> None:
-        gathered.add(batch.select(picked, questions, seconds_of(picked), topic_pairs, schema))
+    def look(picked: Any, lookups: npt.NDArray[np.int64]) -> None:
+        gathered.add(batch.select(picked, lookups, seconds_of(picked), topic_pairs, schema))
 
     matched, pairs = batch.matched(items["key_hash"], among)
     if pairs <= PAIRS_AT_A_TIME:
-        for places, questions in batch.pairs(items["key_hash"], among):
-            look(pick(places), questions)
+        for places, lookups in batch.pairs(items["key_hash"], among):
+            look(pick(places), lookups)
         return gathered.found()
-    # a hot key that is asked often: newest items first, and no more of them for a question that has its page
+    # a hot key that is asked often: newest items first, and no more of them for a lookup that has its page
     seconds = seconds_of(pick(matched))
     order = np.argsort(-seconds, kind="stable")
     matched, seconds = matched[order], seconds[order]
@@ -109,8 +109,8 @@ def matching(
     while start < len(matched) and len(open_):
         stop = min(start + size, len(matched))
         here = open_[(batch.second_min[open_] <= seconds[start]) & (batch.second_max[open_] >= seconds[stop - 1])]
-        for places, questions in batch.pairs(hashes[start:stop], here):
-            look(pick(matched[start + places]), questions)
+        for places, lookups in batch.pairs(hashes[start:stop], here):
+            look(pick(matched[start + places]), lookups)
         if stop < len(matched):
             newest = int(seconds[stop])
             open_ = open_[(batch.second_min[open_] <= newest) & (batch.page_ends(open_, gathered.first()) <= newest)]

@@ -83,19 +83,19 @@ def row_dtype(schema: Schema) -> np.dtype[Any]:
 
 
 def select_items(
-    items: Array, begin_s: int, question: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
+    items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `question`, in no
+    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `lookup`, in no
     order.
 
     `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has
     no table.
     """
-    places = np.flatnonzero(normal_hashes(items["key_hash"]) == question.key_hash)
+    places = np.flatnonzero(normal_hashes(items["key_hash"]) == lookup.key_hash)
     if len(places) <= _FEW:
-        return select_few(items[places], begin_s, question, topic_ids, schema)
+        return select_few(items[places], begin_s, lookup, topic_ids, schema)
     if len(places) and schema.keyed:
-        places = places[items["fingerprint"][places] == question.fingerprint]
+        places = places[items["fingerprint"][places] == lookup.fingerprint]
     if len(places) and topic_ids is not None:
         places = places[_is_one_of(items["topic_id"][places], topic_ids)]
     picked = items[places]
@@ -104,12 +104,12 @@ def select_items(
     for name in rows.dtype.names or ():
         if name != "second":
             rows[name] = picked[name]
-    rows["key_hash"] = question.key_hash
-    return _in_question(rows, question, schema)
+    rows["key_hash"] = lookup.key_hash
+    return _in_lookup(rows, lookup, schema)
 
 
 def select_few(
-    items: Array, begin_s: int, question: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
+    items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
     """Do as `select_items` for a handful of items whose hash is known to match; plain Python is the faster way then."""
     columns = len(schema.extra)
@@ -118,28 +118,28 @@ def select_few(
     for values in items.tolist():
         second = begin_s + values[5]
         if (
-            question.second_min <= second <= question.second_max
+            lookup.second_min <= second <= lookup.second_max
             and (topic_ids is None or values[1] in topic_ids)
-            and (fingerprint < 0 or values[fingerprint] == question.fingerprint)
+            and (fingerprint < 0 or values[fingerprint] == lookup.fingerprint)
         ):
-            kept.append((second, question.key_hash, *values[1:5], *values[6 : 6 + columns]))
+            kept.append((second, lookup.key_hash, *values[1:5], *values[6 : 6 + columns]))
     rows = np.array(kept, row_dtype(schema))
-    return _in_question(rows, question, schema) if question.after is not None else rows
+    return _in_lookup(rows, lookup, schema) if lookup.after is not None else rows
 
 
 def rows_of_columns(
-    columns: Mapping[str, Array], question: PreparedLookup, topic_ids: frozenset[int], schema: Schema
+    columns: Mapping[str, Array], lookup: PreparedLookup, topic_ids: frozenset[int], schema: Schema
 ) -> Array:
-    """Return the rows of buffered columns (native order, `second` among them) that answer `question`, in no order."""
-    places = np.flatnonzero(columns["key_hash"] == question.key_hash)
+    """Return the rows of buffered columns (native order, `second` among them) that answer `lookup`, in no order."""
+    places = np.flatnonzero(columns["key_hash"] == lookup.key_hash)
     if len(places) and schema.keyed:
-        places = places[columns["fingerprint"][places] == question.fingerprint]
+        places = places[columns["fingerprint"][places] == lookup.fingerprint]
     if len(places):
         places = places[_is_one_of(columns["topic_id"][places], topic_ids)]
     rows = np.empty(len(places), row_dtype(schema))
     for name in rows.dtype.names or ():
         rows[name] = columns[name][places]
-    return _in_question(rows, question, schema)
+    return _in_lookup(rows, lookup, schema)
 
 
 def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
@@ -152,21 +152,20 @@ def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
     return np.isin(values, list(topic_ids))
 
 
-def _in_question(rows: Array, question: PreparedLookup, schema: Schema) -> Array:
-    rows = rows[(rows["second"] >= question.second_min) & (rows["second"] <= question.second_max)]
-    if question.after is None or not len(rows):
+def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
+    rows = rows[(rows["second"] >= lookup.second_min) & (rows["second"] <= lookup.second_max)]
+    if lookup.after is None or not len(rows):
         return rows
     # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are
     # equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)
     names = ("second", "offset", "queue_id", *schema.identity_extra)
-    if len(names) != len(question.after):
+    if len(names) != len(lookup.after):
         raise SchemaMismatch(
-            f"a file tells entries apart by {names}, the index by {len(question.after)} columns: it is not of this "
-            f"index"
+            f"a file tells entries apart by {names}, the index by {len(lookup.after)} columns: it is not of this index"
         )
-    for name, bound in zip(names, question.after, strict=True):
+    for name, bound in zip(names, lookup.after, strict=True):
         values = rows[name]
         later |= equal & (values < bound if name in ("second", "offset") else values > bound)
         equal &= values == bound

@@ -158,13 +158,13 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
 def check_lookups(lookups: Iterable[Lookup]) -> list[Lookup]:
     """Return the lookups of a batch as a list, or raise `InvalidArgument`."""
     try:
-        asked = list(lookups)
+        checked = list(lookups)
     except TypeError as error:
         raise InvalidArgument(f"lookups must be an iterable of Lookup, not {lookups!r:.80}") from error
-    for number, lookup in enumerate(asked):
+    for number, lookup in enumerate(checked):
         if not isinstance(lookup, Lookup):
             raise InvalidArgument(f"lookup {number} is no Lookup but {lookup!r:.80}")
-    return asked
+    return checked
 
 
 def check_position(source: object, position: object) -> tuple[str | None, int | None]:

@@ -64,23 +64,23 @@ class Handle(Protocol):
     @property
     def source(self) -> str | None: ...
 
-    def excludes(self, question: PreparedLookup) -> str | None:
+    def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known at once, or None."""
         ...
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Do as `excludes` for all questions of a batch."""
+        """Do as `excludes` for all lookups of a batch."""
         ...
 
-    def search(self, question: PreparedLookup) -> Array:
-        """Return the rows that answer `question`, in no order; raises a typed error where they can't be read.
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`, in no order; raises a typed error where they can't be read.
 
         Of more than `max_count` answers the first `max_count` + 1 are enough.
         """
         ...
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question of a batch, in no order; errors as `search`."""
+        """Return the rows that answer each lookup of a batch, in no order; errors as `search`."""
         ...
 
     def let_go(self) -> None:
@@ -96,7 +96,7 @@ class LocalHandle:
     search_bytes = 0
     source: str | None = None
 
-    def excludes(self, question: PreparedLookup) -> str | None:
+    def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return None: search it."""
         return None
 

@@ -31,13 +31,7 @@ from tiered_index.service.answers.rows import PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
 from tiered_index.service.cold.range_pool import spans_of
-from tiered_index.service.files.search import (
-    FileBytes,
-    question_hash,
-    question_hashes,
-    search_file,
-    search_file_for_many,
-)
+from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root.root import disk_error
 from tiered_index.storage.base import ByteRange
@@ -140,27 +134,25 @@ class StorageBytes:
         """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
         return self.cold.verified(self.stored, runs)
 
-    def search(self, question: PreparedLookup) -> Array:
-        """Return the rows that answer `question`; what was read in vain counts towards the file's filter."""
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`; what was read in vain counts towards the file's filter."""
         cold, stored = self.cold, self.stored
-        hash64 = question_hash(question, keyed=cold.keyed)
+        hash64 = lookup_hash(lookup, keyed=cold.keyed)
         if cold.maybe_fetch_filter(stored) and cold.filters.excludes(stored, hash64):
             return concatenate([], self.trailer().metadata.layout.schema)
-        rows = search_file(self, question)
+        rows = search_file(self, lookup)
         whole = (
-            question.after is None
-            and question.second_min <= stored.second_min
-            and question.second_max >= stored.second_max
+            lookup.after is None and lookup.second_min <= stored.second_min and lookup.second_max >= stored.second_max
         )
         # what the range or the cursor left out says nothing of the key
-        if not len(rows) and whole and not self.lacks_topic(question.topic):
+        if not len(rows) and whole and not self.lacks_topic(lookup.topic):
             cold.filters.record_miss(stored, hash64)
         return rows
 
     def search_many(self, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
-        """Return the rows that answer each question but those that are `away` (bool, n); otherwise as `search`."""
+        """Return the rows that answer each lookup but those that are `away` (bool, n); otherwise as `search`."""
         cold, stored = self.cold, self.stored
-        hashes = question_hashes(batch, keyed=cold.keyed)
+        hashes = lookup_hashes(batch, keyed=cold.keyed)
         if cold.maybe_fetch_filter(stored):
             here = np.flatnonzero(~away)
             away = away.copy()
@@ -173,12 +165,12 @@ class StorageBytes:
         return found
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
-        """Return which questions (bool, n) have no answer here: their range is another, or their key, says a filter at
+        """Return which lookups (bool, n) have no answer here: their range is another, or their key, says a filter at
         hand.
         """
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
         here = np.flatnonzero(~away)
-        away[here] = self.cold.filters.excludes_many(self.stored, question_hashes(batch, keyed=self.cold.keyed)[here])
+        away[here] = self.cold.filters.excludes_many(self.stored, lookup_hashes(batch, keyed=self.cold.keyed)[here])
         return away
 
     @property
@@ -236,18 +228,18 @@ class CompactedFile:
         """Bytes that a search asks of the storage, about; none while the local copy is whole."""
         return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
-    def excludes(self, question: PreparedLookup) -> str | None:
+    def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or
         None.
         """
         if self.local is not None or self.stored is None:
             return None
-        if self.stored.cold.filters.excludes(self.stored.stored, question_hash(question, keyed=self.stored.cold.keyed)):
+        if self.stored.cold.filters.excludes(self.stored.stored, lookup_hash(lookup, keyed=self.stored.cold.keyed)):
             return "filter"
-        return "topic" if self.stored.lacks_topic(question.topic) else None
+        return "topic" if self.stored.lacks_topic(lookup.topic) else None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Do as `excludes` for all questions of a batch."""
+        """Do as `excludes` for all lookups of a batch."""
         if self.local is not None or self.stored is None:
             return None
         if not len(batch.overlapping(self.second_min, self.second_max)):
@@ -256,19 +248,19 @@ class CompactedFile:
             return "filter"
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 
-    def search(self, question: PreparedLookup) -> Array:
-        """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, in no order."""
         if self.local is not None:
             try:
-                return search_file(self.local, question)
+                return search_file(self.local, lookup)
             except (CorruptFile, StorageUnavailable):
                 if self.stored is None:
                     raise
         assert self.stored is not None
-        return self.stored.search(question)
+        return self.stored.search(lookup)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question, in no order; every slot group is read and checked once."""
+        """Return the rows that answer each lookup, in no order; every slot group is read and checked once."""
         if self.local is not None:
             try:
                 return search_file_for_many(self.local, batch)
@@ -354,7 +346,7 @@ class DamagedFile(LocalHandle):
         self.lane = "main"
         self.error = error
 
-    def search(self, question: PreparedLookup) -> Array:
+    def search(self, lookup: PreparedLookup) -> Array:
         """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
 

@@ -29,8 +29,8 @@ from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate
 __all__ = [
     "FileBytes",
     "GiantSlot",
-    "question_hash",
-    "question_hashes",
+    "lookup_hash",
+    "lookup_hashes",
     "read_items",
     "scan_matches",
     "scan_runs",
@@ -99,48 +99,46 @@ def scan_matches(
                 yield found
 
 
-def question_hash(question: PreparedLookup, *, keyed: bool) -> int:
-    """Return what filters are asked for a question's key (u64)."""
-    return filter_hash(question.key_hash, question.fingerprint if keyed else 0)
+def lookup_hash(lookup: PreparedLookup, *, keyed: bool) -> int:
+    """Return what filters are asked for a lookup's key (u64)."""
+    return filter_hash(lookup.key_hash, lookup.fingerprint if keyed else 0)
 
 
-def question_hashes(batch: LookupBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
+def lookup_hashes(batch: LookupBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
     """Return what filters are asked for the keys of a batch (u64, n)."""
     return batch.keyed_filter_hashes if keyed else batch.plain_filter_hashes
 
 
-def search_file(source: FileBytes, question: PreparedLookup) -> Array:
-    """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
+def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
+    """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, in no order."""
     trailer = source.trailer()
     metadata = trailer.metadata
     layout = metadata.layout
     ids: frozenset[int] | None = None
     if metadata.topics:
-        ids = frozenset(topic_id for topic_id, name in metadata.topics if name == question.topic)
+        ids = frozenset(topic_id for topic_id, name in metadata.topics if name == lookup.topic)
         if not ids:
             return concatenate([], layout.schema)
-    second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
+    second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
     runs = trailer.directory.runs(
-        metadata.slot_map.slot_of(question.key_hash), question.key_hash, question.second_min, second_max
+        metadata.slot_map.slot_of(lookup.key_hash), lookup.key_hash, lookup.second_min, second_max
     )
     begin_s = metadata.begin_ms // 1000
     rows = concatenate([], layout.schema)
     ordered = metadata.in_answer_order
-    for batch in _newest_first(runs, question, ordered=ordered):
+    for batch in _newest_first(runs, lookup, ordered=ordered):
         # one answer more than asked, and the rest of the blocks is behind them all: it can't change the page
-        if len(rows) > question.max_count and (
-            ordered or int(rows["second"][question.max_count]) > batch[0].second_max
-        ):
+        if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
             break
         items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
-        parts = [rows, *(select_items(part, begin_s, question, ids, layout.schema) for part in items)]
+        parts = [rows, *(select_items(part, begin_s, lookup, ids, layout.schema) for part in items)]
         rows = concatenate(parts, layout.schema)
         if len(runs) > len(batch):
-            rows = first_answers(rows, layout.schema, question.max_count + 1)
+            rows = first_answers(rows, layout.schema, lookup.max_count + 1)
     return rows
 
 
-def _newest_first(runs: list[Run], question: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
+def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
     """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one
     before.
 
@@ -149,8 +147,8 @@ def _newest_first(runs: list[Run], question: PreparedLookup, *, ordered: bool) -
     """
     if len(runs) > 1 and not ordered:
         runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
-    within = question.after[0] if question.after is not None else None
-    wanted = question.max_count + 1
+    within = lookup.after[0] if lookup.after is not None else None
+    wanted = lookup.max_count + 1
     start = 0
     while start < len(runs):
         stop, count, size = start, 0, 0
@@ -173,14 +171,14 @@ _ALL = 1 << 40
 
 
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), what must be read of each, and the open questions
+    """One cut group: its `blocks` (rows of the directory, n), what must be read of each, and the open lookups
     (numbers in the batch).
 
     `ordered`: entries of one hash stand in answer order.
     """
 
     def __init__(
-        self, blocks: Array, runs: list[Run], questions: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
+        self, blocks: Array, runs: list[Run], lookups: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
     ) -> None:
         self.runs = runs
         self._places = {run.offset: place for place, run in enumerate(runs)}
@@ -193,15 +191,15 @@ class GiantSlot:
         self._batch = batch
         self._ordered = ordered
         self._round = 0
-        self._ask(questions)
+        self._keep_open(lookups)
 
     def next_runs(self) -> list[Run]:
-        """Return what the next round reads: of each question as many blocks as may hold what it asks for, or as was
+        """Return what the next round reads: of each lookup as many blocks as may hold what it asks for, or as was
         found wanting.
         """
-        target = (np.minimum(self._batch.max_count[self._questions], _ALL) + 1) << self._round
+        target = (np.minimum(self._batch.max_count[self._open], _ALL) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
-        promised = np.zeros(len(self._questions), np.int64)
+        promised = np.zeros(len(self._open), np.int64)
         chosen = []
         for place in self._order:
             if not self._unread[place]:
@@ -215,25 +213,25 @@ class GiantSlot:
         return chosen
 
     def waiting(self) -> list[Run]:
-        """Return what is not read and needed by an open question."""
+        """Return what is not read and needed by an open lookup."""
         return [run for place, run in enumerate(self.runs) if self._unread[place] and self._needing(place).any()]
 
     def take(self, run: Run) -> npt.NDArray[np.int64]:
-        """Note that a block is read; return the questions that need it."""
+        """Note that a block is read; return the lookups that need it."""
         place = self._places[run.offset]
         self._unread[place] = False
-        return self._questions[self._needing(place)]
+        return self._open[self._needing(place)]
 
     def settle(self, found: Matches) -> None:
-        """Close the questions that have enough; `found` are their first rows so far, by question and in answer
+        """Close the lookups that have enough; `found` are their first rows so far, by lookup and in answer
         order.
         """
-        questions = self._questions
-        last = self._batch.page_ends(questions, found)
+        lookups = self._open
+        last = self._batch.page_ends(lookups, found)
         # the greatest second of what is not read; whether any is; whether something was read that stands behind it
-        newest = np.full(len(questions), NEVER)
-        unread = np.zeros(len(questions), bool)
-        behind = np.zeros(len(questions), bool)
+        newest = np.full(len(lookups), NEVER)
+        unread = np.zeros(len(lookups), bool)
+        behind = np.zeros(len(lookups), bool)
         for place in self._order:
             needing = self._needing(place)
             if self._unread[place]:
@@ -241,16 +239,16 @@ class GiantSlot:
                 unread |= needing
             else:
                 behind |= needing & unread
-        first = ~behind if self._ordered else np.zeros(len(questions), bool)
-        self._ask(questions[unread & ~((last > NEVER) & (first | (last > newest)))])
+        first = ~behind if self._ordered else np.zeros(len(lookups), bool)
+        self._keep_open(lookups[unread & ~((last > NEVER) & (first | (last > newest)))])
 
-    def _ask(self, questions: npt.NDArray[np.int64]) -> None:
-        self._questions = questions
-        self._hashes = self._batch.key_hash[questions]
-        self._low, self._high = self._batch.second_min[questions], self._batch.second_max[questions]
+    def _keep_open(self, lookups: npt.NDArray[np.int64]) -> None:
+        self._open = lookups
+        self._hashes = self._batch.key_hash[lookups]
+        self._low, self._high = self._batch.second_min[lookups], self._batch.second_max[lookups]
 
     def _needing(self, place: int) -> npt.NDArray[np.bool_]:
-        """Return which open questions may have answers in a block."""
+        """Return which open lookups may have answers in a block."""
         hash_min, hash_max, second_min, second_max = self._bounds[place]
         needing: npt.NDArray[np.bool_] = (self._hashes >= hash_min) & (self._hashes <= hash_max)
         needing &= (self._low <= second_max) & (self._high >= second_min)
@@ -264,7 +262,7 @@ _WINDOW_BYTES = 32 << 20
 def search_file_for_many(
     source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
 ) -> Matches:
-    """Return the rows that answer each question, in no order, at most one more than asked of each.
+    """Return the rows that answer each lookup, in no order, at most one more than asked of each.
 
     `excluded` (bool, n) are those whose key the file certainly doesn't hold.
     """

@@ -327,26 +327,26 @@ class UnsealedFile(LocalHandle):
         """Return the ids that mean `topic` in this file."""
         return self._ids.get(topic, frozenset())
 
-    def search(self, question: PreparedLookup) -> Array:
-        """Return the rows that answer `question`, in no order: along the chain, or by a scan where the chain is
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`, in no order: along the chain, or by a scan where the chain is
         long.
         """
-        ids = self.topic_ids(question.topic)
+        ids = self.topic_ids(lookup.topic)
         begin_s = self.table.begin_ms // 1000
         schema = self.layout.schema
         count = self.table.count
-        head = int(self.table.heads[question.key_hash % self.layout.slots])
-        found = walk_chain(self._map, self.layout, head, question.key_hash, _CHAIN_LIMIT)
+        head = int(self.table.heads[lookup.key_hash % self.layout.slots])
+        found = walk_chain(self._map, self.layout, head, lookup.key_hash, _CHAIN_LIMIT)
         if found is not None:
             if not found:
                 return concatenate([], schema)
             whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
             select = select_few if len(found) <= _FEW else select_items
-            return select(whole[found], begin_s, question, ids, schema)
-        return select_items(entries_view(self._map, self.layout, count), begin_s, question, ids, schema)
+            return select(whole[found], begin_s, lookup, ids, schema)
+        return select_items(entries_view(self._map, self.layout, count), begin_s, lookup, ids, schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question, in no order: all chains are walked side by side, long ones
+        """Return the rows that answer each lookup, in no order: all chains are walked side by side, long ones
         scanned.
         """
         schema, layout = self.layout.schema, self.layout
@@ -369,15 +369,15 @@ class UnsealedFile(LocalHandle):
             index = older
             if broken:
                 break
-        # chains of hundreds, or ones that run backwards: the scan decides for every question
+        # chains of hundreds, or ones that run backwards: the scan decides for every lookup
         if broken or np.any(index > 0):
             return matching(
                 batch, entries_view(self._map, layout, count), self._seconds_of, tuple(self.topics.items()), schema
             )
         items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
-        questions = np.concatenate([asked for _, asked in pairs]) if pairs else np.zeros(0, np.int64)
+        lookups = np.concatenate([found for _, found in pairs]) if pairs else np.zeros(0, np.int64)
         picked = entries[items]
-        return batch.select(picked, questions, self._seconds_of(picked), self.topics.items(), schema)
+        return batch.select(picked, lookups, self._seconds_of(picked), self.topics.items(), schema)
 
     def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
         return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)

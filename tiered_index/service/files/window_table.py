@@ -21,7 +21,7 @@ from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
-from tiered_index.service.files.search import question_hash
+from tiered_index.service.files.search import lookup_hash
 from tiered_index.service.log.records import StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.threads.pool import side_by_side
@@ -73,47 +73,47 @@ class WindowTable:
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
 
-    def excludes(self, question: PreparedLookup) -> str | None:
+    def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
-        hash64 = question_hash(question, keyed=self._cold.keyed)
-        if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(question)):
+        hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
+        if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(lookup)):
             return "filter"
         return None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Do as `excludes` for all questions of a batch."""
+        """Do as `excludes` for all lookups of a batch."""
         if not len(batch.overlapping(self.second_min, self.second_max)):
             return "time"
         return None if self._excluded(batch) else "filter"
 
-    def search(self, question: PreparedLookup) -> Array:
-        """Return the first `max_count` + 1 of the rows that answer `question`, or all of them, in no order."""
-        hash64 = question_hash(question, keyed=self._cold.keyed)
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, in no order."""
+        hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
         rows: Array | None = None
         schema = None
-        for stored in sorted(self._holding(question), key=lambda o: -o.second_max):
+        for stored in sorted(self._holding(lookup), key=lambda o: -o.second_max):
             if (
                 rows is not None
-                and len(rows) > question.max_count
-                and int(rows["second"][question.max_count]) > stored.second_max
+                and len(rows) > lookup.max_count
+                and int(rows["second"][lookup.max_count]) > stored.second_max
             ):
                 break
             if self._cold.filters.excludes(stored, hash64):
                 continue
             source = StorageBytes(self._cold, stored)
-            found = source.search(question)
+            found = source.search(lookup)
             schema = source.trailer().metadata.layout.schema
             rows = (
                 found
                 if rows is None
-                else first_answers(concatenate([rows, found], schema), schema, question.max_count + 1)
+                else first_answers(concatenate([rows, found], schema), schema, lookup.max_count + 1)
             )
-            if len(rows) > question.max_count:
-                rows = first_answers(rows, schema, question.max_count + 1)
+            if len(rows) > lookup.max_count:
+                rows = first_answers(rows, schema, lookup.max_count + 1)
         return rows if rows is not None else np.empty(0, "i8")
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question, in no order; shards side by side, every slot group is read and
+        """Return the rows that answer each lookup, in no order; shards side by side, every slot group is read and
         checked once.
         """
         searches = [
@@ -124,20 +124,20 @@ class WindowTable:
             return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
         return Matches(np.concatenate([part.lookups for part in found]), np.concatenate([part.rows for part in found]))
 
-    def _holding(self, question: PreparedLookup) -> list[StoredObject]:
+    def _holding(self, lookup: PreparedLookup) -> list[StoredObject]:
         """Return the shards that may hold answers: those of the slot whose time overlaps."""
-        slot = self.slots.slot_of(question.key_hash)
-        second_max = question.second_max if question.after is None else min(question.second_max, question.after[0])
+        slot = self.slots.slot_of(lookup.key_hash)
+        second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         found = []
         for stored in reversed(self.shards[: bisect_right(self._lows, slot)]):
             if _shard(stored).slot_high <= slot:
                 break
-            if stored.second_min <= second_max and stored.second_max >= question.second_min:
+            if stored.second_min <= second_max and stored.second_max >= lookup.second_min:
                 found.append(stored)
         return found
 
     def _excluded(self, batch: LookupBatch) -> list[tuple[StoredObject, Array]]:
-        """Return each shard that may hold answers with the questions (bool, n) that it certainly has none for."""
+        """Return each shard that may hold answers with the lookups (bool, n) that it certainly has none for."""
         slots = self.slots.slots_of(batch.key_hash)
         result = []
         for stored in self.shards:

@@ -150,7 +150,7 @@ class MessagesResult:
 
 @dataclass(frozen=True)
 class LookupArguments:
-    """The question: as `IndexService.query` takes it."""
+    """The lookup: as `IndexService.query` takes it."""
 
     topic: str
     key: str

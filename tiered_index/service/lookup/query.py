@@ -273,7 +273,7 @@ Handles = Callable[[int, int], Sequence[Handle]]
 def prepare_lookup(
     schema: Schema, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
 ) -> PreparedLookup:
-    """Return the validated question. Raises `InvalidArgument`, `InvalidCursor`."""
+    """Return the validated lookup. Raises `InvalidArgument`, `InvalidCursor`."""
     check_topic(topic)
     check_key(key)
     second_min, second_max, max_count = check_range(begin_ms, end_ms, max_count)
@@ -327,34 +327,34 @@ class QueryEngine:
         other lookups.
         """
         started = time.perf_counter()
-        question = prepare_lookup(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
+        lookup = prepare_lookup(self._schema, topic, key, begin_ms, end_ms, max_count, cursor)
         budget = TopK(self._schema, max_count)
 
         def look(handle: Handle) -> int:
-            rows = handle.search(question)
+            rows = handle.search(lookup)
             if len(rows):
                 check_schema(rows, self._schema, handle.file_id)
             return budget.add(rows)
 
         # what is newer than the cursor was answered on the pages before
-        newest = question.second_max if question.after is None else min(question.second_max, question.after[0])
+        newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(
             look,
-            lambda handle: handle.excludes(question),
+            lambda handle: handle.excludes(lookup),
             budget.can_skip,
             budget.missing,
             newest,
             allow_partial,
             account,
         )
-        self._read(scan, handles(question.second_min, newest), lost)
+        self._read(scan, handles(lookup.second_min, newest), lost)
         rows, more = budget.answers()
         failed = tuple([report for report, _ in scan.errors])
-        last = order_key(rows[-1], self._schema) if more and len(rows) else question.after
+        last = order_key(rows[-1], self._schema) if more and len(rows) else lookup.after
         result = QueryResult(
             items=tuple([self._make(topic, row) for row in rows.tolist()]),
             status="partial" if failed else "truncated" if more else "complete",
-            cursor=_cursor(question, last) if more and last is not None else None,
+            cursor=_cursor(lookup, last) if more and last is not None else None,
             failed=failed,
             explain=explain_scan(scan, started, spent),
         )
@@ -459,8 +459,8 @@ def _affordable(scan: Scan, result: R) -> R:
     raise BudgetExceeded(f"{error}; {files} not read", failed=result.failed, result=result) from error
 
 
-def _cursor(question: PreparedLookup, last: OrderKey) -> str:
-    return encode_cursor(last, query_digest(question.topic, question.key, question.second_min, question.second_max))
+def _cursor(lookup: PreparedLookup, last: OrderKey) -> str:
+    return encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
 
 
 def _error(scan: Scan) -> TieredIndexError:

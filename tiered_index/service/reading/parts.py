@@ -164,27 +164,27 @@ class SourcedFile:
         """As the file's."""
         return self._handle.search_bytes
 
-    def excludes(self, question: PreparedLookup) -> str | None:
+    def excludes(self, lookup: PreparedLookup) -> str | None:
         """As the file's."""
-        return self._handle.excludes(question)
+        return self._handle.excludes(lookup)
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
         """As the file's."""
         return self._handle.excludes_all(batch)
 
-    def search(self, question: PreparedLookup) -> Array:
-        """Return the rows that answer `question`, in no order."""
-        after = question.after
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`, in no order."""
+        after = lookup.after
         if after is not None:
             *place, last = after
             if self._number > last:
                 # what stands at the very place, being of a later source, comes after: begin one step before it
                 place[-1] -= 1
             after = tuple(place)
-        return self._sourced(self._handle.search(replace(question, after=after)))
+        return self._sourced(self._handle.search(replace(lookup, after=after)))
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question, in no order."""
+        """Return the rows that answer each lookup, in no order."""
         found = self._handle.search_many(batch)
         return Matches(found.lookups, self._sourced(found.rows)) if len(found.rows) else found
 

@@ -69,13 +69,13 @@ class UnsealedView(LocalHandle):
         self._entries = None
         unmap(self._map)
 
-    def search(self, question: PreparedLookup) -> npt.NDArray[Any]:
-        """Return the rows that answer `question`, in no order."""
-        ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == question.topic)
-        return select_items(self.entries(), self.journal.begin_ms // 1000, question, ids, self.journal.layout.schema)
+    def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
+        """Return the rows that answer `lookup`, in no order."""
+        ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == lookup.topic)
+        return select_items(self.entries(), self.journal.begin_ms // 1000, lookup, ids, self.journal.layout.schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question, in no order."""
+        """Return the rows that answer each lookup, in no order."""
         begin_s, topics, schema = (
             self.journal.begin_ms // 1000,
             tuple(self.journal.topics.items()),

@@ -152,12 +152,12 @@ class BufferedChunk(LocalHandle):
         seconds = self._columns["second"]
         self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
 
-    def search(self, question: PreparedLookup) -> npt.NDArray[Any]:
-        """Return the rows that answer `question`, in no order."""
-        return rows_of_columns(self._columns, question, self._topics.ids(question.topic), self._schema)
+    def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
+        """Return the rows that answer `lookup`, in no order."""
+        return rows_of_columns(self._columns, lookup, self._topics.ids(lookup.topic), self._schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each question, in no order."""
+        """Return the rows that answer each lookup, in no order."""
         pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
         return matching(batch, self._columns, itemgetter("second"), pairs, self._schema)
 

@@ -31,7 +31,7 @@ from tiered_index.service.answers.batch import Matches, first_rows
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.cold.range_pool import spans_of
 from tiered_index.service.files.compacted import StorageBytes
-from tiered_index.service.files.search import question_hashes, scan_matches, search_file
+from tiered_index.service.files.search import lookup_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, cells_of, gathered
 from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
@@ -149,7 +149,7 @@ def _filtered(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: P
     wanted = sum(span.length + request for span in spans)
     if not worth_a_filter(stored, wanted, request):
         return batch
-    hashes = question_hashes(batch, keyed=cold.keyed)
+    hashes = lookup_hashes(batch, keyed=cold.keyed)
     cold.filters.record_miss(stored, int(hashes[0]))
     if not cold.maybe_fetch_filter(stored):
         return batch
