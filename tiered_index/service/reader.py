@@ -24,7 +24,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.memory_cache import Caches
-from tiered_index.service.cold.range_pool import RangeReadPool
+from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
 from tiered_index.service.log.state import LogState
@@ -149,8 +149,10 @@ class IndexReader(Lookups):
         self._check_open()
         if len(self._views) == 1:
             return self._views[0].refresh()
-        # all are started, whichever fails
-        states = [future.result() for future in self._parts.side_by_side([view.refresh for view in self._views])]
+        # all are read, whichever fails
+        readings = self._parts.begin_all(self._parts.begin, [view.refresh for view in self._views])
+        wait(readings)
+        states = [reading.result() for reading in readings]
         return states[0]
 
     def files(self) -> list[Handle]:

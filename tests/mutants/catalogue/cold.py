@@ -58,7 +58,7 @@ MUTANTS = (
     Mutant(
         "ranges-without-bound",
         "more ranges travel at once than may",
-        "service/cold/range_pool.py",
+        "service/cold/path.py",
         "threading.BoundedSemaphore(ranges)",
         "threading.BoundedSemaphore(1 << 20)",
         (f"{PARALLEL}::test_lookups_of_one_file_each_share_the_bound",),
@@ -131,7 +131,7 @@ MUTANTS = (
     Mutant(
         "gap-of-any-width",
         "groups far apart are joined, and all that lies between is read",
-        "service/cold/range_pool.py",
+        "service/cold/path.py",
         "<= gap_bytes and end",
         ">= 0 and end",
         (f"{PARALLEL}::test_spans_cover_each_run_once",),

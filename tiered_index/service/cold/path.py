@@ -5,19 +5,20 @@ A look-up in a file costs one range request once the file's directory is known; 
 request, once, and stays in memory or in the local cache. A filter at hand makes it none where the key can't be. What
 fails its CRC32 is fetched once more (a transfer may go wrong), then it is `CorruptFile`.
 
-Threads: any number. At most `query_threads` ranges travel at once, whoever asks, also of several indexes that are read
-as one.
+Threads: any number. At most `query_threads` range reads are under way, also of several indexes that are read as one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import zlib
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from functools import partial
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from tiered_index.config import IndexConfig
@@ -34,17 +35,16 @@ from tiered_index.format.trailer import Run, Trailer, parse_trailer
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.filters import Filters
 from tiered_index.service.cold.memory_cache import Caches, CacheUse
-from tiered_index.service.cold.range_pool import RangeReadPool, Span, spans_of
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.threads.pool import side_by_side
+from tiered_index.service.threads.pool import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
-__all__ = ["MAX_SPAN_BYTES", "ColdPath", "ColdSettings", "MissingObject", "check_run"]
+__all__ = ["MAX_SPAN_BYTES", "ColdPath", "ColdSettings", "MissingObject", "RangeReadPool", "check_run", "spans_of"]
 
 T = TypeVar("T")
 MAX_SPAN_BYTES = 8 << 20
-"""The longest range that is asked for at once: longer ones are cut, so that they travel side by side."""
+"""The longest range read: longer ones are cut and read side by side."""
 _log = logging.getLogger(__name__)
 
 
@@ -78,11 +78,67 @@ class ColdSettings:
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 
+@dataclass
+class Span:
+    """One range to fetch, and the runs that lie in it, in order of offset."""
+
+    start: int
+    length: int
+    runs: list[Run] = field(default_factory=list)
+
+    def pieces(self, data: bytes | memoryview) -> Iterator[tuple[Run, memoryview]]:
+        """Yield each run with its bytes out of the span's `data`."""
+        view = memoryview(data)
+        for run in self.runs:
+            at = run.offset - self.start
+            yield run, view[at : at + run.length]
+
+
+def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
+    """Return spans that cover `runs` (each once, not overlapping), in order of offset.
+
+    Runs at most `gap_bytes` apart share a span, since a request costs as much time as some hundred KiB, unless it would
+    pass `max_bytes`; only a run longer than that makes a longer one.
+    """
+    spans: list[Span] = []
+    for run in sorted(runs, key=attrgetter("offset")):
+        end = run.offset + run.length
+        if spans:
+            last = spans[-1]
+            if run.offset - (last.start + last.length) <= gap_bytes and end - last.start <= max_bytes:
+                last.length = end - last.start
+                last.runs.append(run)
+                continue
+        spans.append(Span(run.offset, run.length, [run]))
+    return spans
+
+
+class RangeReadPool(DaemonPool):
+    """Bounds the range reads under way, in whatever thread, and has as many threads for those of one file."""
+
+    def __init__(self, ranges: int) -> None:
+        super().__init__(ranges, "tiered-index-ranges")
+        self._places = threading.BoundedSemaphore(ranges)
+
+    @contextlib.contextmanager
+    def place(self, name: str) -> Iterator[None]:
+        """Hold one of the places until the block ends.
+
+        Raises `BudgetExceeded` where none is free before the deadline.
+        """
+        if not self._places.acquire(timeout=remaining_s()):
+            raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
+        try:
+            yield
+        finally:
+            self._places.release()
+
+
 class ColdPath:
     """Reads the stored files of one index.
 
     `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one. `caches` are those
-    in memory, where several indexes, each with its `index_id`, share them, and `travel` what bounds their ranges;
+    in memory, where several indexes, each with its `index_id`, share them, and `range_reads` what bounds their ranges;
     whoever made them clears and closes them.
     """
 
@@ -94,7 +150,7 @@ class ColdPath:
         settings: ColdSettings | None = None,
         folder: CacheFolder | None = None,
         caches: Caches | None = None,
-        travel: RangeReadPool | None = None,
+        range_reads: RangeReadPool | None = None,
         index_id: str = "",
     ) -> None:
         self.storage = storage
@@ -105,8 +161,8 @@ class ColdPath:
         self._own_caches = caches is None
         self._caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
         self.filters = Filters(folder, self._caches.filters, index_id, self.settings.filter_after_probes)
-        self._own_travel = travel is None
-        self._travel = travel or RangeReadPool(self.settings.query_threads)
+        self._own_range_reads = range_reads is None
+        self._range_reads = range_reads or RangeReadPool(self.settings.query_threads)
         self._fetches: dict[str, Future[Trailer]] = {}
         self._closed = False
 
@@ -151,8 +207,8 @@ class ColdPath:
         return self._caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given; what isn't cached travels side by side, neighbours in
-        one range.
+        """Return each run's verified bytes, in the order given; what isn't cached is read side by side, neighbours
+        in one range.
 
         Raises `CorruptFile` naming the run, `MissingObject`.
         """
@@ -165,11 +221,14 @@ class ColdPath:
             else:
                 pieces[run.offset] = memoryview(block)
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
-        if self._closed and len(spans) > 1:
-            raise InvalidArgument("the index was closed during the lookup")
-        with active_context().with_threads(self._travel.submit).active():
-            for found in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
-                pieces.update(found)
+        if len(spans) == 1:
+            pieces.update(self._fetch_span(stored, spans[0]))
+        elif spans:
+            if self._closed:
+                raise InvalidArgument("the index was closed during the lookup")
+            with active_context().with_threads(self._range_reads.submit).active():
+                for found in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
+                    pieces.update(found)
         return [pieces[run.offset] for run in runs]
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
@@ -242,8 +301,8 @@ class ColdPath:
     def close(self, until_s: float | None = None) -> None:
         """Let go of threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
         self._closed = True
-        if self._own_travel:
-            self._travel.close(until_s)
+        if self._own_range_reads:
+            self._range_reads.close(until_s)
         if self._own_caches:
             self._caches.clear()
 
@@ -289,7 +348,7 @@ class ColdPath:
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
         try:
-            with self._travel.place(stored.name):
+            with self._range_reads.place(stored.name):
                 check_deadline(f"reading {stored.name}")
                 data = self.storage.get_range(stored.name, start, length)
         except ObjectNotFound as error:

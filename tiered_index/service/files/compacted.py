@@ -29,8 +29,7 @@ from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_tra
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
-from tiered_index.service.cold.path import ColdPath, MissingObject, check_run
-from tiered_index.service.cold.range_pool import spans_of
+from tiered_index.service.cold.path import ColdPath, MissingObject, check_run, spans_of
 from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root.root import disk_error

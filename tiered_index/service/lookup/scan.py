@@ -13,14 +13,12 @@ Threads: one scan belongs to one lookup; the pool is shared by all lookups of an
 
 from __future__ import annotations
 
-import contextvars
 import queue
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
@@ -140,8 +138,7 @@ class FileReader:
     def __init__(self, threads: int, prices: PriceTable) -> None:
         self._threads = threads
         self._prices = prices
-        self._pool: DaemonPool | None = None
-        self._pool_lock = threading.Lock()
+        self._pool = DaemonPool(threads, "tiered-index-query")
         self._closed = False
 
     def close(self, until_s: float | None = None) -> None:
@@ -149,12 +146,9 @@ class FileReader:
 
         `until_s` as of `DaemonPool.close`. Idempotent.
         """
-        with self._pool_lock:
-            self._closed = True
-            pool, self._pool = self._pool, None
-        if pool is not None:
-            # what is queued runs and finds the engine closed: a cancelled future would leave its query waiting for ever
-            pool.close(until_s)
+        # what is queued runs and finds the engine closed: a cancelled future would leave its lookup waiting for ever
+        self._closed = True
+        self._pool.close(until_s)
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
         """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every
@@ -211,7 +205,7 @@ class FileReader:
                     continue
                 search = _Search(scan, handle)
                 try:
-                    future = self._submit(partial(self._search_late, search))
+                    future = self._pool.submit(self._search_late, search)
                 except NoThread as error:
                     if scan.remaining_s() is None:
                         self._search(search)
@@ -266,7 +260,7 @@ class FileReader:
         if search.handle.is_local:  # which has no parts
             self._look_counted(search)
             return
-        with active_context().with_threads(self._submit).active():
+        with active_context().with_threads(self._pool.submit).active():
             self._look_counted(search)
 
     def _look_counted(self, search: _Search) -> None:
@@ -297,15 +291,6 @@ class FileReader:
             return True
         search.end("read", matched=search.matched)
         return True
-
-    def _submit(self, call: Callable[[], T]) -> Future[T]:
-        context = contextvars.copy_context()  # so that requests are counted to this query
-        with self._pool_lock:  # so that a close comes before or after it, never in between
-            if self._closed:
-                raise InvalidArgument("the index was closed during the lookup")
-            if self._pool is None:
-                self._pool = DaemonPool(self._threads, "tiered-index-query")
-            return self._pool.submit(context.run, call)
 
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:

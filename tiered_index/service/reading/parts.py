@@ -1,18 +1,12 @@
-"""What the views of one reader share: caches, the bound of ranges, and the threads that wait for storages.
+"""What the indexes of one reader share: caches, pools of threads, and one schema that tells their rows apart.
 
-A request under way can't be broken off. What nobody waits for any longer, since a deadline came first, goes on in a
-daemon thread until it ends by itself. Threads: every method from any thread, but none of `threads`' own.
-
-Files of several indexes in one answer: each row says of which index it is.
-
-The engine sees one schema, that of the indexes with a further identity column, the last: equal positions in the logs of
-two brokers are two messages. A source's number is a digest of its index's id, so order and cursors don't depend on
-which others are read with it. Pure but for the files that are searched. Threads: as the files'.
+Where several indexes are read as one, rows have a last identity column, the number of their index: equal positions in
+the logs of two brokers are two messages. The number is a digest of the index's id, so order and cursors don't depend on
+which others are read with it. Threads: every method from any thread, but none of `threads`' own.
 """
 
 from __future__ import annotations
 
-import contextvars
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
@@ -29,7 +23,7 @@ from tiered_index.service.answers.rows import Array, PreparedLookup, check_schem
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.memory_cache import Caches
-from tiered_index.service.cold.range_pool import RangeReadPool
+from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.threads.pool import DaemonPool, NoThread
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
@@ -40,39 +34,38 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class ReaderParts:
-    """Caches in memory, the one on disk if any, the bound of ranges, and threads."""
+    """Caches in memory, the one on disk if any, the pool of range reads, and the threads that read logs."""
 
     caches: Caches
-    room: DiskCache | None
-    travel: RangeReadPool
+    disk_cache: DiskCache | None
+    range_reads: RangeReadPool
     threads: DaemonPool
 
     def begin(self, read: Callable[[], T]) -> Future[T]:
-        """Have a log read in another thread, without the lookup's deadline; its requests are counted to the lookup.
+        """Have a log read in another thread, without the lookup's deadline; errors as `DaemonPool.submit`."""
+        with active_context().without_deadline().active():
+            return self.threads.submit(read)
 
-        Raises `InvalidArgument` where the reader is closed, `NoThread` where there is no thread.
-        """
-
-        def act() -> T:
-            with active_context().without_deadline().active():
-                return read()
-
-        return self.threads.submit(contextvars.copy_context().run, act)
-
-    def side_by_side(self, calls: Sequence[Callable[[], T]]) -> list[Future[T]]:
-        """Make calls without a deadline, each in a thread of its own as far as there are any, the rest in the caller's;
-        return them when all have ended.
-        """
-        made = self._begun(self.begin, calls)
-        wait(made)
-        return made
+    def begin_all(
+        self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
+    ) -> list[Future[T]]:
+        """Have each call run by `begin`, or in the caller's thread where there is no other."""
+        begun: list[Future[T]] = []
+        for call in calls:
+            try:
+                begun.append(begin(call))
+            except NoThread:
+                begun.append(Future())
+                try:
+                    begun[-1].set_result(call())
+                except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
+                    begun[-1].set_exception(error)
+        return begun
 
     def in_time(
         self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None
     ) -> list[T]:
-        """Return what calls return, in order; they are made side by side and held to the caller's deadline.
-
-        Each says what it is about.
+        """Return what calls, each with what it does, return, in order; they run side by side until the deadline.
 
         Raises the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all
         have ended. What a call returned, or will return, is given to `late` then.
@@ -81,9 +74,7 @@ class ReaderParts:
             return [calls[0][1]()]
         if calls:
             check_deadline(calls[0][0])
-        made = self._begun(
-            lambda call: self.threads.submit(contextvars.copy_context().run, call), [call for _, call in calls]
-        )
+        made = self.begin_all(self.threads.submit, [call for _, call in calls])
         unfinished = wait(made, remaining_s()).not_done
         try:
             for (doing, _), future in zip(calls, made, strict=True):
@@ -97,35 +88,15 @@ class ReaderParts:
             raise
 
     def close(self, until_s: float | None = None) -> None:
-        """Let go of threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
+        """Release threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
         self.threads.close(until_s)
-        self.travel.close(until_s)
+        self.range_reads.close(until_s)
         self.caches.clear()
-
-    def _begun(
-        self, begin: Callable[[Callable[[], T]], Future[T]], calls: Sequence[Callable[[], T]]
-    ) -> list[Future[T]]:
-        made: list[Future[T]] = []
-        for call in calls:
-            try:
-                made.append(begin(call))
-            except NoThread:
-                made.append(_made(call))
-        return made
 
 
 def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
     if future.exception() is None:
         late(future.result())
-
-
-def _made(call: Callable[[], T]) -> Future[T]:
-    future: Future[T] = Future()
-    try:
-        future.set_result(call())
-    except Exception as error:  # noqa: BLE001 - whoever asks for the result gets it
-        future.set_exception(error)
-    return future
 
 
 def source_number(index_id: str) -> int:

@@ -99,9 +99,9 @@ class IndexView:
                 self.storage,
                 keyed=self.schema.keyed,
                 settings=ColdSettings.of(config),
-                folder=CacheFolder(parts.room, index_id) if parts.room is not None else None,
+                folder=CacheFolder(parts.disk_cache, index_id) if parts.disk_cache is not None else None,
                 caches=parts.caches,
-                travel=parts.travel,
+                range_reads=parts.range_reads,
                 index_id=index_id,
             )
             apply_log_state(self.catalog, [], self._log.state, self.cold, lambda _: None)

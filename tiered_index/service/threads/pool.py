@@ -1,24 +1,23 @@
-"""Threads that wait for a storage: a close and the interpreter's end don't wait for them longer than a moment.
+"""Daemon threads that read a storage: neither a close nor the interpreter's end waits long for them.
 
-A request under way can't be broken off, and one that hangs holds its thread until the storage's own time-out. The
-threads of `concurrent.futures` would hold up whoever closes their pool, and the end of the process, for as long. These
-are daemons: what they were about is of no use to anybody by then, and they only read.
+A request under way can't be interrupted, and one that hangs holds its thread until the storage's own time-out; the
+threads of `concurrent.futures` would delay a close, and the end of the process, as long.
 
-`side_by_side` makes the parts of one piece of work in them. Whoever asks for the parts makes those that no thread has
-begun: so it waits only for what runs, never for a free thread, and parts may have parts.
-
-Threads: every function from any.
+`side_by_side` runs the parts of one piece of work in them. The caller runs the parts that no thread has begun, so it
+never waits for a free thread, and parts may have parts. Threads: every function from any.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import queue
 import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any, TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
@@ -38,22 +37,19 @@ def close_until_s() -> float:
 
 
 class NoThread(StorageUnavailable):
-    """The process can't start the thread that would ask the storage, and there is none that could be waited for.
-
-    Retry later.
-    """
+    """The process can't start a thread for a request, and the pool has none; retry later."""
 
 
 class _Work:
-    """What a pool and its threads share: no reference to the pool, so that one that is forgotten ends."""
+    """What a pool and its threads share; without a reference to the pool, so that a forgotten pool ends."""
 
     def __init__(self) -> None:
         self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
-        self.threads: list[threading.Thread] = []
         # those that were started
+        self.threads: list[threading.Thread] = []
         self._lock = threading.Lock()
-        self._left = 0
         # calls that were submitted and have not ended
+        self._left = 0
 
     def count(self, more: int) -> int:
         """Count calls; return how many are left."""
@@ -62,12 +58,11 @@ class _Work:
             return self._left
 
     def end(self) -> None:
-        """Have each thread end behind what is queued."""
+        """Have each thread end after what is queued."""
         for _ in self.threads:
             self.queue.put(None)
 
     def run(self) -> None:
-        """Make calls until the end is met."""
         while (item := self.queue.get()) is not None:
             future, call = item
             if not future.set_running_or_notify_cancel():
@@ -86,10 +81,7 @@ class _Work:
 
 
 class DaemonPool:
-    """Runs calls in up to `threads` threads, begun when they are needed.
-
-    They end with the pool, closed or merely forgotten.
-    """
+    """Runs calls in up to `threads` threads, started when needed; they end with the pool, closed or forgotten."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._most = threads
@@ -101,17 +93,16 @@ class DaemonPool:
         self._end.atexit = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
-        """Have `call(*arguments)` run.
+        """Have `call(*arguments)` run in a copy of the caller's context, so that its requests count to the lookup.
 
-        Where no further thread can be started the call waits for one that is there. Raises `InvalidArgument` where the
-        pool is closed, `NoThread` where it has none and can't start one: nothing is left behind then, and the next call
-        tries again.
+        Where no further thread can be started the call waits for an existing one. Raises `InvalidArgument` where the
+        pool is closed, `NoThread` where it has no thread and can't start one; then nothing was queued.
         """
         future: Future[T] = Future()
         work = self._work
         with self._lock:
             if self._closed:
-                raise InvalidArgument("it was closed meanwhile, and reads nothing more")
+                raise InvalidArgument("the index was closed during the lookup")
             if work.count(1) > len(work.threads) < self._most:
                 try:
                     self._start()
@@ -119,7 +110,7 @@ class DaemonPool:
                     if not work.threads:
                         work.count(-1)
                         raise NoThread(f"no thread for {self._name}: {error}") from error
-            work.queue.put((future, lambda: call(*arguments)))
+            work.queue.put((future, partial(contextvars.copy_context().run, call, *arguments)))
         return future
 
     def _start(self) -> None:
@@ -129,8 +120,8 @@ class DaemonPool:
         work.threads.append(thread)  # only now: one that was not started is neither ended nor waited for
 
     def close(self, until_s: float | None = None) -> None:
-        """Take nothing more and wait for what is under way until `until_s`, a reading of `time.monotonic()`, by default
-        a moment; what was submitted still runs. Idempotent.
+        """Refuse further calls and wait for what is under way until `until_s`, a reading of `time.monotonic()`
+        (default: `close_until_s`); what was submitted still runs. Idempotent.
         """
         with self._lock:
             self._closed = True
@@ -144,28 +135,26 @@ class DaemonPool:
 def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
     """Return what the parts return, in their order; raises the first one's error, and then begins no more of them.
 
-    The caller's thread makes the first one and those that no thread of the active context has begun. Raises
-    `BudgetExceeded` where the deadline comes while it waits.
+    Raises `BudgetExceeded` where the deadline comes while it waits.
     """
     submit = active_context().submit
     if submit is None or len(parts) < 2:
         return [part() for part in parts]
     futures: list[Future[T]] = []
     with contextlib.suppress(NoThread):
-        # the parts that are left are made here
+        # the parts that are left are run here
         futures += map(submit, parts[1:])
     try:
         found = [parts[0]()]
         for part, future in zip(parts[1:], futures, strict=False):
-            found.append(part() if future.cancel() else _ended(future))
+            if future.cancel():
+                found.append(part())
+            elif wait([future], remaining_s()).not_done:
+                raise BudgetExceeded("timeout_s was reached while waiting for parts of a file")
+            else:
+                found.append(future.result())
         found += [part() for part in parts[1 + len(futures) :]]
     finally:
         for future in futures:
             future.cancel()
     return found
-
-
-def _ended(future: Future[T]) -> T:
-    if wait([future], remaining_s()).not_done:
-        raise BudgetExceeded("timeout_s was reached while waiting for parts of a file")
-    return future.result()

@@ -28,8 +28,7 @@ import pyarrow as pa
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import Matches, first_rows
-from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
-from tiered_index.service.cold.range_pool import spans_of
+from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, spans_of
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import lookup_hashes, scan_matches, search_file
 from tiered_index.service.log.records import StoredObject

@@ -112,7 +112,7 @@ def test_ranges_without_threads_are_read_by_the_lookup(tmp_path: Path, limit: Th
     with made.reader() as reader:
         limit.refuse("tiered-index-ranges", MANY)
         cold = reader._cold_paths[0]
-        with RequestContext(submit=cold._travel.submit).active():
+        with RequestContext(submit=cold._range_reads.submit).active():
             assert side_by_side([lambda: 1, lambda: 2, lambda: 3]) == [1, 2, 3]
         # what is left is made here, without asking for a thread again
         assert limit.refused == 1
