@@ -19,6 +19,7 @@ from tests.support.cold_index import ColdIndex, cold_index, columns, publish, pu
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
+from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer
@@ -167,13 +168,11 @@ def _key(made: ColdIndex, answer: QueryResult) -> str:
 def _settle(reader: IndexReader) -> None:
     """Wait until no search runs: the pool's threads have ended."""
     engine: Any = reader._engine
-    pool = engine._files._pool
-    if pool is not None:
-        pool.close()
-        for thread in threading.enumerate():
-            if thread.name.startswith("tiered-index-query"):
-                thread.join(60)
-        engine._files._pool = None
+    engine._files._pool.close()
+    for thread in threading.enumerate():
+        if thread.name.startswith("tiered-index-query"):
+            thread.join(60)
+    engine._files._pool = DaemonPool(engine._files._threads, "tiered-index-query")
 
 
 def test_a_refresh_is_part_of_the_lookup_that_made_it(wire: Wire, tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class IndexService(Lookups):
     index.
     """
 
-    _always_accounted = False
+    _always_budgeted = False
 
     def __init__(
         self,

@@ -22,8 +22,8 @@ from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAn
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
-from tiered_index.service.cold.memory_cache import Caches
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor

@@ -41,7 +41,7 @@ MUTANTS = (
     Mutant(
         "range-end-floored-away",
         "a range's end is rounded down to the second before",
-        "service/answers/validation.py",
+        "service/answers/rows.py",
         "min(high, 2**63 - 1) // 1000, count",
         "(min(high, 2**63 - 1) - 999) // 1000, count",
         (INTERVAL,),
@@ -179,7 +179,7 @@ MUTANTS = (
         "an object that is gone though the log names it is passed over",
         "service/lookup/query.py",
         "if lost and not self._allow_partial:",
-        "if lost and self._read_log is None:",
+        "if lost and not self._read_log:",
         (f"{DAMAGE}::test_a_lost_object_is_a_failure_never_a_short_list",),
     ),
     Mutant(

@@ -74,7 +74,7 @@ MUTANTS = (
     Mutant(
         "filter-fetched-though-at-hand",
         "keys that a filter takes for present make it be fetched again",
-        "service/cold/filters.py",
+        "service/cold/caches.py",
         "if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:",
         "if stored.filter_length < 0:",
         (f"{FILTERS}::test_a_mistaken_filter_is_not_fetched_again_and_again[native]",),
@@ -82,7 +82,7 @@ MUTANTS = (
     Mutant(
         "filter-of-the-wrong-block",
         "a batch looks for a key's bits in another block of the filter",
-        "service/cold/filters.py",
+        "service/cold/caches.py",
         "place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE",
         "place * _BLOCKS_A_PIECE",
         (f"{FILTERS}::test_a_batch_asks_the_filters_too[native]",),
@@ -139,7 +139,7 @@ MUTANTS = (
     Mutant(
         "memory-forgets-the-newest",
         "the cache in memory throws out what it has just taken",
-        "service/cold/memory_cache.py",
+        "service/cold/caches.py",
         "popitem(last=False)",
         "popitem(last=True)",
         (f"{PARALLEL}::test_the_memory_keeps_its_bound_and_what_was_used_last",),
@@ -172,10 +172,8 @@ MUTANTS = (
         "batch-as-wide-as-its-keys",
         "a batch reads as many files at once as it has keys",
         "service/lookup/query.py",
-        """0,
-            0""",
-        """len(batch),
-            1 << 62""",
+        "lambda: 0, 0, allow_partial",
+        "lambda: len(batch), 1 << 62, allow_partial",
         (f"{WIDTH}::test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be[1]",),
     ),
     Mutant(
@@ -200,8 +198,8 @@ MUTANTS = (
         "given-up-passes-are-the-logs",
         "what was read of files before the log had moved on counts as read of the log",
         "service/lookup/query.py",
-        "self._told, scan.outdated = True, self._outdated",
-        "self._told = True",
+        "self._reported, scan.outdated = True, self._outdated",
+        "self._reported = True",
         (
             "tests/unit/service/cold/test_lost_objects.py::test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so",
         ),

@@ -11,7 +11,7 @@ ROOM = "tests/unit/service/cold/test_filters_without_room.py"
 MUTANTS = (
     Mutant(
         "filters-in-use-thrown-out", "a filter throws out others that are of use as much",
-        "service/cold/memory_cache.py", "return self._size_bytes + size_bytes <= self._max_bytes", "return True",
+        "service/cold/caches.py", "return self._size_bytes + size_bytes <= self._max_bytes", "return True",
         (f"{ROOM}::test_those_that_fit_stay_and_the_rest_is_read[memory]",),
     ),
     Mutant(
@@ -21,12 +21,12 @@ MUTANTS = (
     ),
     Mutant(
         "filters-again-and-again", "misses that paid for one filter pay for the next one too",
-        "service/cold/filters.py", "                self._missed_bytes -= length\n", "",
+        "service/cold/caches.py", "                self._missed_bytes -= length\n", "",
         (f"{ROOM}::test_filters_in_place_of_others_cost_no_more_bytes_than_misses[memory]",),
     ),
     Mutant(
         "room-promised-twice", "filters that are fetched side by side are promised the same room",
-        "service/cold/filters.py", "has_room(length + sum(self._fetching.values()))", "has_room(length)",
+        "service/cold/caches.py", "has_room(length + sum(self._fetching.values()))", "has_room(length)",
         (f"{ROOM}::test_room_is_counted_once_while_filters_are_being_fetched",),
     ),
     Mutant(

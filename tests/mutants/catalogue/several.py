@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         "one-value-empties-a-cache",
         "a value as large as a cache throws everything else out",
-        "service/cold/memory_cache.py",
+        "service/cold/caches.py",
         "size_bytes * 2 <= self._max_bytes",
         "size_bytes <= self._max_bytes",
         (f"{PARALLEL}::test_the_memory_keeps_its_bound_and_what_was_used_last[7]",),

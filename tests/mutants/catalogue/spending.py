@@ -83,8 +83,8 @@ MUTANTS = (
         "messages-beyond-the-budget",
         "archived messages are read whatever a lookup may spend",
         "service/lookup/lookups.py",
-        "with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:",
-        "with LookupBudget(self._prices, LookupLimits()).open() as account:",
+        "with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:",
+        "with LookupBudget(self._prices, LookupLimits()).open() as budget:",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),
     Mutant(
@@ -99,8 +99,8 @@ MUTANTS = (
         "messages-refused-but-complete",
         "an answer without the messages that the budget didn't reach passes for whole",
         "service/lookup/messages.py",
-        "(exceeded := work.exceeded or _refused(work.spent)) is None:",
-        "(exceeded := work.exceeded) is None:",
+        "(exceeded := self._exceeded or self._refusal()) is None:",
+        "(exceeded := self._exceeded) is None:",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),
     Mutant(

@@ -20,8 +20,17 @@ from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.rows import Array, encode_cursor, order_key, query_digest, row_dtype, settled
-from tiered_index.service.answers.validation import check_key, check_range, check_topic
+from tiered_index.service.answers.rows import (
+    Array,
+    check_key,
+    check_range,
+    check_topic,
+    encode_cursor,
+    order_key,
+    query_digest,
+    row_dtype,
+    settled,
+)
 from tiered_index.types import (
     MAX_KEY_UNITS,
     MAX_TIMESTAMP_MS,

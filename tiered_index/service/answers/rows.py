@@ -15,8 +15,9 @@ import base64
 import binascii
 import hashlib
 import json
+import operator
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,15 +25,20 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import InvalidCursor, SchemaMismatch
+from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
-from tiered_index.types import IndexItem
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, IndexItem, Lookup
 
 __all__ = [
     "OrderKey",
     "PreparedLookup",
+    "check_integer",
+    "check_key",
+    "check_lookups",
+    "check_range",
     "check_schema",
+    "check_topic",
     "concatenate",
     "decode_cursor",
     "encode_cursor",
@@ -66,6 +72,72 @@ class PreparedLookup:
     second_max: int
     max_count: int
     after: OrderKey | None = None
+
+
+def _units(text: str) -> int:
+    return len(text) if text.isascii() else len(text.encode("utf-16-le", "surrogatepass")) // 2
+
+
+def check_topic(topic: object) -> str:
+    """Return a valid topic or raise `InvalidArgument`."""
+    if not isinstance(topic, str):
+        raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
+    if not topic.strip():
+        raise InvalidArgument("topic is empty")
+    if len(topic) * 2 > MAX_TOPIC_UNITS and _units(topic) > MAX_TOPIC_UNITS:
+        raise InvalidArgument(
+            f"topic {topic[:40]!r}... has {_units(topic):,} UTF-16 code units; the limit is {MAX_TOPIC_UNITS:,}"
+        )
+    return topic
+
+
+def check_key(key: object) -> str:
+    """Return a valid key or raise `InvalidArgument`."""
+    if not isinstance(key, str):
+        raise InvalidArgument(f"a key must be text, not {type(key).__name__}")
+    if not key:
+        raise InvalidArgument("a key is empty")
+    if len(key) * 2 > MAX_KEY_UNITS and _units(key) > MAX_KEY_UNITS:
+        raise InvalidArgument(
+            f"key {key[:40]!r}... has {_units(key):,} UTF-16 code units; the limit is {MAX_KEY_UNITS:,}"
+        )
+    return key
+
+
+def check_integer(name: str, value: Any) -> int:
+    """Return `value`, Python's or NumPy's, as an integer, or raise `InvalidArgument`."""
+    if isinstance(value, bool):
+        raise InvalidArgument(f"{name} must be an integer, not {value!r}")
+    try:
+        return operator.index(value)
+    except TypeError as error:
+        raise InvalidArgument(f"{name} must be an integer, not {value!r:.80}") from error
+
+
+def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
+    """Return a lookup's inclusive range in epoch seconds, None being no bound, and its count; `which` begins the text
+    of an error.
+    """
+    low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
+    high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
+    count = check_integer(f"{which}max_count", max_count)
+    if low > high:
+        raise InvalidArgument(f"{which}begin_ms {low} is after end_ms {high}")
+    if count < 1:
+        raise InvalidArgument(f"{which}max_count must be at least 1, not {count}")
+    return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
+
+
+def check_lookups(lookups: Iterable[Lookup]) -> list[Lookup]:
+    """Return the lookups of a batch as a list, or raise `InvalidArgument`."""
+    try:
+        checked = list(lookups)
+    except TypeError as error:
+        raise InvalidArgument(f"lookups must be an iterable of Lookup, not {lookups!r:.80}") from error
+    for number, lookup in enumerate(checked):
+        if not isinstance(lookup, Lookup):
+            raise InvalidArgument(f"lookup {number} is no Lookup but {lookup!r:.80}")
+    return checked
 
 
 @cache

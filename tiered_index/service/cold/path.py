@@ -32,9 +32,8 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.trailer import Run, Trailer, parse_trailer
+from tiered_index.service.cold.caches import Caches, CacheUse, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
-from tiered_index.service.cold.filters import Filters
-from tiered_index.service.cold.memory_cache import Caches, CacheUse
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.threads.pool import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage

@@ -1,11 +1,8 @@
-"""What one lookup may spend, and what it has spent: requests, bytes, time.
+"""What one lookup may spend, what it has spent, and its best answers so far.
 
-An `LookupBudget` is open while its lookup runs; every request made meanwhile, reads of the log included, is admitted
-and counted by it. What it can't afford raises `BudgetExceeded` before it is sent. Threads: one lookup's, in copies of
-its context.
-
-The one thread-safe budget of a lookup's answers: what was found so far, best first, and which files that makes
-needless.
+A `LookupBudget` is open while its lookup runs: it admits and counts every request made meanwhile, reads of the log
+included, and refuses one that it can't afford by `BudgetExceeded`, before it is sent. Threads: one lookup's, in copies
+of its context.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
@@ -22,11 +19,14 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, concatenate, first_answers
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import PriceTable, Usage
+from tiered_index.types import Explain, FileReport
 
-__all__ = ["LookupBudget", "LookupLimits", "TopK"]
+__all__ = ["NOTHING", "LookupBudget", "LookupLimits", "RequestStats", "TopK", "add_up"]
 
+# no thread can wait longer; a longer bound is none
 _LONGEST_S = threading.TIMEOUT_MAX / 2
-# no thread can wait longer; such a bound is none
+# answers that are brought in order at once
+_FEW_ANSWERS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,7 @@ class LookupLimits:
             raise InvalidArgument(f"timeout_s must be a positive number of seconds, not {limit!r}")
 
     def deadline_s(self) -> float | None:
-        """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound, or one so far away that it
-        is none.
-        """
+        """Return when `timeout_s` from now will be, by `time.monotonic()`; None: no bound."""
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
 
@@ -62,7 +60,7 @@ class LookupLimits:
 
 
 class LookupBudget:
-    """The spending of one lookup; the time runs from its making."""
+    """The limits of one lookup and its usage of them; the time runs from its making."""
 
     def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
         self.limits = limits
@@ -71,7 +69,7 @@ class LookupBudget:
 
     @contextlib.contextmanager
     def open(self) -> Iterator[LookupBudget]:
-        """Count and bound what this context, and copies of it, ask of any storage until the block ends."""
+        """Count and bound the requests of this context, and of copies of it, to any storage until the block ends."""
         with active_context().until(self.deadline_s).counting(self.usage).active():
             yield self
 
@@ -80,11 +78,72 @@ class LookupBudget:
         return None if self.deadline_s is None else max(0.0, self.deadline_s - time.monotonic())
 
 
-_FEW_ANSWERS = 4096
+@dataclass(frozen=True, slots=True)
+class RequestStats:
+    """What requests cost; a difference is at least 0."""
+
+    requests: int
+    bytes: int
+    cost_usd: float
+
+    @classmethod
+    def of(cls, *parts: Explain | FileReport | RequestStats) -> RequestStats:
+        """Return the sum of what lookups and single files cost."""
+        return cls(
+            sum([part.requests for part in parts]),
+            sum([part.bytes for part in parts]),
+            sum([part.cost_usd for part in parts], 0.0),
+        )
+
+    @classmethod
+    def of_usage(cls, *usages: Usage) -> RequestStats:
+        """Return the sum of usages; bytes asked for count, since a read that was given up may still deliver them."""
+        return cls(
+            sum([usage.requests for usage in usages]),
+            sum([usage.bytes_asked for usage in usages]),
+            sum([usage.cost_usd for usage in usages], 0.0),
+        )
+
+    def __sub__(self, other: RequestStats) -> RequestStats:
+        return RequestStats(
+            max(0, self.requests - other.requests),
+            max(0, self.bytes - other.bytes),
+            max(0.0, self.cost_usd - other.cost_usd),
+        )
+
+    def of_log(self) -> FileReport:
+        """Return the report of a log whose reading cost this."""
+        return FileReport(
+            file="log",
+            place="storage",
+            outcome="refreshed",
+            begin_ms=0,
+            end_ms=0,
+            requests=self.requests,
+            bytes=self.bytes,
+            cost_usd=self.cost_usd,
+        )
+
+
+NOTHING = RequestStats(0, 0, 0.0)
+
+
+def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_ms: float) -> Explain:
+    """Return what several lookups did, and further `reports`, as one."""
+    stats = RequestStats.of(*explains, *reports)
+    return Explain(
+        requests=stats.requests,
+        bytes=stats.bytes,
+        cost_usd=stats.cost_usd,
+        elapsed_ms=elapsed_ms,
+        files_read=sum([explain.files_read for explain in explains]),
+        files_skipped=sum([explain.files_skipped for explain in explains]),
+        files=(*(report for explain in explains for report in explain.files), *reports),
+    )
 
 
 class TopK:
-    """The answers found so far, best first, and what they make needless. Safe under threads."""
+    """The answers found so far, best first, and which files they make needless. Safe under threads."""
 
     def __init__(self, schema: Schema, max_count: int) -> None:
         self._schema = schema
@@ -103,16 +162,16 @@ class TopK:
         with self._lock:
             self._fresh.append(rows)
             self._fresh_count += len(rows)
-            # fewer than asked spare no read; enough are brought in order at once where they are few or the first, many
-            # when they doubled
+            # fewer than `max_count` spare no read; enough are brought in order at once where they are few or the first,
+            # many when they doubled
             total = len(self._rows) + self._fresh_count
             enough = total >= self._max_count and (total <= _FEW_ANSWERS or self._cutoff is None)
             if enough or self._fresh_count >= max(len(self._rows), _FEW_ANSWERS):
-                self._settle()
+                self._merge()
         return len(rows)
 
-    def _settle(self) -> None:
-        # one more than asked tells a full answer from a truncated one
+    def _merge(self) -> None:
+        # one more than `max_count` tells a full answer from a truncated one
         rows = concatenate([self._rows, *self._fresh], self._schema)
         self._rows = first_answers(rows, self._schema, self._max_count + 1)
         self._fresh, self._fresh_count = [], 0
@@ -120,7 +179,7 @@ class TopK:
             self._cutoff = int(self._rows["second"][self._max_count - 1])
 
     def can_skip(self, second_max: int) -> bool:
-        """Return whether a file with this greatest second can't change the answer any more; if so the answer counts as
+        """Return whether a file with this greatest second can't change the answer any more; the answer is then
         truncated.
         """
         with self._lock:
@@ -130,9 +189,7 @@ class TopK:
             return True
 
     def missing(self) -> int:
-        """Return how many more answers are asked for than were found, at least 0; equal identities count as often as
-        they were found.
-        """
+        """Return how many of `max_count` answers are missing, at least 0; equal identities count each."""
         with self._lock:
             return max(0, self._max_count - len(self._rows) - self._fresh_count)
 
@@ -140,5 +197,5 @@ class TopK:
         """Return the first `max_count` answers, and whether there may be more."""
         with self._lock:
             if self._fresh:
-                self._settle()
+                self._merge()
             return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count

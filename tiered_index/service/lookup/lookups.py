@@ -14,19 +14,20 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import QueryResults
-from tiered_index.service.answers.validation import check_lookups
+from tiered_index.service.answers.rows import check_lookups
 from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.cold.memory_cache import CacheUse
+from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
-from tiered_index.service.lookup.messages import LookupArguments, MessageSource, MessagesResult, find_messages
-from tiered_index.service.lookup.query import Handles, MissingObjects, QueryEngine, past_lost_objects
+from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
+from tiered_index.service.lookup.query import Handles, MissingObjects, QueryEngine
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup, QueryResult
 
 __all__ = ["Lookups"]
 
+L = TypeVar("L")
 T = TypeVar("T")
 _NO_LIMITS = LookupLimits()
 
@@ -40,8 +41,8 @@ class Lookups(ABC):
     _catalogs: Sequence[Catalog]
     _cold_paths: Sequence[ColdPath]
     _prices: PriceTable
-    _always_accounted = True
-    # whether requests can be made beside those for files, so that each lookup needs an account of its own
+    # whether requests can be made beside those for files, so that each lookup needs a budget of its own
+    _always_budgeted = True
 
     def query(
         self,
@@ -71,13 +72,8 @@ class Lookups(ABC):
         limits = _NO_LIMITS
         if max_requests is not None or max_bytes is not None or timeout_s is not None:
             limits = LookupLimits(max_requests, max_bytes, timeout_s)
-        return self._answer(
-            allow_partial,
-            limits,
-            lambda handles, lost, account: self._engine.query(
-                handles, topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, lost=lost, account=account
-            ),
-        )
+        lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
+        return self._answer(self._engine.query, lookup, allow_partial, limits)
 
     def query_many(
         self,
@@ -94,14 +90,9 @@ class Lookups(ABC):
         The bounds are of the whole call. The result is a sequence of `QueryResult`, each made when it is looked at.
         """
         self._check_open()
-        asked = check_lookups(lookups)
-        return self._answer(
-            allow_partial,
-            LookupLimits(max_requests, max_bytes, timeout_s),
-            lambda handles, lost, account: self._engine.query_many(
-                handles, asked, allow_partial, lost=lost, account=account
-            ),
-        )
+        checked = check_lookups(lookups)
+        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+        return self._answer(self._engine.query_many, checked, allow_partial, limits)
 
     def messages(
         self,
@@ -123,13 +114,13 @@ class Lookups(ABC):
 
         Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is
         listed with its state. The bounds are of the whole call, reads of archived messages included. Raises as `query`,
-        also where a message's place can't be asked; with `allow_partial` the status is ``partial`` then. The `result`
+        also where a message's place can't be read; with `allow_partial` the status is ``partial`` then. The `result`
         of a `BudgetExceeded` is a `MessagesResult`.
         """
         self._check_one_index()
-        asked = LookupArguments(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
-        with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as account:
-            return find_messages(self.query, asked, source, self._schema, account)
+        lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
+        with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
+            return MessageLookup(self.query, lookup, allow_partial, source, self._schema, budget).run()
 
     def cache_use(self) -> dict[str, CacheUse]:
         """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several
@@ -162,16 +153,17 @@ class Lookups(ABC):
 
     def _answer(
         self,
+        answer: Callable[[Handles, L, bool, MissingObjects, LookupBudget | None], T],
+        lookup: L,
         allow_partial: bool,
         limits: LookupLimits,
-        ask_engine: Callable[[Handles, MissingObjects, LookupBudget | None], T],
     ) -> T:
         self._check_open()
-        accounted = self._always_accounted or limits.any
-        with LookupBudget(self._prices, limits).open() if accounted else contextlib.nullcontext() as account:
+        budgeted = self._always_budgeted or limits.any
+        with LookupBudget(self._prices, limits).open() if budgeted else contextlib.nullcontext() as budget:
             handles = self._begin()
-            return past_lost_objects(
-                self._catalogs, self._read_log, allow_partial, lambda lost: ask_engine(handles, lost, account)
+            return MissingObjects(self._read_log, allow_partial=allow_partial).run(
+                self._catalogs, lambda missing: answer(handles, lookup, allow_partial, missing, budget)
             )
 
     @abstractmethod

@@ -1,12 +1,11 @@
-"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side, no more of them than is
-of use.
+"""A pass over files: newest first, local ones in the caller's thread, stored ones side by side.
 
-Files are taken newest first (by greatest second). A file is skipped when the answer can't change by it any more, or
-when its filter or topic table, being at hand, say that it holds nothing. As many stored files are searched at once as
-answers are missing, since each is likely to hold one, and twice as many after each that held none, up to the bound: so
-`max_count` stops needless reads before they are made. Once none is missing, files that the answers at hand don't spare
-must be searched whatever the others hold: as many as the bound allows. The same goes for files that reach to the newest
-second an answer may have.
+Files are taken by greatest second, newest first. A file is skipped when the answer can't change by it any more, or when
+its filter or topic table, in a cache, exclude it. As many stored files are searched at once as answers are missing,
+since each is likely to hold one, and twice as many after each that held none, up to the bound: so `max_count` stops
+needless reads before they are made. Once none is missing, files that the found answers don't spare must be searched
+whatever the others hold, and so must files that reach to the newest second an answer may have: as many as the bound
+allows.
 
 Threads: one scan belongs to one lookup; the pool is shared by all lookups of an index.
 """
@@ -19,7 +18,6 @@ import time
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.service.catalog.catalog import Handle
@@ -31,19 +29,18 @@ from tiered_index.types import FileReport
 
 __all__ = ["FileReader", "Scan"]
 
-T = TypeVar("T")
+# requests of a search in a file whose directory is in no cache
 _REQUESTS = 2
-# that a search usually makes where it knows nothing of its file
 
 
 @dataclass
 class Scan:
     """One pass.
 
-    `look` searches a file and takes in what it holds, returning how many rows that was; `excludes` says why a file
-    needn't be searched; `can_skip` says by a file's greatest second whether the answer can't change by it any more;
-    `missing` how many answers are sought before it can spare any, 0 where none are; `newest` is the last second that an
-    answer may have. `outdated` is what earlier passes of the lookup cost, which were given up.
+    `look` searches a file and takes in its rows, returning how many; `excludes` says why a file needn't be searched;
+    `can_skip` whether files of a greatest second can't change the answer any more; `missing` how many answers are
+    missing before it can skip any, 0 where none are; `newest` is the last second that an answer may have. `outdated`
+    are the reports of earlier passes of the lookup.
     """
 
     look: Callable[[Handle], int]
@@ -52,7 +49,7 @@ class Scan:
     missing: Callable[[], int]
     newest: int
     allow_partial: bool
-    account: LookupBudget | None = None
+    budget: LookupBudget | None = None
     reports: list[FileReport] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
@@ -63,73 +60,88 @@ class Scan:
 
     @property
     def failed(self) -> bool:
-        """Whether a file could not be read and that ends the lookup; a spent budget does not: what is at hand is still
-        searched.
-        """
+        """Whether a file could not be read and that ends the lookup; a spent budget doesn't."""
         return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
 
     def remaining_s(self) -> float | None:
         """Return the seconds left to the lookup; None: no bound."""
-        return self.account.remaining_s() if self.account is not None else None
+        return self.budget.remaining_s() if self.budget is not None else None
+
+    def report(
+        self,
+        handle: Handle,
+        outcome: str,
+        *,
+        place: str | None = None,
+        started: float | None = None,
+        usage: Usage | None = None,
+        matched: int = 0,
+        error: TieredIndexError | None = None,
+    ) -> None:
+        """Add the report of a file, and its error."""
+        report = FileReport(
+            file=handle.file_id,
+            place=place or handle.place,
+            outcome=outcome,
+            begin_ms=handle.second_min * 1000,
+            end_ms=handle.second_max * 1000,
+            requests=usage.requests if usage is not None else 0,
+            bytes=usage.bytes_asked if usage is not None else 0,
+            cost_usd=usage.cost_usd if usage is not None else 0.0,
+            elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
+            source=handle.source,
+            matched=matched,
+            error=str(error) if error is not None else None,
+        )
+        self.reports.append(report)
+        if error is not None:
+            self.errors.append((report, error))
 
 
 class _Search:
-    """The search of one file.
-
-    Whoever ends it first, the thread that does it or the lookup that can't wait for it, makes its report.
-    """
+    """The search of one file. Whoever ends it first, its thread or the lookup that can't wait, makes its report."""
 
     def __init__(self, scan: Scan, handle: Handle) -> None:
         self.scan = scan
         self.handle = handle
         self.place = handle.place
-        limited = scan.account is not None and scan.account.limits.max_bytes is not None
+        limited = scan.budget is not None and scan.budget.limits.max_bytes is not None
         self.expected_bytes = handle.search_bytes if limited else 0
-        self._usage: Usage | None = None
+        self.usage: Usage | None = None
         self.started = time.perf_counter()
         self.matched: int | None = None
         self._ended = False
 
-    @property
-    def usage(self) -> Usage | None:
-        """What its requests add up to; none is let through once it is ended."""
-        return self._usage
-
-    @usage.setter
-    def usage(self, usage: Usage | None) -> None:
+    def count(self, usage: Usage) -> None:
+        """Count the requests by `usage`, which refuses them once the search has ended."""
         with self.scan.lock:
-            self._usage = usage
-            if self._ended and usage is not None:
+            self.usage = usage
+            if self._ended:
                 usage.max_requests = 0
+        self.scan.usages.append(usage)
 
     def end(self, outcome: str, *, matched: int = 0, error: TieredIndexError | None = None) -> None:
         with self.scan.lock:
             if self._ended:
                 return
             self._ended = True
-            usage = self._usage
+            usage = self.usage
             if usage is not None:
                 usage.max_requests = 0
-            stored_only = not self.handle.is_local
-            report = FileReport(
-                file=self.handle.file_id,
-                place="cache"
-                if outcome == "read" and stored_only and usage is not None and not usage.requests
-                else self.place,
-                outcome=outcome,
-                begin_ms=self.handle.second_min * 1000,
-                end_ms=self.handle.second_max * 1000,
-                requests=usage.requests if usage else 0,
-                bytes=usage.bytes_asked if usage else 0,
-                cost_usd=usage.cost_usd if usage else 0.0,
-                elapsed_ms=(time.perf_counter() - self.started) * 1000,
-                source=self.handle.source,
+            cached = outcome == "read" and not self.handle.is_local and usage is not None and not usage.requests
+            self.scan.report(
+                self.handle,
+                outcome,
+                place="cache" if cached else self.place,
+                started=self.started,
+                usage=usage,
                 matched=matched,
-                error=str(error) if error is not None else None,
+                error=error,
             )
-            self.scan.reports.append(report)
-            if error is not None:
-                self.scan.errors.append((report, error))
+
+    def end_late(self) -> None:
+        """End it because the time is up."""
+        self.end("failed", error=BudgetExceeded(f"timeout_s was reached before {self.handle.file_id} was read"))
 
 
 class FileReader:
@@ -151,9 +163,7 @@ class FileReader:
         self._pool.close(until_s)
 
     def read(self, scan: Scan, handles: Sequence[Handle]) -> None:
-        """Search what must be searched of `handles`; afterwards `scan` has a report of each that was met and every
-        error.
-        """
+        """Search what must be searched of `handles`; `scan` then has a report of each that was met, and every error."""
         ordered = (
             sorted(handles, key=lambda h: (-h.second_max, -h.sequence, h.file_id)) if len(handles) > 1 else handles
         )
@@ -165,10 +175,10 @@ class FileReader:
                 if scan.errors and scan.failed:
                     break
                 if scan.can_skip(handle.second_max):
-                    _skipped(scan, handle, "skipped_budget")
+                    scan.report(handle, "skipped_budget")
                     continue
-                if scan.account is not None and scan.remaining_s() == 0:
-                    _late(scan, _Search(scan, handle))
+                if scan.budget is not None and scan.remaining_s() == 0:
+                    _Search(scan, handle).end_late()
                     continue
                 if handle.is_local:
                     if not handle.asks_storage:
@@ -181,7 +191,7 @@ class FileReader:
                         continue
                 excluded = scan.excludes(handle)
                 if excluded is not None:
-                    _skipped(scan, handle, f"skipped_{excluded}")
+                    scan.report(handle, f"skipped_{excluded}")
                     continue
                 if handle is ordered[-1] and not searching and scan.remaining_s() is None:
                     self._search(_Search(scan, handle))  # the only one: nobody to share the work with
@@ -198,14 +208,14 @@ class FileReader:
                     if scan.can_skip(handle.second_max):
                         break
                 if scan.can_skip(handle.second_max):
-                    _skipped(scan, handle, "skipped_budget")
-                    continue
-                if scan.account is not None and scan.remaining_s() == 0:
-                    _late(scan, _Search(scan, handle))
+                    scan.report(handle, "skipped_budget")
                     continue
                 search = _Search(scan, handle)
+                if scan.budget is not None and scan.remaining_s() == 0:
+                    search.end_late()
+                    continue
                 try:
-                    future = self._pool.submit(self._search_late, search)
+                    future = self._pool.submit(self._search_needed, search)
                 except NoThread as error:
                     if scan.remaining_s() is None:
                         self._search(search)
@@ -225,9 +235,7 @@ class FileReader:
                 search.end("skipped_budget")
 
     def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
-        """Wait for a search to end and return those that did; none where the time is up: then all that run are given
-        up.
-        """
+        """Wait for a search to end and return those that did; none where the time is up: all that run are given up."""
         ended: list[_Search] = []
         try:
             # a queue, and not `wait`: that takes the locks of all futures for each that ends, and so holds up those
@@ -241,11 +249,12 @@ class FileReader:
             pass
         if not ended:
             for search in searching.values():
-                _late(scan, search)
+                search.end_late()
             searching.clear()
         return ended
 
-    def _search_late(self, search: _Search) -> None:
+    def _search_needed(self, search: _Search) -> None:
+        """Search a file, in a thread of the pool, unless it is no longer needed."""
         scan = search.scan
         if scan.stop or (scan.errors and scan.failed):
             return
@@ -257,29 +266,22 @@ class FileReader:
             self._search(search)
 
     def _search(self, search: _Search) -> None:
-        if search.handle.is_local:  # which has no parts
-            self._look_counted(search)
-            return
-        with active_context().with_threads(self._pool.submit).active():
-            self._look_counted(search)
-
-    def _look_counted(self, search: _Search) -> None:
-        scan, handle = search.scan, search.handle
+        usage, context = Usage(self._prices), active_context()
+        if not search.handle.is_local:  # which has no parts
+            context = context.with_threads(self._pool.submit)
         try:
-            search.usage = Usage(self._prices)
-            scan.usages.append(search.usage)
-            with active_context().counting(search.usage).active():
-                search.matched = scan.look(handle)
+            search.count(usage)
+            with context.counting(usage).active():
+                search.matched = search.scan.look(search.handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
             return
         search.end("read", matched=search.matched)
 
     def _search_local_copy(self, search: _Search) -> bool:
-        """Search a local copy in the caller's thread; return False, having told nothing, where the storage would have
-        to be asked.
+        """Search a local copy in the caller's thread; return False, without a report, where that needs a request.
 
-        That may take longer than the lookup has, and only what runs in another thread can be given up.
+        A request may take longer than the lookup has, and only what runs in another thread can be given up.
         """
         try:
             with active_context().counting(Usage(max_requests=0)).active():
@@ -294,14 +296,13 @@ class FileReader:
 
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
-    """Return whether the budget reaches for one more search beside those that run: a file's directory first, then its
-    items.
+    """Return whether the budget allows one more search beside those that run: a file's directory, then its items.
 
     Otherwise a small budget would go to the directories of many files, and no item would be read.
     """
-    if scan.account is None or not searching:
+    if scan.budget is None or not searching:
         return True
-    usage = scan.account.usage
+    usage = scan.budget.usage
     requests, size = usage.requests_left, usage.bytes_left
     if requests is not None:
         promised = sum(max(0, _REQUESTS - (search.usage.requests if search.usage else 0)) for search in searching)
@@ -317,41 +318,11 @@ def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> b
 
 
 def _look(scan: Scan, handle: Handle) -> None:
-    """Search a file of which no byte lies in the storage, in the caller's thread: no request, nobody to race with."""
+    """Search a file without a byte in the storage, in the caller's thread: no request, nobody to race with."""
     started = time.perf_counter()
-    matched, failure = 0, None
     try:
         matched = scan.look(handle)
     except TieredIndexError as error:
-        failure = error
-    report = FileReport(
-        file=handle.file_id,
-        place=handle.place,
-        outcome="read" if failure is None else "failed",
-        begin_ms=handle.second_min * 1000,
-        end_ms=handle.second_max * 1000,
-        elapsed_ms=(time.perf_counter() - started) * 1000,
-        matched=matched,
-        error=str(failure) if failure is not None else None,
-        source=handle.source,
-    )
-    scan.reports.append(report)
-    if failure is not None:
-        scan.errors.append((report, failure))
-
-
-def _skipped(scan: Scan, handle: Handle, outcome: str) -> None:
-    scan.reports.append(
-        FileReport(
-            file=handle.file_id,
-            place=handle.place,
-            outcome=outcome,
-            begin_ms=handle.second_min * 1000,
-            end_ms=handle.second_max * 1000,
-            source=handle.source,
-        )
-    )
-
-
-def _late(scan: Scan, search: _Search) -> None:
-    search.end("failed", error=BudgetExceeded(f"timeout_s was reached before {search.handle.file_id} was read"))
+        scan.report(handle, "failed", started=started, error=error)
+    else:
+        scan.report(handle, "read", started=started, matched=matched)

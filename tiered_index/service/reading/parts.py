@@ -21,8 +21,8 @@ from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup, check_schema, row_dtype
 from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
-from tiered_index.service.cold.memory_cache import Caches
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.threads.pool import DaemonPool, NoThread
 from tiered_index.storage.context import active_context, check_deadline, remaining_s

@@ -34,7 +34,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
     StorageUnavailable,
 )
-from tiered_index.service.answers.validation import check_integer
+from tiered_index.service.answers.rows import check_integer
 from tiered_index.service.checks.checks import check_object, check_segments, check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.log.log import StorageLog

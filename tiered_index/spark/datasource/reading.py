@@ -29,7 +29,7 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import LookupBatch
-from tiered_index.service.answers.validation import check_key, check_range, check_topic
+from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import scan_matches, scan_runs

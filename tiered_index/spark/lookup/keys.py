@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.answers.validation import check_topic
+from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.build.sources import column_of, shown_column
 from tiered_index.spark.executors import cells_of
 from tiered_index.spark.lookup.plan import lookups_of, times_of

@@ -14,9 +14,8 @@ from tests.support.staging import merge_all
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.service.cold import disk_cache
+from tiered_index.service.cold.caches import ByteCache, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
-from tiered_index.service.cold.filters import Filters
-from tiered_index.service.cold.memory_cache import ByteCache
 
 FILES = 3
 MERGED_MS = 2_000_000_000_000

@@ -19,7 +19,7 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.trailer import Run
-from tiered_index.service.cold.memory_cache import ByteCache
+from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.cold.path import spans_of
 from tiered_index.testing.model import Answer, ModelEntry, ReferenceModel
 

@@ -1,42 +1,135 @@
-"""Filters at hand: whether a stored file can hold a key, told without a request.
+"""What is kept of stored files: verified blocks, directories and filters, in memory within bounds of bytes.
 
-A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the local cache is read by verified pieces of
-4 KiB; without a local cache whole filters are kept in memory, within its bound.
+Keys begin with the index's id, so that several indexes share the bounds. What was used longest ago goes first. Values
+are immutable, so a caller may keep what was evicted.
 
-A **miss** is a lookup that read a file for a key that it doesn't hold, its filter not being at hand. At `after_probes`
-misses of a file one thread fetches its filter, and the file's count begins again. The caches evict by last use. A
-filter for which they would have to evict is fetched only once misses have read as many bytes as it has, and uses them
-up. So at most one request in `after_probes` + 1 of those in vain is for a filter, and where not all filters fit they
-at most double the bytes read in vain. Threads: any number.
+A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the disk cache is read by verified pieces of
+4 KiB; without a disk cache whole filters are kept in memory.
+
+A **miss** is a lookup that read a file for a key that it doesn't hold, its filter in no cache. At `after_probes`
+misses of a file one thread fetches its filter, and the file's count begins again. A filter for which the caches would
+have to evict is fetched only once misses have read as many bytes as it has, and uses them up. So at most one request in
+`after_probes` + 1 of the needless ones is for a filter, and where not all filters fit they at most double the bytes
+read needlessly. Threads: any number; a lock is held for a few dictionary steps.
 """
 
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from collections.abc import Container
+from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
 from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.trailer import Trailer
 from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder
-from tiered_index.service.cold.memory_cache import ByteCache
 from tiered_index.service.log.records import StoredObject
 
-__all__ = ["Filters"]
+__all__ = ["ByteCache", "CacheUse", "Caches", "Filters"]
 
 _BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
 # in place of a piece's number
 _WHOLE = -1
 # what a miss reads, about
 _MISS_BYTES = GROUP_BYTES
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+@dataclass(frozen=True, slots=True)
+class CacheUse:
+    """How a cache was used so far: hits, misses and evictions, and what it holds now."""
+
+    hits: int
+    misses: int
+    evictions: int
+    entries: int
+    size_bytes: int
+    max_bytes: int
+
+
+class ByteCache(Generic[K, V]):
+    """Holds values up to `max_bytes` (0: none), none of more than half of it, which would evict most others."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._lock = threading.Lock()
+        # value, bytes
+        self._entries: OrderedDict[K, tuple[V, int]] = OrderedDict()
+        self._size_bytes = self._hits = self._misses = self._evictions = 0
+
+    def get(self, key: K) -> V | None:
+        """Return the value, or None."""
+        with self._lock:
+            entry = self._entries.get(key)
+            if entry is None:
+                self._misses += 1
+                return None
+            self._hits += 1
+            self._entries.move_to_end(key)
+            return entry[0]
+
+    def takes(self, size_bytes: int) -> bool:
+        """Return whether a value of `size_bytes` would be kept."""
+        return size_bytes * 2 <= self._max_bytes
+
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether as much is free."""
+        return self._size_bytes + size_bytes <= self._max_bytes
+
+    def put(self, key: K, value: V, size_bytes: int) -> bool:
+        """Keep `value`, which takes `size_bytes`, and evict for it; return whether it is kept."""
+        if not self.takes(size_bytes):
+            return False
+        with self._lock:
+            old = self._entries.pop(key, None)
+            self._size_bytes += size_bytes - (old[1] if old is not None else 0)
+            self._entries[key] = value, size_bytes
+            while self._size_bytes > self._max_bytes:
+                _, (_, freed) = self._entries.popitem(last=False)
+                self._size_bytes -= freed
+                self._evictions += 1
+        return True
+
+    def clear(self) -> None:
+        """Drop everything."""
+        with self._lock:
+            self._entries.clear()
+            self._size_bytes = 0
+
+    def use(self) -> CacheUse:
+        """Return the counters at one moment."""
+        with self._lock:
+            return CacheUse(
+                self._hits, self._misses, self._evictions, len(self._entries), self._size_bytes, self._max_bytes
+            )
+
+
+class Caches:
+    """Verified blocks by (index, object, offset), directories by (index, object), filters by (index, object, piece)."""
+
+    def __init__(self, block_cache_bytes: int, directory_cache_bytes: int) -> None:
+        self.blocks: ByteCache[tuple[str, str, int], bytes] = ByteCache(block_cache_bytes)
+        self.directories: ByteCache[tuple[str, str], Trailer] = ByteCache(directory_cache_bytes)
+        self.filters: ByteCache[tuple[str, str, int], bytes] = ByteCache(directory_cache_bytes // 2)
+
+    def use(self) -> dict[str, CacheUse]:
+        """Return how they were used: ``blocks``, ``directories``, ``filters``."""
+        return {"blocks": self.blocks.use(), "directories": self.directories.use(), "filters": self.filters.use()}
+
+    def clear(self) -> None:
+        """Drop everything."""
+        for cache in (self.blocks, self.directories, self.filters):
+            cache.clear()
 
 
 class Filters:
-    """The filters of one index's stored files, as far as they are at hand; `memory` may be shared with other
-    indexes.
-    """
+    """The cached filters of one index's stored files; `memory` may be shared with other indexes."""
 
     def __init__(
         self,
@@ -56,7 +149,7 @@ class Filters:
         self._fetching: dict[str, int] = {}
 
     def excludes(self, stored: StoredObject, hash64: int) -> bool:
-        """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is not at hand."""
+        """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is in no cache."""
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks:
             return False
@@ -64,7 +157,7 @@ class Filters:
         return block is not None and not block_may_hold(block, hash64)
 
     def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
-        """Return which of `hashes` (n) the file certainly doesn't hold; none where its filter is not at hand."""
+        """Return which of `hashes` (n) the file certainly doesn't hold; none where its filter is in no cache."""
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         nothing = np.zeros(len(hashes), bool)
         if not blocks or not len(hashes):
@@ -84,7 +177,7 @@ class Filters:
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
     def record_miss(self, stored: StoredObject, hash64: int) -> None:
-        """Count a miss of the key of `hash64`, unless the filter is at hand or fits no cache."""
+        """Count a miss of the key of `hash64`, unless the filter is in a cache or fits none."""
         if not self.fits(stored):
             return
         if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:
@@ -124,7 +217,7 @@ class Filters:
         return kept or self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data))
 
     def has(self, stored: StoredObject) -> bool:
-        """Return whether the whole filter is at hand; what lies in the local cache is verified."""
+        """Return whether the whole filter is in a cache; what lies in the disk cache is verified."""
         if self._memory.get((self._index_id, stored.name, _WHOLE)) is not None:
             return True
         return self._folder is not None and self._folder.read(stored.name, "filter", stored.filter_length) is not None
