@@ -1,8 +1,5 @@
 """`IndexService`: one writer's index, which takes entries, moves them to the storage and answers lookups.
 
-Puts go to a buffer, the flusher writes them to files, the life cycle compacts and uploads the files, lookups see all of
-them.
-
 ```
 put ─> write buffer ─flush─> unsealed ─seal─> ─compact─> compacted ─upload─> uploaded ─retire─> storage only
 ```
@@ -11,7 +8,7 @@ returned, or `flush_interval_s` later, and the loss of the machine once uploaded
 each source must be read again after a crash.
 
 Threads: a flusher and a life-cycle worker run rounds (unless `background` is off); one worker reads the log and one
-uploads archived segments, each started by its first call.
+archives segments, each started by its first call.
 """
 
 from __future__ import annotations
@@ -36,15 +33,12 @@ from tiered_index.service.answers.validation import (
 )
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
-from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.query import Handles
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads.pool import close_until_s
 from tiered_index.service.threads.workers import Stopped, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
@@ -88,8 +82,8 @@ class IndexService(Lookups):
         # the remaining steps of closing; None: closing has not begun
         self._closing: list[Callable[[], object]] | None = None
         self._trouble: list[Exception] = []
-        # Rounds begin only after opening, which may take longer than a round's pause and fail. The workers hold no
-        # reference to the service, so one that was never closed can be garbage-collected.
+        # Rounds begin only after opening. The workers hold no reference to the service, so one that was never closed
+        # can be garbage-collected.
         opened = self._opened = list[Parts]()
         rounds = config.background
         self._writer = Worker("flusher", partial(_flush, opened) if rounds else None, config.flush_interval_s)
@@ -254,10 +248,10 @@ class IndexService(Lookups):
         The segment is the bytes [start, start + size_bytes) of the log. `read(position, length)` returns its bytes and
         is called from a thread of the service.
 
-        A segment that is archived already is compared with its copy: the first MiB, and all of it where `modified_ms`
-        (when the segment's file was last changed, epoch milliseconds) is missing or not before the upload.
-        `rewritten_ms` is when the source's log was found to have been rewritten within this segment: where the copy
-        from before differs, one log record replaces it.
+        An archived segment is compared with its copy: the first MiB, and all of it where `modified_ms` (when the
+        segment's file was last changed, epoch milliseconds) is missing or not before the upload. `rewritten_ms` is when
+        the source's log was found to have been rewritten within this segment: a copy from before that differs is
+        replaced by one log record.
 
         Raises `CorruptFile` where the segment differs from its copy or overlaps another one, `StorageUnavailable`
         (repeat the call), `WriterFenced`.
@@ -265,13 +259,6 @@ class IndexService(Lookups):
         self._check_open()
         return self._archiver.call(
             partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms)
-        )
-
-    def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
-        """Return the archived segments of `store`, or of all stores for None, by store and start."""
-        state = self._session.log.state
-        return tuple(
-            segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
         )
 
     def durable_position(self, source: str) -> int | None:
@@ -305,11 +292,6 @@ class IndexService(Lookups):
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading."""
         return SegmentArchive(self._storage, lambda: self._session.log.state, self._refresh)
-
-    @property
-    def log_state(self) -> LogState:
-        """The storage's log as far as it was read."""
-        return self._session.log.state
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, buffered entries not among them."""
@@ -365,12 +347,6 @@ class IndexService(Lookups):
             self._writer.call(self._abandon)
         self._writer.stop()
 
-    def __enter__(self) -> IndexService:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
-
     # Inside
 
     def _close(self) -> None:
@@ -383,7 +359,7 @@ class IndexService(Lookups):
                 parts.flusher.end,
                 *(appender.close for appender in parts.appenders),
                 parts.lifecycle.close,
-                *_letting_go(parts, keep_reserve=False),
+                *parts.releases(keep_reserve=False),
             ]
         self._go_on_closing()
 
@@ -394,7 +370,7 @@ class IndexService(Lookups):
                 self._stop_rounds,
                 parts.flusher.end,
                 parts.lifecycle.end,
-                *_letting_go(parts, keep_reserve=True),
+                *parts.releases(keep_reserve=True),
             ]
         self._go_on_closing()
         self._trouble = []
@@ -418,7 +394,7 @@ class IndexService(Lookups):
             worker.stop(_STORAGE_PATIENCE_S)
 
     def _log_states(self) -> Sequence[LogState]:
-        return [self.log_state]
+        return [self._session.log.state]
 
     def _begin(self) -> Handles:
         return self._handles
@@ -476,30 +452,6 @@ class IndexService(Lookups):
     def _check_open(self) -> None:
         if self._closed:
             raise InvalidArgument("the index is closed")
-
-
-def _letting_go(parts: Parts, *, keep_reserve: bool) -> list[Callable[[], object]]:
-    """Return the steps that close everything and release the root.
-
-    `keep_reserve` leaves the space preallocated for the next file behind, as a crash would.
-    """
-
-    def close_pools() -> None:
-        until_s = close_until_s()
-        parts.engine.close(until_s)
-        parts.cold.close(until_s)
-
-    def release_files() -> None:
-        for handle in parts.catalog.all():
-            if isinstance(handle, UnsealedFile):
-                handle.release()
-        for appender in parts.appenders:
-            if appender.active is not None:
-                appender.active.release()
-            appender.release_reserve(keep=keep_reserve)
-            appender.active = None
-
-    return [close_pools, release_files, parts.catalog.clear, parts.lock.release, parts.storage.close]
 
 
 def _flush(opened: list[Parts]) -> None:

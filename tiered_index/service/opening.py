@@ -1,8 +1,7 @@
 """Open a writer: lock the root, join and claim the index in the storage, recover, and assemble the parts.
 
 Joining creates the index or checks it against the configuration; claiming takes a new writer epoch, which fences older
-writers. A root that was opened before starts without its storage: files then wait locally. An error undoes the finished
-steps in reverse order, so nothing stays locked, connected or open.
+writers. A known root starts without its storage: files then wait locally. An error undoes the finished steps.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import contextlib
 import itertools
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from tiered_index.clock import Clock
@@ -30,6 +30,7 @@ from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
@@ -41,6 +42,7 @@ from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.threads.pool import close_until_s
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
@@ -60,7 +62,6 @@ _log = logging.getLogger(__name__)
 class Parts:
     """Everything an open index consists of."""
 
-    root: Root
     lock: RootLock
     storage: MeteredStorage
     session: StorageSession
@@ -75,6 +76,29 @@ class Parts:
     flusher: Flusher
     lifecycle: Lifecycle
     engine: QueryEngine
+
+    def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
+        """Return the steps that close everything and release the root.
+
+        `keep_reserve` leaves the space preallocated for the next file behind, as a crash would.
+        """
+
+        def close_pools() -> None:
+            until_s = close_until_s()
+            self.engine.close(until_s)
+            self.cold.close(until_s)
+
+        def release_files() -> None:
+            for handle in self.catalog.all():
+                if isinstance(handle, UnsealedFile):
+                    handle.release()
+            for appender in self.appenders:
+                if appender.active is not None:
+                    appender.active.release()
+                appender.release_reserve(keep=keep_reserve)
+                appender.active = None
+
+        return [close_pools, release_files, self.catalog.clear, self.lock.release, self.storage.close]
 
 
 def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage | None) -> Parts:
@@ -235,10 +259,11 @@ def _assemble(
     handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
     for handle in handles:
         catalog.put(handle)
-    for appender in (quarantine, main):
+    appenders = (quarantine, main)
+    for appender in appenders:
         appender.adopt([file for file in recovered.unsealed if file.lane == appender.name])
     try:
-        topics.give(pair for one in (quarantine, main) if one.active is not None for pair in one.active.topics.items())
+        topics.give(pair for one in appenders if one.active is not None for pair in one.active.topics.items())
     except InvalidArgument:
         # The active files bind one id to two topics. Each file keeps its own topic table; the next ones start empty.
         flusher.roll()
@@ -246,7 +271,6 @@ def _assemble(
         layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
     )
     return Parts(
-        root,
         lock,
         storage,
         session,
@@ -257,7 +281,7 @@ def _assemble(
         catalog,
         topics,
         buffer,
-        (quarantine, main),
+        appenders,
         flusher,
         lifecycle,
         engine,

@@ -1,9 +1,8 @@
-"""`IndexReader`: answers lookups over one or several indexes and never writes to a storage or a root.
+"""`IndexReader`: answers lookups over a storage, a root beside its writer, both, or several indexes; it never writes.
 
-It reads a storage, a root beside its writer, both, or several indexes as one. It works at one position of each
-storage's log. It moves on after `refresh_interval_s`, or when an object that the log named is missing: then it reads
-the log and restarts that lookup, a bounded number of times. Opening and refreshing several indexes run in parallel on
-the reader's own threads.
+It works at one position of each storage's log. It reads on after `refresh_interval_s`, or when an object that the log
+named is missing, and then restarts that lookup, a bounded number of times. Several indexes are opened and refreshed in
+parallel.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
@@ -70,21 +69,20 @@ class IndexReader(Lookups):
         self._shared: Storage | None = None
         if storages is not None and (config.root is not None or storage is not None):
             raise InvalidArgument("several storages are read without a root")
-        self._clock = clock = clock or SystemClock()
+        self._clock = clock or SystemClock()
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
-            _cache_room(config),
+            _disk_cache(config),
             RangeReadPool(config.query_threads),
             DaemonPool(config.query_threads, "tiered-index-log"),
         )
-        self._open_view = partial(_open_view, clock=clock, parts=self._parts)
         with contextlib.ExitStack() as undo:
             undo.callback(self._parts.close)
             if storages is None:
                 self._views = self._open_views(storage, undo)
             else:
                 opening = [
-                    (_opening(uri), partial(self._open_view, config.model_copy(update={"storage": uri})))
+                    (_opening(uri), partial(self._open_view, config.model_copy(update={"storage": uri}), None))
                     for uri in storages
                 ]
                 self._views = tuple(self._opened(opening, undo))
@@ -172,21 +170,9 @@ class IndexReader(Lookups):
         return self._only.genesis
 
     @property
-    def log_state(self) -> LogState:
-        """The storage's log as far as it was read. Of one index only."""
-        return self._only.log_state
-
-    @property
     def storage(self) -> MeteredStorage:
         """The storage, metered. Of one index only."""
         return self._only.storage
-
-    def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
-        """Return the archived segments of a store, or of all, by store and start. Of one index only."""
-        state = self._only.log_state
-        return tuple(
-            segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
-        )
 
     @property
     def segment_archive(self) -> SegmentArchive:
@@ -205,12 +191,6 @@ class IndexReader(Lookups):
                 each.callback(view.close)
             each.callback(self._parts.close, until_s)
             self._engine.close(until_s)
-
-    def __enter__(self) -> IndexReader:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.close()
 
     @property
     def _only(self) -> IndexView:
@@ -254,6 +234,9 @@ class IndexReader(Lookups):
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
         self._shared = shared
         return tuple(views)
+
+    def _open_view(self, config: IndexConfig, backend: Storage | None) -> IndexView:
+        return IndexView(config, self._clock, backend, self._parts)
 
     def _opened(self, opening: Sequence[tuple[str, Callable[[], T]]], undo: contextlib.ExitStack) -> list[T]:
         """Make the calls in parallel, within the deadline, and return their results in order.
@@ -328,17 +311,13 @@ class IndexReader(Lookups):
         return found
 
 
-def _cache_room(config: IndexConfig) -> DiskCache | None:
+def _disk_cache(config: IndexConfig) -> DiskCache | None:
     """Return the reader's own disk cache where `cache_dir` is set, else the root's, read-only, else None."""
     if config.cache_dir is not None:
         return DiskCache(config.cache_dir, config.cache_max_bytes)
     if config.root is not None:
         return DiskCache(config.root / CACHE, config.cache_max_bytes, read_only=True)
     return None
-
-
-def _open_view(config: IndexConfig, backend: Storage | None = None, *, clock: Clock, parts: ReaderParts) -> IndexView:
-    return IndexView(config, clock, backend, parts)
 
 
 def _opening(what: str) -> str:

@@ -1,4 +1,4 @@
-"""The lookups that a writer and its readers have in common: one signature, one meaning.
+"""What a writer and its readers have in common: lookups, and what they show of the storage's log.
 
 Threads: every method from any thread.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from typing import TypeVar
+from typing import Self, TypeVar
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -18,6 +18,7 @@ from tiered_index.service.answers.rows import check_lookups
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
@@ -122,11 +123,24 @@ class Lookups(ABC):
         with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
             return MessageLookup(self.query, lookup, allow_partial, source, self._schema, budget).run()
 
+    @property
+    def log_state(self) -> LogState:
+        """The storage's log as far as it was read. Of one index only."""
+        self._check_one_index()
+        return self._log_states()[0]
+
+    def archived(self, store: str | None = None) -> tuple[ArchivedSegment, ...]:
+        """Return the archived segments of `store`, or of all for None, by store and start. Of one index only."""
+        state = self.log_state
+        return tuple(
+            segment for name in (state.stores if store is None else (store,)) for segment in state.segments_of(name)
+        )
+
     def cache_use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; those of several
-        indexes together.
+        """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; several indexes
+        share them.
         """
-        return self._cold_paths[0].use()  # they are shared by all
+        return self._cold_paths[0].use()
 
     def fetch_filter(self, file_id: str) -> bool:
         """Fetch the filter of a stored file now, whatever lookups have missed; return whether it is in a cache then.
@@ -151,6 +165,16 @@ class Lookups(ABC):
             raise InvalidArgument(f"no stored file has the id {file_id!r:.80}")
         return all(cached)
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+
     def _answer(
         self,
         answer: Callable[[Handles, L, bool, MissingObjects, LookupBudget | None], T],
@@ -168,7 +192,7 @@ class Lookups(ABC):
 
     @abstractmethod
     def _check_open(self) -> None:
-        """Raise `InvalidArgument` where it was closed."""
+        """Raise `InvalidArgument` where it is closed."""
 
     def _check_one_index(self) -> None:  # noqa: B027 - most are of one
         """Raise `InvalidArgument` where several indexes are read as one."""

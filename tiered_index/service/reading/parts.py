@@ -144,7 +144,7 @@ class SourcedFile:
         return self._handle.excludes_all(batch)
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, in no order."""
+        """As `Handle.search`, of sourced rows."""
         after = lookup.after
         if after is not None:
             *place, last = after
@@ -155,7 +155,7 @@ class SourcedFile:
         return self._sourced(self._handle.search(replace(lookup, after=after)))
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in no order."""
+        """As `Handle.search_many`, of sourced rows."""
         found = self._handle.search_many(batch)
         return Matches(found.lookups, self._sourced(found.rows)) if len(found.rows) else found
 

@@ -1,9 +1,9 @@
 """A root as another process sees it: what the writer has flushed, read without its lock.
 
-Folders are looked at in the direction in which files move (unsealed, compacted, uploaded), so a file on its way is met
-at least once; one that vanished between the look and the opening makes the look start again, a bounded number of times.
-Unsealed entries are believed as far as the journal confirms them and their CRC32 matches; they are found by a scan of
-the hash column, not through chains. Threads: any; each look gives handles of its own.
+Folders are listed in the direction in which files move (unsealed, compacted, uploaded), so a moving file is met at
+least once; one that vanished before it was opened restarts the look, a bounded number of times. Unsealed entries count
+as far as the journal confirms them and their CRC32 matches; they are found by a scan of the hash column, not through
+chains. Threads: any.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 __all__ = ["RootView", "UnsealedView"]
 
 _LOOKS = 20
+# the coarsest resolution of times among file systems in use
 _STEP_NS = 2_000_000_000
-# the coarsest times that file systems in use keep
 
 
 class UnsealedView(LocalHandle):
-    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal just before
-    it was read.
+    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal before it
+    was read.
     """
 
     place = UNSEALED
@@ -70,20 +70,18 @@ class UnsealedView(LocalHandle):
         unmap(self._map)
 
     def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
-        """Return the rows that answer `lookup`, in no order."""
+        """As `Handle.search`."""
         ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == lookup.topic)
         return select_items(self.entries(), self.journal.begin_ms // 1000, lookup, ids, self.journal.layout.schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in no order."""
-        begin_s, topics, schema = (
-            self.journal.begin_ms // 1000,
-            tuple(self.journal.topics.items()),
-            self.journal.layout.schema,
-        )
-        return matching(
-            batch, self.entries(), lambda picked: begin_s + picked["time_diff_s"].astype(np.int64), topics, schema
-        )
+        """As `Handle.search_many`."""
+        begin_s, topics = self.journal.begin_ms // 1000, tuple(self.journal.topics.items())
+
+        def seconds_of(picked: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+            return begin_s + picked["time_diff_s"].astype(np.int64)
+
+        return matching(batch, self.entries(), seconds_of, topics, self.journal.layout.schema)
 
 
 class RootView:
@@ -97,8 +95,7 @@ class RootView:
     def changes(self) -> tuple[int, ...] | None:
         """Return a value that differs when files have entered or left the folders since.
 
-        None where that can't be told: a change just made may have the time of the one before it, as file systems count
-        in steps.
+        None where that is uncertain: a change just made may have the time of the one before it.
         """
         try:
             times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
@@ -107,15 +104,13 @@ class RootView:
         return times if max(times) < time.time_ns() - _STEP_NS else None
 
     def give_up(self) -> list[Handle]:
-        """Keep no file open any more; return those that were, whose mappings are the caller's to close."""
+        """Forget the open files; return them, whose mappings the caller must close."""
         handles: list[Handle] = [*self._opened.values(), *self._unsealed.values()]
         self._opened, self._unsealed = {}, {}
         return handles
 
     def look(self) -> list[Handle]:
-        """Return handles of every file with durable entries, each in its latest state; a file that can't be read is
-        among them.
-        """
+        """Return handles of every file with durable entries, each in its latest state, unreadable ones included."""
         for left in reversed(range(_LOOKS)):
             self.changes()  # a folder that is missing is no empty one
             try:

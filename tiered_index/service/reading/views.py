@@ -1,12 +1,12 @@
 """One index as a reader sees it: the state of its storage's log, and the root beside its writer where there is one.
 
-A view stands at one position of the log and moves on when it is refreshed. It never writes a byte to storage or root.
+A view has read the log up to one position and reads on when it is refreshed. It never writes to storage or root.
 
-A lookup that is held to a time does not wait for the log longer than half of what is left of it, so that it can still
-be answered from where the view stands. The reading goes on behind it, in a thread of its own and without a deadline: so
-the view moves on however short the times are. A lookup that is held to no time waits for the reading that another one
-has begun. Where the log was due to be read for too long already, a lookup is told that a file, the log, could not be
-afforded. Threads: every method from any thread.
+A lookup with a deadline waits for the log at most half of its remaining time, and is then answered from what was read
+before; the reading goes on in a thread of its own, without a deadline, so that a view reads on however short the
+deadlines are. A lookup without one waits for the reading that another lookup has begun. Where the log has been overdue
+for too long, a lookup reports the log as a file that its budget did not reach for. Threads: every method from any
+thread.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ from tiered_index.types import MAX_TIMESTAMP_MS
 
 __all__ = ["IndexView"]
 
+# a storage that did not answer is tried again after this time at the latest
 _RETRY_S = 1.0
-# a storage that did not answer is asked again after this time at the latest
+# how late a refresh may be, or as long as the interval itself: after that no answer is complete
 _OVERDUE_S = 30.0
-# that a refresh may be late, or as long as the interval itself: then no answer is complete
 
 
 class IndexView:
@@ -60,13 +60,13 @@ class IndexView:
         self._clock = clock
         self._lock = threading.Lock()
         self._parts = parts
-        self._refreshing = threading.Lock()
         # taken by whoever begins a refresh that is due, and released by the thread that ends it
-        self._tries = 0
-        # to read the log that came to an end, good or bad
+        self._refreshing = threading.Lock()
+        # how often the log was read, or could not be
+        self.tries = 0
         self._joining = threading.Lock()
-        self._waiting: Future[LogState] | None = None
         # a reading of the log that has not begun
+        self._waiting: Future[LogState] | None = None
         self._closed = False
         self._root_view: RootView | None = None
         self._changes: object = None
@@ -162,61 +162,46 @@ class IndexView:
             except TimeoutError as error:
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
-    @property
-    def tries(self) -> int:
-        """How often the log was read, or could not be."""
-        return self._tries
-
     def claim_refresh(self) -> bool:
-        """Return whether `refresh_interval_s` has passed and nobody is at it: then the caller has `refresh_claimed`
-        called, or releases.
+        """Return whether a refresh is due and nobody runs it; the caller must then call `refresh_claimed`, or release
+        the claim.
         """
         if not self._is_due() or not self._refreshing.acquire(blocking=False):
-            return False  # whoever refreshes does it for all
+            return False
         if not self._is_due():
             self._refreshing.release()
             return False
         return True
 
     def release_claim(self) -> None:
-        """Leave what was claimed to the next lookup."""
+        """Leave the claimed refresh to the next lookup."""
         self._refreshing.release()
 
     def refresh_claimed(self) -> None:
-        """Refresh, having claimed it.
-
-        A storage that can't be asked is told by the lookups that need it. A lookup that can't afford it answers from
-        where the view stands; the next one tries again.
-        """
+        """Run the claimed refresh; where it fails, or is too expensive, lookups say so and the next one tries again."""
         try:
             self._refresh_due()
         finally:
             self._refreshing.release()
 
     def catch_up(self, tries: int, begun_s: float) -> None:
-        """Wait for a refresh that is due, whoever does it, and do it where nobody did, for a lookup that began at
-        `begun_s`, when the log had been tried `tries` times.
-        """
+        """Wait for a due refresh, or run it, for a lookup that began at `begun_s` after `tries` tries."""
         if self._is_wanted(tries, begun_s):
             with self._refreshing:
                 if self._is_wanted(tries, begun_s):
                     self._refresh_due()
 
     def _is_wanted(self, tries: int, begun_s: float) -> bool:
-        # a reading that ended meanwhile may have begun long before the lookup: a process that stood still in between
-        return (self._tries == tries and self._is_due()) or self._is_too_old(begun_s)
+        # a reading that ended meanwhile may have begun long before the lookup, where the process stood still in between
+        return (self.tries == tries and self._is_due()) or self._is_too_old(begun_s)
 
     def _is_too_old(self, begun_s: float) -> bool:
-        """Return whether no answer to a lookup that began then is complete."""
+        """Return whether no answer to a lookup that began at `begun_s` is complete."""
         interval_s = self._config.refresh_interval_s
         return begun_s - self._refreshed_s > interval_s + max(interval_s, _OVERDUE_S)
 
     def _refresh_due(self) -> None:
-        """Read the log by at most half of the requests that the lookup has, so that it can read files, too; the next
-        one reads on.
-
-        A listing and a record are the least that gets anywhere.
-        """
+        """Read the log by at most half of the lookup's requests, but a listing and a record at least."""
         left = active_context().requests_left
         half = Usage(self.storage.prices, max_requests=None if left is None else max(min(left, 2), left // 2))
         with contextlib.suppress(BudgetExceeded), self.storage.measure(half):
@@ -228,7 +213,7 @@ class IndexView:
     def _read_for_all(self) -> LogState:
         with self._lock:
             with self._joining:
-                self._waiting = None  # who comes from here on needs a later reading
+                self._waiting = None  # whoever comes now needs a later reading
             return self._read()
 
     def _read(self) -> LogState:
@@ -240,7 +225,7 @@ class IndexView:
         self._log_error = None
         apply_log_state(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
         self._refreshed_s = begun_s
-        self._tries += 1
+        self.tries += 1
         return state
 
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
@@ -260,21 +245,16 @@ class IndexView:
         return found + _unread(error)
 
     def _try(self, read: Callable[[], LogState]) -> None:
-        """Read the log; where it can't be read, or not believed, lookups say so until one of the next tries
-        succeeds.
-        """
+        """Read the log; where it can't be read, or is damaged, lookups say so until a later try succeeds."""
         try:
             read()
         except (StorageError, CorruptFile) as error:
             self._log_error = error
-            self._tries += 1
+            self.tries += 1
             self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
 
     def all_handles(self) -> list[Handle]:
-        """Return the handles of all files.
-
-        Closing empties the catalog: whoever asks looks afterwards whether it was closed meanwhile.
-        """
+        """Return the handles of all files; the caller must check afterwards that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
         found, error = self._local_and_stored(self._root_view)
@@ -282,9 +262,8 @@ class IndexView:
 
     def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None]:
         """Return the files of root and storage, and why the log could not be read where that was necessary."""
-        # Local files first, then the log: a file that leaves the root in between is in at least one of them. Files
-        # leave the root only by way of its folders, so where these, after the look, are as they were before the log was
-        # last read, it needn't be read again.
+        # Local files first, then the log: a file that leaves the root in between is in at least one of them. It needn't
+        # be read again where the folders, after the look, are as they were before it was last read.
         local = {handle.file_id: handle for handle in root_view.look()}
         changes = root_view.changes()
         unread: TieredIndexError | None = self._log_error
@@ -309,19 +288,17 @@ class IndexView:
 
 
 def _backed(local: Handle, stored: Handle | None) -> Handle:
-    """Return a root's file with the storage behind it, so that a damaged local copy is passed over where the storage
-    has the file too.
-    """
+    """Return a root's file with its stored copy, which replaces a damaged local one."""
     if isinstance(local, DamagedFile) and stored is not None:
         return stored
     if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile) and local.stored is None:
-        # the view keeps its handles from look to look, so this is done once a file
+        # the root view keeps its handles, so this is done once a file
         local.stored = stored.stored
     return local
 
 
 def _unread(error: TieredIndexError | None) -> list[Handle]:
-    """Return a handle that fails for the log where it could not be read when it was due: no answer is complete then."""
+    """Return a handle that fails with the log's error, if there is one: no answer is complete then."""
     if error is None:
         return []
     file = error.file if isinstance(error, CorruptFile) else "log"
