@@ -73,10 +73,7 @@ class IndexService(Lookups):
         disk: Disk | None = None,
         storage: Storage | None = None,
     ) -> None:
-        """Open an index; prefer `IndexService.open`.
-
-        `clock`, `disk` and `storage` replace the real ones in tests.
-        """
+        """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests."""
         self.config = config
         self._closed = False
         # the remaining steps of closing; None: closing has not begun
@@ -214,10 +211,7 @@ class IndexService(Lookups):
         return len(batch["second"])
 
     def flush(self) -> None:
-        """Return when everything put before the call is durable on the local disk.
-
-        Raises `DiskFull`, `StorageUnavailable`.
-        """
+        """Return when everything put before is durable on the local disk. Raises `DiskFull`, `StorageUnavailable`."""
         self._check_open()
         self._writer.call(self._flusher.flush)
 
@@ -227,10 +221,7 @@ class IndexService(Lookups):
         self._writer.call(self._flusher.seal)
 
     def run_lifecycle(self) -> Progress:
-        """Run one round of the life cycle now: everything sealed is compacted and uploaded when it returns.
-
-        Raises the round's first error.
-        """
+        """Run one round of the life cycle: compact and upload everything sealed. Raises the round's first error."""
         self._check_open()
         return self._rounds.call(self._lifecycle.run_once)
 
@@ -291,21 +282,20 @@ class IndexService(Lookups):
     @property
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading."""
-        return SegmentArchive(self._storage, lambda: self._session.log.state, self._refresh)
+        return SegmentArchive(
+            self._storage, lambda: self._session.log.state, partial(self._read_log, self._storage.uri)
+        )
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, buffered entries not among them."""
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
-        """Return a JSON-ready summary: buffer, disk, files by state, and current problems.
-
-        `problems` lists every present error of flusher, life cycle, files and log; it is empty when there is none.
-        """
+        """Return a JSON-ready summary of buffer, disk and files; `problems` lists every present error."""
         states: dict[str, int] = {}
         for handle in self._catalog.all():
             states[handle.place] = states.get(handle.place, 0) + 1
-        problems = [f"{worker_name}: {error}" for worker_name, error in self._errors()]
+        problems = [f"{name}: {error}" for name, error in self._errors()]
         return {
             "index_id": self.index_id,
             "writer_epoch": self._session.epoch,
@@ -338,16 +328,11 @@ class IndexService(Lookups):
             raise trouble[0]
 
     def abandon(self) -> None:
-        """Release everything without flushing and leave on disk what a crash would leave.
-
-        For tests and for fenced writers.
-        """
+        """Release everything without flushing, as a crash would: for tests and for fenced writers."""
         self._closed = True
         with contextlib.suppress(Stopped):
             self._writer.call(self._abandon)
         self._writer.stop()
-
-    # Inside
 
     def _close(self) -> None:
         if self._closing is None and self._opened:
@@ -402,10 +387,8 @@ class IndexService(Lookups):
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.
 
-        The buffer is read before the catalog, so that an entry being flushed is seen at least once.
-
-        Raises `InvalidArgument` where the index was closed meanwhile: closing empties the catalog, and an answer from
-        it would be incomplete.
+        The buffer is read before the catalog, so that an entry being flushed is seen at least once. Raises
+        `InvalidArgument` where the index was closed meanwhile: closing empties the catalog.
         """
         buffered = [
             BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count
@@ -418,9 +401,6 @@ class IndexService(Lookups):
         return found
 
     def _read_log(self, uri: str) -> LogState:
-        return self._refresh()
-
-    def _refresh(self) -> LogState:
         return self._log_reader.call(self._lifecycle.refresh)
 
     def _errors(self) -> list[tuple[str, BaseException]]:

@@ -78,10 +78,7 @@ class Parts:
     engine: QueryEngine
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
-        """Return the steps that close everything and release the root.
-
-        `keep_reserve` leaves the space preallocated for the next file behind, as a crash would.
-        """
+        """Return the steps that close everything; `keep_reserve` leaves the reserved next file, as a crash would."""
 
         def close_pools() -> None:
             until_s = close_until_s()
@@ -145,10 +142,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
 
 
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
-    """Return what the index must be: what `config` sets, else what it was created with, else the preset's.
-
-    `stored` is what it was created with; None for a new index.
-    """
+    """Return what the index must be: as `config` sets, else as `stored` (None: a new index), else as the preset."""
     if stored is None:
         return IndexDescriptor("", config.layout(), config.offset_space)
     given = config.model_fields_set

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
@@ -41,7 +41,6 @@ from tiered_index.storage.opening import child_storages, open_storage
 
 __all__ = ["IndexReader"]
 
-T = TypeVar("T", bound=IndexView | None)
 # Most children that a prefix may have
 _MAX_CHILDREN = 1000
 
@@ -82,10 +81,10 @@ class IndexReader(Lookups):
                 self._views = self._open_views(storage, undo)
             else:
                 opening = [
-                    (_opening(uri), partial(self._open_view, config.model_copy(update={"storage": uri}), None))
+                    (uri, partial(self._open_view, config.model_copy(update={"storage": uri}), None))
                     for uri in storages
                 ]
-                self._views = tuple(self._opened(opening, undo))
+                self._views = self._opened(opening, undo)
             self._schema = _common_schema(self._views)
             self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
             if len(self._names) < len(self._views):
@@ -210,11 +209,11 @@ class IndexReader(Lookups):
         if config.root is not None:
             if backend is not None:
                 undo.callback(backend.close)
-            return tuple(self._opened([(_opening(str(config.root)), partial(self._open_view, config, backend))], undo))
+            return self._opened([(str(config.root), partial(self._open_view, config, backend))], undo)
         shared = backend or open_storage(str(config.storage), options=config.s3, parallel_reads=config.query_threads)
         undo.callback(shared.close)
         try:
-            return tuple(self._opened([(_opening(shared.uri), partial(self._open_view, config, shared))], undo))
+            return self._opened([(shared.uri, partial(self._open_view, config, shared))], undo)
         except NotAnIndex as error:
             look = (
                 f"listing what lies below {shared.uri}",
@@ -225,27 +224,39 @@ class IndexReader(Lookups):
                 raise InvalidArgument(
                     f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant"
                 ) from None
-            opening = [
-                (_opening(child.uri), partial(_view_below, partial(self._open_view, config, child), child))
-                for child in children
-            ]
-            views = [view for view in self._opened(opening, undo) if view is not None]
+            views = self._opened([(child.uri, partial(self._open_child, child)) for child in children], undo)
             if not views:
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
         self._shared = shared
-        return tuple(views)
+        return views
 
     def _open_view(self, config: IndexConfig, backend: Storage | None) -> IndexView:
         return IndexView(config, self._clock, backend, self._parts)
 
-    def _opened(self, opening: Sequence[tuple[str, Callable[[], T]]], undo: contextlib.ExitStack) -> list[T]:
-        """Make the calls in parallel, within the deadline, and return their results in order.
+    def _open_child(self, child: Storage) -> IndexView | None:
+        """Return the view of an index below a prefix; None: the child has none. `CorruptFile`: its log is missing."""
+        try:
+            return self._open_view(self.config, child)
+        except NotAnIndex:
+            # every writer claims an epoch before it publishes anything, so this was an index whose log is missing
+            if next(iter(child.list(epoch_name(1))), None) is not None:
+                raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
+            return None
 
-        `undo` closes every view. Raises the first call's error.
-        """
-        views = self._parts.in_time(opening, _close)
+    def _opened(
+        self, opening: Sequence[tuple[str, Callable[[], IndexView | None]]], undo: contextlib.ExitStack
+    ) -> tuple[IndexView, ...]:
+        """Make the calls in parallel, within the deadline; return their views, which `undo` closes."""
+
+        def close(view: IndexView | None) -> None:
+            if view is not None:
+                view.close()
+
+        calls = [(f"opening {what}: its log was not read by then", call) for what, call in opening]
+        opened = self._parts.in_time(calls, close)
+        views = tuple(view for view in opened if view is not None)
         for view in views:
-            undo.callback(_close, view)
+            undo.callback(view.close)
         return views
 
     def _check_open(self) -> None:
@@ -262,8 +273,7 @@ class IndexReader(Lookups):
     def _begin(self) -> Handles:
         """Run the refreshes that are due, in parallel.
 
-        A lookup with a deadline waits for at most half of its remaining time; the refreshes then continue in the
-        background.
+        A lookup with a deadline waits for at most half of its remaining time; then they go on in the background.
         """
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
@@ -320,15 +330,6 @@ def _disk_cache(config: IndexConfig) -> DiskCache | None:
     return None
 
 
-def _opening(what: str) -> str:
-    return f"opening {what}: its log was not read by then"
-
-
-def _close(view: IndexView | None) -> None:
-    if view is not None:
-        view.close()
-
-
 def _common_schema(views: Sequence[IndexView]) -> Schema:
     first = views[0]
     for view in views[1:]:
@@ -337,17 +338,3 @@ def _common_schema(views: Sequence[IndexView]) -> Schema:
                 f"{view.storage.uri} stores {view.schema.name} entries, {first.storage.uri} {first.schema.name}"
             )
     return first.schema
-
-
-def _view_below(open_view: Callable[[], IndexView], child: Storage) -> IndexView | None:
-    """Return the view of an index below a prefix, or None where the child holds none.
-
-    Raises `CorruptFile` for one without its log.
-    """
-    try:
-        return open_view()
-    except NotAnIndex:
-        # every writer claims an epoch before it publishes anything, so this was an index whose log is missing
-        if next(iter(child.list(epoch_name(1))), None) is not None:
-            raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
-        return None

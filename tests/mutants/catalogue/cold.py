@@ -91,9 +91,8 @@ MUTANTS = (
         "cache-entry-unchecked",
         "an entry of the local cache is believed without its CRC32",
         "service/cold/disk_cache.py",
-        'if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") == data[-_CRC_BYTES:]',
-        """if piece
-            or zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") == data[-_CRC_BYTES:]""",
+        'if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") != crc32:',
+        "if not piece:",
         (f"{CACHE}::test_no_flipped_byte_of_an_entry_is_believed[trailer]",),
     ),
     Mutant(

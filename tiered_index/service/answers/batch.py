@@ -1,9 +1,9 @@
-"""Many lookups at once: every key is hashed in one pass, every file is read once, each byte of it at most once.
+"""Many lookups at once: every key is hashed in one pass, every file is read once.
 
-`LookupBatch` holds the lookups as columns. A file answers with (lookup, row) pairs; those of all files are brought
-into answer order and cut per lookup while they come in (`matches`). Answers equal those of single queries; they are
-made into objects only when they are looked at. Memory: some 100 bytes an answer and 60 a lookup. Threads: a batch
-belongs to one call; results may be shared.
+`LookupBatch` holds the lookups as columns. A file answers with (lookup, row) pairs; those of all files are brought into
+answer order and cut per lookup while they come in (`matches`). Answers equal those of single lookups and become objects
+when they are looked at. Memory: some 100 bytes an answer and 60 a lookup. Threads: a batch belongs to one call; results
+may be shared.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from tiered_index.service.answers.rows import (
     order_key,
     query_digest,
     row_dtype,
-    settled,
+    tie_keys,
 )
 from tiered_index.types import (
     MAX_KEY_UNITS,
@@ -52,9 +52,7 @@ PAIRS_AT_A_TIME = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What one file holds for a batch: row i answers lookup `lookups[i]`; times and identities are not looked at
-    yet.
-    """
+    """What one file holds for a batch: row i answers lookup `lookups[i]`; times and identities are unchecked."""
 
     lookups: npt.NDArray[np.int64]
     rows: Array
@@ -93,12 +91,12 @@ class LookupBatch:
 
     @cached_property
     def keyed_filter_hashes(self) -> npt.NDArray[np.uint64]:
-        """What filters of files with fingerprints are asked (u64, n)."""
+        """Hashes (u64, n) for filters of files with fingerprints."""
         return filter_hashes(self.key_hash, self.fingerprint)
 
     @cached_property
     def plain_filter_hashes(self) -> npt.NDArray[np.uint64]:
-        """What filters of files without fingerprints are asked (u64, n)."""
+        """Hashes (u64, n) for filters of files without fingerprints."""
         return filter_hashes(self.key_hash, None)
 
     @cached_property
@@ -107,25 +105,20 @@ class LookupBatch:
 
     @cached_property
     def _hash_bits(self) -> npt.NDArray[np.bool_]:
-        """Which values of the hashes' lower bits are asked for; 16 to 32 bytes a lookup."""
+        """Which values of the hashes' lower bits occur; 16 to 32 bytes a lookup."""
         bits = np.zeros(1 << max(16, len(self).bit_length() + 4), bool)
         bits[self.key_hash & (len(bits) - 1)] = True
         return bits
 
     def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
-        """Return which stored hashes (of n) are asked for, by the lookups `among` or by any, and how many pairs
-        `pairs` would make.
-        """
+        """Return which stored hashes (of n) match lookups (only `among` those), and how many `pairs` would be made."""
         items, _, counts = self._matches(hashes, self._ordered(among)[1], few=among is not None)
         return items, int(counts.sum())
 
     def pairs(
         self, hashes: Array, among: npt.NDArray[np.int64] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
-        """Yield the (item, lookup) pairs whose hashes are equal, for stored hashes (n); only of lookups `among`.
-
-        A bounded number of pairs at a time, at least those of one item.
-        """
+        """Yield the (item, lookup) pairs with equal hashes, of stored hashes (n), a bounded number at a time."""
         by_hash, sorted_hashes = self._ordered(among)
         items, first, counts = self._matches(hashes, sorted_hashes, few=among is not None)
         ends = np.cumsum(counts)
@@ -145,11 +138,9 @@ class LookupBatch:
     def _matches(
         self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
     ) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the items (of n) whose hash is asked for, and for each the first of `sorted_hashes` that equals it and
-        how many do.
+        """Return the items (of n) whose hash matches, and of each the first equal one of `sorted_hashes` and the count.
 
-        Most items are nobody's: one look at a small table tells, and only the rest are searched for. Memory: 4 bytes an
-        item.
+        A small table excludes most items, and only the rest are searched for. Memory: 4 bytes an item.
         """
         stored = normal_hashes(hashes)
         items = np.arange(len(stored)) if few else np.flatnonzero(self._hash_bits[stored & (len(self._hash_bits) - 1)])
@@ -167,7 +158,7 @@ class LookupBatch:
         topic_pairs: Iterable[tuple[int, str]] | None,
         schema: Schema,
     ) -> Matches:
-        """Return what of matching `items` (m, as stored, or columns of that names) really answers `lookups` (m).
+        """Return what of matching `items` (m, as stored, or columns of that names) answers `lookups` (m).
 
         `topic_pairs` are the (id, name) pairs of the file; None where it has no table.
         """
@@ -213,7 +204,7 @@ class LookupBatch:
     def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
         """Return the second of the answer behind each lookup's page (n), `NEVER` where none is found yet.
 
-        `found` are the first rows of the lookups, by lookup and in answer order (`first_rows`).
+        `found` are the first rows of the lookups, as `first_rows` returns them.
         """
         most = self.max_count[lookups]
         starts = np.searchsorted(found.lookups, lookups)
@@ -252,9 +243,7 @@ def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
 def best_answers(
     batch: LookupBatch, parts: list[Matches], schema: Schema
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
-    """Return the answers of all lookups in order, where each lookup's start (n + 1), and which lookups have more
-    than asked.
-    """
+    """Return the answers of all lookups in order, each lookup's start (n + 1), and which lookups have more answers."""
     found, counts = first_rows(batch.max_count, parts, schema)
     ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
     return found.rows, ends, counts > batch.max_count
@@ -263,10 +252,9 @@ def best_answers(
 def first_rows(
     limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema
 ) -> tuple[Matches, npt.NDArray[np.int64]]:
-    """Return the first rows of each lookup in answer order, different identities, at most `limits` (n); and how many
-    there were.
+    """Return the first rows of each lookup, by lookup and in answer order, at most `limits` (n), and all rows' number.
 
-    Questions are in order. What is left of several lots, put together, has the same first rows as all of them.
+    Identities differ. The first rows of several parts, put together, have the same first rows as all of them.
     """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
@@ -278,7 +266,7 @@ def first_rows(
         part, owner = rows[shared], lookups[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
         part = part[
-            np.lexsort([*settled(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], owner])
+            np.lexsort([*tie_keys(part, schema), *identity, part["queue_id"], ~part["offset"], -part["second"], owner])
         ]
         rows[shared] = part
         # one identity is one answer: the first in order is kept
@@ -299,7 +287,7 @@ def first_rows(
 class QueryResults(Sequence[QueryResult]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at.
 
-    `explain` is that of the whole batch, and so is each result's, but for lookups with a cursor, which are asked alone.
+    `explain` is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone.
     `failed` names files that could not be read, where that was allowed.
     """
 

@@ -1,7 +1,6 @@
-"""Rows found for a batch on their way to its answers, cut while they come in.
+"""Rows found for a batch, cut while they come in: of each lookup its page, and one row that says that more follows.
 
-Of each lookup no more rows are worth holding than its page and one, which says that more follows. Memory: twice the
-answers, or `_HELD_ROWS` where that is more, and some 64 Ki pairs of items and lookups.
+Memory: twice the answers, or `_HELD_ROWS` where that is more, and some 64 Ki pairs of items and lookups.
 """
 
 from __future__ import annotations
@@ -21,15 +20,12 @@ from tiered_index.service.answers.rows import Array, concatenate
 __all__ = ["MatchAccumulator", "matching"]
 
 _HELD_ROWS = 1 << 14
+# items of a hot key that are matched at a time, at least
 _FEWEST = 1 << 10
-# items that a hot key's lookups are asked at a time, at least
 
 
 class MatchAccumulator:
-    """What was found for the lookups of a batch, some rows of each lookup that can't be in its answer left out.
-
-    Safe under threads.
-    """
+    """The rows found for a batch so far, as far as they can be in an answer. Safe under threads."""
 
     def __init__(self, batch: LookupBatch, schema: Schema) -> None:
         self._batch = batch
@@ -51,12 +47,12 @@ class MatchAccumulator:
                 self._most = max(_HELD_ROWS, 2 * self._count)
 
     def first(self) -> Matches:
-        """Return the first rows of each lookup, one more than asked at most, by lookup and in answer order."""
+        """Return the first rows of each lookup, by lookup and in answer order."""
         with self._lock:
             return self._cut()
 
     def found(self) -> Matches:
-        """Return what is held, in no order, at most one row more than asked of each lookup."""
+        """Return what is held, in no order, at most one row more than `max_count` of each lookup."""
         with self._lock:
             if not self._parts:
                 return _nothing(self._schema)
@@ -79,10 +75,9 @@ def matching(
     schema: Schema,
     among: npt.NDArray[np.int64] | None = None,
 ) -> Matches:
-    """Return the rows of `items` (as stored, or columns of that names) that answer lookups (only those `among`), in
-    no order.
+    """Return the rows of `items` (as stored, or columns of that names) that answer lookups (only `among`), unordered.
 
-    At most one more than asked of each lookup: the first ones. `seconds_of` returns the epoch seconds of items;
+    At most one more than `max_count` of each lookup: the first ones. `seconds_of` returns the epoch seconds of items;
     `topic_pairs` as `LookupBatch.select`.
     """
     gathered = MatchAccumulator(batch, schema)

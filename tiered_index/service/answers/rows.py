@@ -1,12 +1,10 @@
-"""Rows: entries on their way to an answer, in one native-order structured array whatever file they came from.
+"""One lookup's arguments, the rows that answer it, and the cursors between its pages.
 
-A row is a compacted item with `second` (epoch seconds) in place of the difference. Selection, answer order, identity
-and paging are defined here, once, for every kind of file. Pure functions over arrays; safe under threads.
+A row is an entry with `second` (epoch seconds), in one native-order structured array whatever file it came from.
+Selection, answer order, identity and paging are defined here, once, for every kind of file.
 
-Cursors: where a page of answers ended, as text. Stateless: they survive compaction, upload, merge and restarts.
-
-A cursor holds the order key of the last answer, a digest of the query it belongs to, and a CRC32 against tampering by
-accident.
+A cursor holds the order key of a page's last answer, a digest of the lookup, and a CRC32 against accidental changes. It
+is stateless, so it survives compaction, upload, merge and restarts. Pure functions; safe under threads.
 """
 
 from __future__ import annotations
@@ -54,15 +52,14 @@ __all__ = [
 Array = npt.NDArray[Any]
 OrderKey = tuple[int, ...]
 """(second, offset, queue_id, further identity columns): where a page ended."""
-_FEW = 16
 # items that plain Python brings into rows sooner than NumPy does
+_FEW = 16
+_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedLookup:
-    """A validated lookup: hashes instead of the key, inclusive epoch seconds, and the order key that the page starts
-    after.
-    """
+    """A validated lookup: hashes, inclusive epoch seconds, and the order key that the page starts after."""
 
     topic: str
     key: str
@@ -115,9 +112,7 @@ def check_integer(name: str, value: Any) -> int:
 
 
 def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
-    """Return a lookup's inclusive range in epoch seconds, None being no bound, and its count; `which` begins the text
-    of an error.
-    """
+    """Return the inclusive range in epoch seconds, None being no bound, and the count; `which` begins an error."""
     low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
     high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
     count = check_integer(f"{which}max_count", max_count)
@@ -157,11 +152,9 @@ def row_dtype(schema: Schema) -> np.dtype[Any]:
 def select_items(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Return the rows of `items` (structured, n; entries or compacted items of one file) that answer `lookup`, in no
-    order.
+    """Return the rows of `items` (structured, n; as stored in one file) that answer `lookup`, unordered.
 
-    `begin_s` is the file's begin second. `topic_ids` narrows to the topic's ids in that file; None where the file has
-    no table.
+    `begin_s` is the file's begin second. `topic_ids` are the topic's ids in that file; None where it has no table.
     """
     places = np.flatnonzero(normal_hashes(items["key_hash"]) == lookup.key_hash)
     if len(places) <= _FEW:
@@ -183,7 +176,7 @@ def select_items(
 def select_few(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Do as `select_items` for a handful of items whose hash is known to match; plain Python is the faster way then."""
+    """Do as `select_items` for a few items whose hash is known to match; plain Python is then faster."""
     columns = len(schema.extra)
     fingerprint = 6 + [c.name for c in schema.extra].index("fingerprint") if schema.keyed else -1
     kept = []
@@ -215,9 +208,7 @@ def rows_of_columns(
 
 
 def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
-    """Return which values are among `topic_ids`; a topic has one id nearly always, which needs no sort as `np.isin`
-    does.
-    """
+    """Return which values are among `topic_ids`; nearly always there is one, which needs no sort as `np.isin` does."""
     if len(topic_ids) == 1:
         (only,) = topic_ids
         return values == only  # type: ignore[no-any-return]
@@ -262,15 +253,14 @@ def check_schema(rows: Array, schema: Schema, file: str) -> None:
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
-    """Return the first `limit` answers in order: second desc, offset desc, queue_id asc; equal identities are one
-    answer.
+    """Return the first `limit` answers: second desc, offset desc, queue_id asc; equal identities are one answer.
 
-    Of entries with one identity the newest is kept; `settled` decides what else may differ.
+    Of entries with one identity the newest is kept; `tie_keys` decide what else may differ.
     """
     if len(rows) <= 1:
         return rows[:limit]
     identity = ("queue_id", "offset", *schema.identity_extra)
-    keys = settled(rows, schema)
+    keys = tie_keys(rows, schema)
     keys += [rows[name] for name in reversed(schema.identity_extra)]
     keys += [rows["queue_id"], ~rows["offset"], -rows["second"]]
     rows = rows[np.lexsort(keys)]
@@ -279,11 +269,10 @@ def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
     return rows[kept[:limit]]
 
 
-def settled(rows: Array, schema: Schema) -> list[Array]:
-    """Return sort keys (last one first, as `np.lexsort` takes them) that settle entries of one identity and second.
+def tie_keys(rows: Array, schema: Schema) -> list[Array]:
+    """Return sort keys (last one first, as for `np.lexsort`) that decide between entries of one identity and second.
 
-    The greater size is kept, then the greater further columns, then the greater topic id: so no answer depends on where
-    entries lie.
+    The greater size is kept, then the greater further columns, then the greater topic id, wherever the entries lie.
     """
     keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
     for c in reversed(schema.caller_columns):
@@ -302,7 +291,7 @@ def order_key(row: Any, schema: Schema) -> OrderKey:
 def item_maker(
     schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None
 ) -> Callable[[str, tuple[Any, ...]], IndexItem]:
-    """Return a function (topic, row as a tuple) -> answer of `item_type`; the answer is a copy and refers to no file.
+    """Return a function (topic, row as a tuple) -> answer of `item_type`, a copy.
 
     With `sources` the last column is the number of the row's index, and the answer's `source` its name.
     """
@@ -328,9 +317,6 @@ def item_maker(
     return make
 
 
-_VERSION = 1
-
-
 def query_digest(topic: str, key: str, second_min: int, second_max: int) -> str:
     """Return 16 hexadecimal digits that tell one query from another; `max_count` may change between pages."""
     text = json.dumps([topic, key, second_min, second_max])
@@ -344,9 +330,7 @@ def encode_cursor(after: OrderKey, digest: str) -> str:
 
 
 def decode_cursor(cursor: str, digest: str, columns: int) -> OrderKey:
-    """Return the order key (`columns` integers) in a cursor; raises `InvalidCursor` where it was altered or is another
-    query's.
-    """
+    """Return the order key (`columns` integers) of a cursor; `InvalidCursor` where it is altered or another's."""
     if not isinstance(cursor, str):
         raise InvalidCursor(f"a cursor is text, not {type(cursor).__name__}")
     try:

@@ -1,8 +1,7 @@
 """Topic ids of one writer: as given by the source, else assigned.
 
-An assigned id is derived from the name (2**30 and 30 bits of CRC32), so that it is the same in every root and after
-every restart without being stored; ids given by a source are smaller in practice. One id never means two names.
-Threads: all methods may be called from any.
+An assigned id is derived from the name (2**30 and 30 bits of CRC32), so it is the same in every root without being
+stored; ids given by a source are smaller in practice. One id never means two names. Threads: any.
 """
 
 from __future__ import annotations
@@ -55,10 +54,7 @@ class TopicTable:
 
     @synchronized
     def give(self, pairs: Iterable[tuple[int, str]]) -> None:
-        """Record ids given by a source.
-
-        Raises `InvalidArgument` where one means another name already; then none is recorded.
-        """
+        """Record ids given by a source; none, and `InvalidArgument`, where one means another name already."""
         fresh: dict[int, str] = {}
         for topic_id, topic in pairs:
             other = self._names.get(topic_id, fresh.get(topic_id, topic))

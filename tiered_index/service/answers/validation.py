@@ -1,9 +1,7 @@
-"""What a caller may pass: topics, keys, numbers, batches. Everything is checked before anything is changed.
+"""Validation of what a caller writes: messages and batches, checked before anything is changed; pure.
 
 Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size`
 0..2**31-1, `offset` 0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999).
-
-Columns: entries on their way into a file, hashed. Pure.
 """
 
 from __future__ import annotations
@@ -80,9 +78,7 @@ def check_number(name: str, value: Any) -> int:
 
 
 def is_plain(keys: object, queue_id: object, offset: object, size: object, timestamp_ms: object) -> bool:
-    """Return whether a message is certainly valid: one key of moderate length and plain integers in range. False
-    decides nothing.
-    """
+    """Return whether a message is certainly valid: one key of moderate length and plain integers in range."""
     return (
         type(keys) is str
         and 0 < len(keys) <= MAX_KEY_UNITS // 2  # each character has at most two code units
@@ -151,8 +147,7 @@ def _extra_value(column: Column, value: Any) -> Any:
 
 
 def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, list[tuple[int, str]]]:
-    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and the (id, name) pairs that
-    it gives.
+    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and its (id, name) pairs.
 
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
     Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the
@@ -292,9 +287,7 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
 
 
 def milliseconds(times: Any) -> Any:
-    """Return an Arrow timestamp column as integers of epoch milliseconds, floored; raises `InvalidArgument` where
-    seconds overflow.
-    """
+    """Return an Arrow timestamp column as floored integers of epoch milliseconds; `InvalidArgument` on overflow."""
     unit, counts = times.type.unit, times.cast(pa.int64())
     if unit == "s":
         try:

@@ -1,9 +1,8 @@
-"""The catalog: which file handles queries see, and when what they replace may go.
+"""The catalog: which file handles lookups see, and when replaced ones are disposed of.
 
 Handles lie in a `TimeRangeSkipList` by their interval. A change of state inserts the successor before it removes the
-predecessor, so a query meets at least one of them. What a removed handle needed (a file, a map) is disposed of only
-after every query that began before the removal has ended; queries announce themselves by one dictionary entry and take
-no lock.
+predecessor, so a lookup meets at least one of them. What a removed handle needed (a file, a map) is disposed of after
+every lookup that began before the removal has ended; a lookup announces itself by one dictionary entry, without a lock.
 
 Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
 """
@@ -32,10 +31,9 @@ def unmap(mapping: mmap.mmap) -> None:
 
 
 class Handle(Protocol):
-    """A file as queries see it. Seconds are inclusive; `second_max` may grow while the file is unsealed.
+    """A file as lookups see it. Seconds are inclusive; `second_max` may grow while the file is unsealed.
 
-    `is_local`: a search needs no request; `asks_storage`: it may make some all the same, where the local copy turns out
-    to be damaged.
+    `is_local`: a search needs no request; `asks_storage`: it may make some, where the local copy is damaged.
     """
 
     @property
@@ -54,10 +52,7 @@ class Handle(Protocol):
     def asks_storage(self) -> bool: ...
     @property
     def search_bytes(self) -> int:
-        """How many bytes a search asks of the storage, about: the directory, where it isn't at hand, and a slot
-        group.
-        """
-        ...
+        """About how many bytes a search reads from the storage: the directory, if in no cache, and a slot group."""
 
     @property
     def lane(self) -> str: ...
@@ -65,31 +60,26 @@ class Handle(Protocol):
     def source(self) -> str | None: ...
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known at once, or None."""
-        ...
+        """Return why a search would find nothing (``filter``, ``topic``), as far as known for no request, or None."""
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
         """Do as `excludes` for all lookups of a batch."""
-        ...
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, in no order; raises a typed error where they can't be read.
+        """Return the rows that answer `lookup`, unordered; raises a typed error where they can't be read.
 
         Of more than `max_count` answers the first `max_count` + 1 are enough.
         """
-        ...
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup of a batch, in no order; errors as `search`."""
-        ...
+        """Return the rows that answer each lookup of a batch, unordered; errors as `search`."""
 
     def let_go(self) -> None:
-        """Close what is mapped, whoever still has the handle: nobody searches it any more. Idempotent."""
-        ...
+        """Close what is mapped: nobody searches it any more. Idempotent."""
 
 
 class LocalHandle:
-    """Base of handles whose search makes no request, so that nothing needs to spare it."""
+    """Base of handles whose search makes no request."""
 
     is_local = True
     asks_storage = False
@@ -159,9 +149,7 @@ class Catalog:
 
     @synchronized
     def put(self, handle: Handle, dispose: Callable[[], None] | None = None) -> None:
-        """Add a handle, or replace the one of the same file; `dispose` runs when no query can still be using that
-        one.
-        """
+        """Add a handle, or replace the one of the same file; `dispose` runs when no lookup can still use that one."""
         old = self._nodes.get(handle.file_id)
         begin = handle.second_min if old is None else min(handle.second_min, old.begin)
         self._nodes[handle.file_id] = self._list.insert(begin, max(begin, handle.second_max), handle)
@@ -189,9 +177,7 @@ class Catalog:
 
     @synchronized
     def clear(self, beside: Iterable[Handle] = ()) -> None:
-        """Let go of every handle and its mapping, and of those that lookups find `beside` the catalog; what a query has
-        gathered stays until it ends. Nothing is disposed of.
-        """
+        """Close every handle, and those `beside` the catalog, once no lookup runs; nothing is disposed of."""
         self._cleared += [*beside, *(node.value for node in self._nodes.values() if node.value is not None)]
         self._list = TimeRangeSkipList()
         self._nodes = {}
@@ -199,7 +185,7 @@ class Catalog:
         self._let_go()
 
     def reclaim(self) -> int:
-        """Run the disposals that no query stands in the way of any more; return how many are left waiting."""
+        """Run the disposals that wait for no lookup any more; return how many still wait."""
         with self._lock:
             oldest = min(list(self._readers.values()), default=self._generation + 1)
             ready = [dispose for generation, dispose in self._disposals if generation < oldest]

@@ -67,10 +67,7 @@ class TimeRangeSkipList(Generic[V]):
             node, _ = node.links[0]
 
     def insert(self, begin: int, end: int, value: V) -> Node[V]:
-        """Add `value` for the inclusive interval [begin, end] and return its node.
-
-        Raises `ValueError` where begin > end.
-        """
+        """Add `value` for the inclusive interval [begin, end]; return its node. `ValueError` where begin > end."""
         if begin > end:
             raise ValueError(f"interval ends before it begins: [{begin}, {end}]")
         with self._lock:

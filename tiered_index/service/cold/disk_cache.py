@@ -1,26 +1,21 @@
-"""The local cache of directories and filters: one index's entries in a `DiskCache`, verified whenever something is read
-from them.
+"""The disk cache of directories and filters, verified whenever something is read: one folder for any number of indexes.
 
 ```
 folder/<index id>/<object name, "/" written as ",">.trailer|.filter
 entry := (piece of 4,096 bytes, the last one shorter; CRC32 of it) ...
 ```
+
 Objects never change under one name, so an entry is never stale. Each CRC32 starts from one over index, object, kind and
 piece number: an entry that was copied, cut or swapped fails like one with a flipped bit. What fails is deleted and
-fetched anew; where it can't be deleted it is told of once, and is as good as absent until it is replaced. An entry is a
-copy, so no trouble of this folder is a lookup's error.
+fetched again; where it can't be deleted it is logged once and ignored until it is replaced. An entry is a copy, so no
+trouble of this folder is a lookup's error.
 
-A CRC32 is no signature: who may write an entry could make an answer short. So an entry is believed only where it is a
-regular file that `DiskCache.trusts`: no other user's, and not for others to write. What else stands in its place is
-treated as damaged.
+A CRC32 is no signature: whoever writes an entry could make an answer short. So only a regular file that
+`DiskCache.trusts` is read; anything else in its place counts as damaged.
 
-Threads and processes: any number may share a folder; entries appear whole, by a rename.
-
-The room of a local cache: one folder with a bound in bytes over the entries of all indexes in it.
-
-What was used longest ago goes first. A time of use is the file's own time, so that it is known to every process that
-shares the folder. Each process counts what it adds; others add, too, so all is counted again after a small part of the
-bound. Threads: any number.
+The folder has a bound in bytes; what was used longest ago goes first. A time of use is the file's own, known to every
+process that shares the folder. Each process counts what it adds, and counts all again after a small part of the bound.
+Threads and processes: any number; entries appear whole, by a rename.
 """
 
 from __future__ import annotations
@@ -43,17 +38,17 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
 __all__ = ["PIECE_BYTES", "CacheFolder", "DiskCache", "Kind"]
 
+# how often an entry's time of use is updated
 _TOUCH_S = 60.0
-# an entry's time of use is brought up to date this often
+# a temporary file this old is left by a crash
 _LEFTOVER_S = 3600.0
-# a temporary file this old is a crash's
-_ENTRY = DATA_PREFIX.replace("/", ",")
 # entries begin so; other files are somebody else's
-_SLACK = 0.9
+_ENTRY = DATA_PREFIX.replace("/", ",")
 # a full cache is emptied down to this part of its bound, so that not every new entry looks at all of them
+_SLACK = 0.9
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-_COUNTED_AFTER = 32
 # one part in so many of the bound may be added before all is counted again
+_COUNTED_AFTER = 32
 
 
 class DiskCache:
@@ -78,17 +73,13 @@ class DiskCache:
                 self._trusted.add(folder.parent.stat().st_uid)
 
     def trusts(self, status: os.stat_result) -> bool:
-        """Return whether a file or folder is no other user's, and for no other to write: ours, the superuser's, a read
-        root's owner's.
-        """
+        """Return whether no other user owns or may write a file or folder (root, and a read root's owner, may)."""
         return (
             not stat.S_ISLNK(status.st_mode) and status.st_uid in self._trusted and not status.st_mode & _OTHERS_WRITE
         )
 
     def takes(self, size_bytes: int) -> bool:
-        """Return whether an entry of `size_bytes` may be written: one of more than half of the bound would throw out
-        most others.
-        """
+        """Return whether an entry of `size_bytes` may be written: at most half of the bound."""
         return not self.read_only and size_bytes * 2 <= self.max_bytes
 
     def has_room(self, size_bytes: int) -> bool:
@@ -99,7 +90,7 @@ class DiskCache:
             return self._size_bytes + size_bytes <= self.max_bytes * _SLACK
 
     def touch(self, path: Path) -> None:
-        """Note that an entry was used."""
+        """Record a use of an entry."""
         if self.read_only:
             return
         now = time.monotonic()
@@ -135,13 +126,13 @@ class DiskCache:
                     self._size_bytes -= size
 
     def _count(self) -> list[tuple[float, int, str]]:
-        """Look at all entries; return them, the one used longest ago first."""
+        """Count all entries; return them, the one used longest ago first."""
         entries = sorted(self._entries())
         self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
         return entries
 
     def tell(self, what: str, error: OSError) -> None:
-        """Say once of each kind that the folder is of no use; lookups go on without it."""
+        """Log once of each kind that the folder is of no use; lookups go on without it."""
         text = f"{what}: {error.strerror}"
         with self._lock:
             new = text not in self._told
@@ -180,15 +171,15 @@ _log = logging.getLogger(__name__)
 
 
 class CacheFolder:
-    """The entries of the index `index_id` in a room that several may share."""
+    """The entries of the index `index_id` in a disk cache."""
 
-    def __init__(self, room: DiskCache, index_id: str) -> None:
-        self._room = room
-        self._mine = room.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
+    def __init__(self, cache: DiskCache, index_id: str) -> None:
+        self._cache = cache
+        self._mine = cache.folder / "".join(c if c.isalnum() or c in "-_" else "_" for c in index_id)
         self._index_id = index_id
         self._lock = threading.Lock()
+        # damaged entries that stay, each with what tells the file from one that takes its place
         self._passed_over: dict[Path, tuple[int, ...]] = {}
-        # damaged entries that stay, each by what tells the file from one that takes its place
 
     def read(self, name: str, kind: Kind, length: int) -> bytes | None:
         """Return an object's entry of `length` bytes, verified, or None."""
@@ -213,7 +204,7 @@ class CacheFolder:
                 status = os.fstat(handle.fileno())
                 if self._passed_over and self._passed_over.get(path) == _identity(status):
                     return None
-                if not self._room.trusts(status):
+                if not self._cache.trusts(status):
                     self._damaged(path, status, "another user's, or for others to write")
                     return None
                 if status.st_size != _stored_bytes(length):
@@ -222,56 +213,55 @@ class CacheFolder:
                 stored = PIECE_BYTES + _CRC_BYTES
                 data = memoryview(os.pread(handle.fileno(), (end - first) * stored, first * stored))
                 for number in range(first, end):
-                    piece = self._checked(
-                        name, kind, number, bytes(data[(number - first) * stored : (number - first + 1) * stored])
-                    )
-                    if piece is None:
+                    entry = bytes(data[(number - first) * stored : (number - first + 1) * stored])
+                    piece, crc32 = entry[:-_CRC_BYTES], entry[-_CRC_BYTES:]
+                    if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") != crc32:
                         self._damaged(path, status, f"piece {number} does not match its CRC32")
                         return None
                     pieces.append(piece)
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._room.tell("read", error)
+            self._cache.tell("read", error)
             return None
-        self._room.touch(path)
+        self._cache.touch(path)
         return pieces
 
     def write(self, name: str, kind: Kind, data: bytes | memoryview) -> bool:
         """Keep an entry; where the disk does not take it, it is not kept. Return whether it is."""
         size = _stored_bytes(len(data))
-        if not len(data) or not self._room.takes(size):
+        if not len(data) or not self._cache.takes(size):
             return False
         path = self._path(name, kind)
         temporary = path.with_name(f"{TEMPORARY_PREFIX}{secrets.token_hex(8)}")
         try:
             make_path(self._mine)
-            if not self._room.trusts(self._mine.lstat()):
+            if not self._cache.trusts(self._mine.lstat()):
                 raise PermissionError(
                     errno.EPERM, "another user's folder, a link, or for others to write", str(self._mine)
                 )
             temporary.touch(0o644, exist_ok=False)
             with temporary.open("wb") as handle:
-                for number, length in _pieces(len(data)):
-                    piece = bytes(data[number * PIECE_BYTES : number * PIECE_BYTES + length])
+                for number, start in enumerate(range(0, len(data), PIECE_BYTES)):
+                    piece = bytes(data[start : start + PIECE_BYTES])
                     handle.write(piece + zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big"))
             replaced = path.stat().st_size if path.exists() else 0
             temporary.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            self._room.tell("write", error)
+            self._cache.tell("write", error)
             return False
-        self._room.added(size - replaced)
+        self._cache.added(size - replaced)
         return True
 
     def takes(self, length: int) -> bool:
         """Return whether an entry of `length` bytes may be written."""
-        return self._room.takes(_stored_bytes(length))
+        return self._cache.takes(_stored_bytes(length))
 
     def has_room(self, length: int) -> bool:
-        """Return whether an entry of `length` bytes would make no other go."""
-        return self._room.has_room(_stored_bytes(length))
+        """Return whether an entry of `length` bytes would evict no other."""
+        return self._cache.has_room(_stored_bytes(length))
 
     def forget_unnamed(self, named: Container[str]) -> None:
         """Forget what was noted of entries of objects that are not among `named`."""
@@ -285,17 +275,9 @@ class CacheFolder:
     def _seed(self, name: str, kind: Kind, number: int) -> int:
         return zlib.crc32(f"{self._index_id}\n{name}\n{kind}\n{number}".encode())
 
-    def _checked(self, name: str, kind: Kind, number: int, data: bytes) -> bytes | None:
-        piece = data[:-_CRC_BYTES]
-        return (
-            piece
-            if zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big") == data[-_CRC_BYTES:]
-            else None
-        )
-
     def _damaged(self, path: Path, status: os.stat_result, problem: str) -> None:
         gone = False
-        if not self._room.read_only:
+        if not self._cache.read_only:
             with contextlib.suppress(OSError):
                 path.unlink()
                 gone = True
@@ -311,11 +293,6 @@ class CacheFolder:
 
 def _identity(status: os.stat_result) -> tuple[int, ...]:
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
-
-
-def _pieces(length: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, length, PIECE_BYTES):
-        yield start // PIECE_BYTES, min(PIECE_BYTES, length - start)
 
 
 def _stored_bytes(length: int) -> int:

@@ -1,11 +1,9 @@
-"""The cold path of one index: trailers, filters and slot groups of its stored files, every byte verified before it is
-believed.
+"""The cold path of one index: trailers, filters and slot groups of its stored files, all bytes verified.
 
-A look-up in a file costs one range request once the file's directory is known; the directory comes by one exact
-request, once, and stays in memory or in the local cache. A filter at hand makes it none where the key can't be. What
-fails its CRC32 is fetched once more (a transfer may go wrong), then it is `CorruptFile`.
-
-Threads: any number. At most `query_threads` range reads are under way, also of several indexes that are read as one.
+A lookup in a file costs one range request once the file's directory is known, which one exact request fetches into the
+caches; none where a cached filter excludes the key. What fails its CRC32 is fetched once more, then it is
+`CorruptFile`. Threads: any number. At most `query_threads` range reads are under way, also of several indexes that are
+read as one.
 """
 
 from __future__ import annotations
@@ -52,9 +50,7 @@ class _Abandoned(Exception):
 
 
 class MissingObject(ObjectNotFound):
-    """An object that the log names is not there: it was removed by a later record, or the storage lost it. `uri` is the
-    storage's.
-    """
+    """An object that the log of the storage `uri` names is missing: a later record removed it, or it was lost."""
 
     def __init__(self, name: str, uri: str) -> None:
         super().__init__(name, uri)
@@ -96,8 +92,8 @@ class Span:
 def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
     """Return spans that cover `runs` (each once, not overlapping), in order of offset.
 
-    Runs at most `gap_bytes` apart share a span, since a request costs as much time as some hundred KiB, unless it would
-    pass `max_bytes`; only a run longer than that makes a longer one.
+    Runs at most `gap_bytes` apart share a span, since a request takes as long as some hundred KiB, unless it would pass
+    `max_bytes`; only a longer run makes a longer span.
     """
     spans: list[Span] = []
     for run in sorted(runs, key=attrgetter("offset")):
@@ -121,10 +117,7 @@ class RangeReadPool(DaemonPool):
 
     @contextlib.contextmanager
     def place(self, name: str) -> Iterator[None]:
-        """Hold one of the places until the block ends.
-
-        Raises `BudgetExceeded` where none is free before the deadline.
-        """
+        """Hold a place until the block ends; `BudgetExceeded` where none is free before the deadline."""
         if not self._places.acquire(timeout=remaining_s()):
             raise BudgetExceeded(f"timeout_s was reached while waiting to read {name}")
         try:
@@ -136,9 +129,8 @@ class RangeReadPool(DaemonPool):
 class ColdPath:
     """Reads the stored files of one index.
 
-    `keyed` says whether its entries have fingerprints; `folder` is the local cache, if there is one. `caches` are those
-    in memory, where several indexes, each with its `index_id`, share them, and `range_reads` what bounds their ranges;
-    whoever made them clears and closes them.
+    `keyed`: its entries have fingerprints; `folder` is its disk cache. `caches` (in memory) and `range_reads` may be
+    shared by several indexes, each with its `index_id`; whoever made them clears and closes them.
     """
 
     def __init__(
@@ -166,10 +158,9 @@ class ColdPath:
         self._closed = False
 
     def trailer(self, stored: StoredObject) -> Trailer:
-        """Return a file's verified trailer from memory, the local cache or, by one request, the storage.
+        """Return a file's verified trailer from memory, the disk cache or, by one request, the storage.
 
-        Look-ups that come while it is fetched wait for that request and share its outcome, an error of the file or the
-        storage included.
+        Lookups that come meanwhile wait for that request and share its outcome, errors of file or storage included.
         """
         while True:
             known = self.known_trailer(stored)
@@ -206,8 +197,7 @@ class ColdPath:
         return self._caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given; what isn't cached is read side by side, neighbours
-        in one range.
+        """Return each run's verified bytes, in the order given, read side by side, neighbours in one range.
 
         Raises `CorruptFile` naming the run, `MissingObject`.
         """
@@ -231,10 +221,9 @@ class ColdPath:
         return [pieces[run.offset] for run in runs]
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter where its misses make it due; return whether it came to hand now.
+        """Fetch a file's filter where its misses make it due; return whether it is in a cache now.
 
-        A look-up held to a budget leaves it to others. One can do without: what keeps a filter from being fetched is
-        logged, and only an object that is gone is an error.
+        A lookup with a budget leaves it to others. Only a missing object is an error; other failures are logged.
         """
         context = active_context()
         if context.deadline_s is not None or context.is_limited or not self.filters.begin_fetch(stored):
@@ -250,7 +239,7 @@ class ColdPath:
             self.filters.end_fetch(stored)
 
     def fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter now, unless it is at hand or fits no cache; return whether it is at hand.
+        """Fetch a file's filter, unless a cache has it or none takes it; return whether a cache has it.
 
         Raises `CorruptFile`, `MissingObject`, `StorageUnavailable`.
         """
@@ -274,15 +263,13 @@ class ColdPath:
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget what was noted of objects that are not among `named`: those that are gone don't come again under their
-        names.
-        """
+        """Forget what was noted of objects that are not among `named`; no later object has their names."""
         self.filters.forget_unnamed(named)
         if self._folder is not None:
             self._folder.forget_unnamed(named)
 
     def keep(self, stored: StoredObject, data: Any) -> None:
-        """Keep directory and filter of a file whose bytes are at hand, so that no request will be needed for them."""
+        """Put directory and filter of a file, whose bytes are `data`, into the disk cache."""
         if self._folder is not None:
             with memoryview(data) as whole:
                 self._folder.write(stored.name, "trailer", bytes(whole[stored.directory_position : stored.size_bytes]))
@@ -292,13 +279,11 @@ class ColdPath:
                     )
 
     def use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used, by all who share them: ``blocks``, ``directories``,
-        ``filters``.
-        """
+        """Return how the caches in memory were used: ``blocks``, ``directories``, ``filters``."""
         return self._caches.use()
 
     def close(self, until_s: float | None = None) -> None:
-        """Let go of threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
+        """Release threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
         self._closed = True
         if self._own_range_reads:
             self._range_reads.close(until_s)
@@ -336,7 +321,7 @@ class ColdPath:
         return self._checked(stored, span.start, span.length, check)
 
     def _checked(self, stored: StoredObject, start: int, length: int, check: Callable[[bytes], T]) -> T:
-        """Return what `check` makes of a range; where it finds it damaged, of the same range fetched once more."""
+        """Return what `check` makes of a range; where it is damaged, of the same range fetched once more."""
         try:
             return check(self._get(stored, start, length))
         except UnsupportedVersion:

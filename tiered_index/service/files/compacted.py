@@ -1,11 +1,7 @@
 """Compacted files, wherever their bytes lie: on the local disk, in the storage, or in both.
 
-A search (`search`) is the same for both. A local copy that fails its check is passed over in favour of
-the storage where the file is there too.
-
-Threads: every method from any thread. Answers are copies; the map of an unlinked file dies with its last array.
-
-Checks of a local compacted file's bytes, before its predecessor goes or its object is believed. Threads: any.
+The search is the same for both. A damaged local copy is passed over where the storage has the file too. Threads: every
+method from any thread. Answers are copies; the map of an unlinked file dies with its last array.
 """
 
 from __future__ import annotations
@@ -49,6 +45,7 @@ __all__ = [
 ]
 
 Array = npt.NDArray[Any]
+_VERIFY_RUNS = 256
 
 
 class _Ranges(Protocol):
@@ -76,7 +73,8 @@ class LocalBytes:
                 raise
             raise disk_error(error, f"reading {path}") from error
         self.size_bytes = len(self._map)
-        self._trailer = self._parse()
+        tail = Tail.decode(self._map[max(0, self.size_bytes - TAIL_SIZE) :], self.file, self.size_bytes)
+        self._trailer = parse_trailer(self._map[tail.directory_position :], self.file, self.size_bytes)
 
     @property
     def data(self) -> mmap.mmap:
@@ -98,11 +96,6 @@ class LocalBytes:
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes. Raises `CorruptFile`."""
         return read_runs(self, runs)
-
-    def _parse(self) -> Trailer:
-        size = self.size_bytes
-        tail = Tail.decode(self._map[max(0, size - TAIL_SIZE) :], self.file, size)
-        return parse_trailer(self._map[tail.directory_position :], self.file, size)
 
 
 class StorageBytes:
@@ -134,7 +127,7 @@ class StorageBytes:
         return self.cold.verified(self.stored, runs)
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`; what was read in vain counts towards the file's filter."""
+        """Return the rows that answer `lookup`, unordered; a search that finds nothing counts as a filter's miss."""
         cold, stored = self.cold, self.stored
         hash64 = lookup_hash(lookup, keyed=cold.keyed)
         if cold.maybe_fetch_filter(stored) and cold.filters.excludes(stored, hash64):
@@ -164,9 +157,7 @@ class StorageBytes:
         return found
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:
-        """Return which lookups (bool, n) have no answer here: their range is another, or their key, says a filter at
-        hand.
-        """
+        """Return which lookups (bool, n) have no answer here by their range, or by a cached filter."""
         away = (batch.second_min > self.stored.second_max) | (batch.second_max < self.stored.second_min)
         here = np.flatnonzero(~away)
         away[here] = self.cold.filters.excludes_many(self.stored, lookup_hashes(batch, keyed=self.cold.keyed)[here])
@@ -174,7 +165,7 @@ class StorageBytes:
 
     @property
     def search_bytes(self) -> int:
-        """Bytes that a search asks for, about: the directory, where it isn't in memory, and a slot group."""
+        """About how many bytes a search reads: the directory, where it isn't in memory, and a slot group."""
         known = self.cold.known_trailer(self.stored) is not None
         return GROUP_BYTES + (0 if known else self.stored.size_bytes - self.stored.directory_position)
 
@@ -190,10 +181,9 @@ class StorageBytes:
 
 @dataclass
 class CompactedFile:
-    """A compacted file as queries see it. `local` and `stored` are its bytes; the local ones are preferred.
+    """A compacted file as lookups see it. `local` and `stored` are its bytes; the local ones are preferred.
 
-    `folder` is the local copy's, or None; a copy in ``uploaded`` has no `stored` only while the storage could not be
-    asked.
+    `folder` is the local copy's, or None; a copy in ``uploaded`` has no `stored` only if the storage was unavailable.
     """
 
     file_id: str
@@ -224,13 +214,11 @@ class CompactedFile:
 
     @property
     def search_bytes(self) -> int:
-        """Bytes that a search asks of the storage, about; none while the local copy is whole."""
+        """About how many bytes a search reads from the storage; 0 while the local copy is whole."""
         return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """Return why a search would find nothing (``filter``, ``topic``), as far as that is known without a request, or
-        None.
-        """
+        """As `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
         if self.stored.cold.filters.excludes(self.stored.stored, lookup_hash(lookup, keyed=self.stored.cold.keyed)):
@@ -238,7 +226,7 @@ class CompactedFile:
         return "topic" if self.stored.lacks_topic(lookup.topic) else None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Do as `excludes` for all lookups of a batch."""
+        """As `excludes`, for all lookups of a batch."""
         if self.local is not None or self.stored is None:
             return None
         if not len(batch.overlapping(self.second_min, self.second_max)):
@@ -248,7 +236,7 @@ class CompactedFile:
         return "topic" if all(map(self.stored.lacks_topic, batch.topics)) else None
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, in no order."""
+        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
         if self.local is not None:
             try:
                 return search_file(self.local, lookup)
@@ -259,7 +247,7 @@ class CompactedFile:
         return self.stored.search(lookup)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in no order; every slot group is read and checked once."""
+        """Return the rows that answer each lookup, unordered; every slot group is read and checked once."""
         if self.local is not None:
             try:
                 return search_file_for_many(self.local, batch)
@@ -282,9 +270,7 @@ class CompactedFile:
 
 
 def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
-    """Return each run's verified bytes; neighbouring runs are read by one range. Raises `CorruptFile` naming the
-    run.
-    """
+    """Return each run's verified bytes, neighbours read by one range. Raises `CorruptFile` naming the run."""
     spans = spans_of(runs, 0, 1 << 62)
     found: dict[int, memoryview] = {}
     for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
@@ -304,37 +290,20 @@ def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
     metadata = local.trailer().metadata
     if metadata.file_id != path.stem:
         raise CorruptFile(str(path), "file says another id than its name", expected=path.stem, found=metadata.file_id)
-    sequence = int(metadata.more.get("sequence", 0))
+    interval, sequence = (metadata.second_min, metadata.second_max), int(metadata.more.get("sequence", 0))
     return CompactedFile(
-        file_id=metadata.file_id,
-        second_min=metadata.second_min,
-        second_max=metadata.second_max,
-        sequence=sequence,
-        count=metadata.count,
-        lane=metadata.lane,
-        folder=path.parent.name,
-        local=local,
-        stored=stored,
+        metadata.file_id, *interval, sequence, metadata.count, metadata.lane, path.parent.name, local, stored
     )
 
 
 def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
     """Return the handle of a file in the storage; nothing is read yet."""
-    return CompactedFile(
-        file_id=stored.file_id,
-        second_min=stored.second_min,
-        second_max=stored.second_max,
-        sequence=stored.sequence,
-        count=stored.count,
-        lane=stored.lane,
-        stored=StorageBytes(cold, stored),
-    )
+    interval, source = (stored.second_min, stored.second_max), StorageBytes(cold, stored)
+    return CompactedFile(stored.file_id, *interval, stored.sequence, stored.count, stored.lane, stored=source)
 
 
 class DamagedFile(LocalHandle):
-    """A local file that could not be read at recovery: its range of time is kept, and every lookup that meets it fails
-    or says so.
-    """
+    """A local file that recovery could not read: every lookup that meets its range of time fails or reports it."""
 
     def __init__(self, file_id: str, place: str, second_min: int, second_max: int, error: TieredIndexError) -> None:
         self.file_id = file_id
@@ -354,9 +323,6 @@ class DamagedFile(LocalHandle):
         raise self.error.with_traceback(None)
 
 
-_VERIFY_RUNS = 256
-
-
 def verify_runs(file: CompactedFile) -> None:
     """Check every array of a local compacted file against its CRC32. Raises `CorruptFile`."""
     assert file.local is not None
@@ -366,10 +332,7 @@ def verify_runs(file: CompactedFile) -> None:
 
 
 def verify_tables(file: CompactedFile) -> None:
-    """Check header, slot table and filter of a local compacted file, which lookups in it do without.
-
-    Raises `CorruptFile`.
-    """
+    """Check header, slot table and filter of a local compacted file, which lookups don't read. Raises `CorruptFile`."""
     assert file.local is not None
     trailer = file.local.trailer()
     metadata, tail = trailer.metadata, trailer.tail

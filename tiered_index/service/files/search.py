@@ -1,12 +1,11 @@
 """The search in one compacted file or shard, wherever its bytes lie.
 
-The directory says which runs may hold a key; just those are read, each is checked against its CRC32, and only then an
-item is looked at. `scan_runs` reads many runs, a window of bounded size at a time: for batches of lookups, and for
-whole files.
+The directory says which runs may hold a key; only those are read, and each is checked against its CRC32 before an item
+is looked at. `scan_runs` reads many runs, a window of bounded size at a time: for batches of lookups, and whole files.
 
-A giant slot is read newest blocks first, twice as many in each round, until each lookup has one answer more than asked
-and nothing that is not read could come before; a batch reads a block once, for all lookups that need it. What is found
-is cut to the pages as it comes in. Threads: any; answers are copies.
+A giant slot is read newest blocks first, twice as many in each round, until each lookup has one answer more than
+`max_count` and nothing unread could come before; a batch reads a block once, for all lookups that need it. Threads:
+any; answers are copies.
 """
 
 from __future__ import annotations
@@ -38,8 +37,13 @@ __all__ = [
     "search_file_for_many",
 ]
 
-_BATCH_BYTES = 8 << 20
 # blocks of a giant slot held in memory at a time
+_BATCH_BYTES = 8 << 20
+# slot groups of a batch held in memory at a time
+_WINDOW_BYTES = 32 << 20
+_MOST_ROUNDS = 20
+# answers: more than a slot holds
+_ALL = 1 << 40
 
 
 class FileBytes(Protocol):
@@ -100,17 +104,17 @@ def scan_matches(
 
 
 def lookup_hash(lookup: PreparedLookup, *, keyed: bool) -> int:
-    """Return what filters are asked for a lookup's key (u64)."""
+    """Return the hash (u64) of a lookup's key for filters."""
     return filter_hash(lookup.key_hash, lookup.fingerprint if keyed else 0)
 
 
 def lookup_hashes(batch: LookupBatch, *, keyed: bool) -> npt.NDArray[np.uint64]:
-    """Return what filters are asked for the keys of a batch (u64, n)."""
+    """Return the hashes (u64, n) of the keys of a batch for filters."""
     return batch.keyed_filter_hashes if keyed else batch.plain_filter_hashes
 
 
 def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
-    """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, in no order."""
+    """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
     trailer = source.trailer()
     metadata = trailer.metadata
     layout = metadata.layout
@@ -139,8 +143,7 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
 
 
 def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in batches that may hold as many items as asked; each batch is larger than the one
-    before.
+    """Yield the runs newest first, in growing batches, the first of which may hold `max_count` + 1 items.
 
     Runs of one second are taken together where only all of them tell which of their items come first: a second within
     which a cursor stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
@@ -165,16 +168,10 @@ def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> 
         start, wanted = stop, 2 * wanted
 
 
-_MOST_ROUNDS = 20
-_ALL = 1 << 40
-# answers: more than a slot holds
-
-
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), what must be read of each, and the open lookups
-    (numbers in the batch).
+    """One cut group: its `blocks` (rows of the directory, n), the runs to read, and its open lookups.
 
-    `ordered`: entries of one hash stand in answer order.
+    Lookups are numbers in the batch. `ordered`: entries of one hash stand in answer order.
     """
 
     def __init__(
@@ -194,9 +191,7 @@ class GiantSlot:
         self._keep_open(lookups)
 
     def next_runs(self) -> list[Run]:
-        """Return what the next round reads: of each lookup as many blocks as may hold what it asks for, or as was
-        found wanting.
-        """
+        """Return the next round's runs: of each open lookup as many blocks as may hold its missing answers."""
         target = (np.minimum(self._batch.max_count[self._open], _ALL) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
         promised = np.zeros(len(self._open), np.int64)
@@ -213,7 +208,7 @@ class GiantSlot:
         return chosen
 
     def waiting(self) -> list[Run]:
-        """Return what is not read and needed by an open lookup."""
+        """Return the unread runs that an open lookup needs."""
         return [run for place, run in enumerate(self.runs) if self._unread[place] and self._needing(place).any()]
 
     def take(self, run: Run) -> npt.NDArray[np.int64]:
@@ -223,9 +218,7 @@ class GiantSlot:
         return self._open[self._needing(place)]
 
     def settle(self, found: Matches) -> None:
-        """Close the lookups that have enough; `found` are their first rows so far, by lookup and in answer
-        order.
-        """
+        """Close the lookups that have enough; `found` are their first rows so far (`first_rows`)."""
         lookups = self._open
         last = self._batch.page_ends(lookups, found)
         # the greatest second of what is not read; whether any is; whether something was read that stands behind it
@@ -255,14 +248,10 @@ class GiantSlot:
         return needing
 
 
-_WINDOW_BYTES = 32 << 20
-# slot groups of a batch held in memory at a time
-
-
 def search_file_for_many(
     source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
 ) -> Matches:
-    """Return the rows that answer each lookup, in no order, at most one more than asked of each.
+    """Return the rows that answer each lookup, unordered, at most one more than `max_count` of each.
 
     `excluded` (bool, n) are those whose key the file certainly doesn't hold.
     """
@@ -314,11 +303,9 @@ def search_file_for_many(
 
 
 def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
-    """Yield the chosen runs in order of position, cut where two of them would be read as one range over a gap that was
-    read already.
+    """Yield the chosen runs in order of position, cut where a range over two of them would read a gap again.
 
-    What of the waiting runs lies in a gap that is read anyway is read for good. `done` are the positions of what was
-    read, sorted.
+    Waiting runs in a gap that is read anyway are read with it. `done` are the sorted positions of the runs read so far.
     """
     chosen = sorted(chosen, key=attrgetter("offset"))
     waiting = sorted(waiting, key=attrgetter("offset"))

@@ -1,12 +1,10 @@
-"""An unsealed file on disk: the flusher appends batches, queries read, a seal ends it.
+"""An unsealed file on disk: the flusher appends batches, lookups read, a seal ends it.
 
 Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch
-whose append raised, whatever it was, is not part of the file, and the file takes no more: the kernel may have dropped
-what a failed sync did not write, and shows it all the same. So the last record of a journal that was found may not be
-on the disk: recovery writes it again.
+whose append raised is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync
+did not write, and shows it all the same. So a journal's last record may not be on the disk: recovery writes it again.
 
-Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only; a full disk
-is an exception.
+Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only.
 """
 
 from __future__ import annotations
@@ -39,8 +37,8 @@ from tiered_index.service.root.root import Deletions, Root, disk_error
 __all__ = ["Reserve", "UnsealedFile", "drop_unbegun", "verified_entries"]
 
 Array = npt.NDArray[Any]
-_CHAIN_LIMIT = 256
 # a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
+_CHAIN_LIMIT = 256
 _FEW = 16
 _VERIFY_CHUNK = 1 << 24
 _log = logging.getLogger(__name__)
@@ -72,10 +70,7 @@ class Reserve:
 
 
 class UnsealedFile(LocalHandle):
-    """One unsealed file.
-
-    `sequence` orders the files of a root by when they were begun; `lane` is ``main`` or ``quarantine``.
-    """
+    """An unsealed file. `sequence` orders the files of a root by their begin; `lane` is ``main`` or ``quarantine``."""
 
     place = UNSEALED
 
@@ -124,9 +119,7 @@ class UnsealedFile(LocalHandle):
         predecessor: tuple[str, int] | None = None,
         log_number: int = 0,
     ) -> UnsealedFile:
-        """Turn reserved space into a file: header, journal with its open record, then both get their names, the journal
-        first.
-        """
+        """Make reserved space a file: header, journal with its open record, then their names, the journal's first."""
         disk, layout = root.disk, reserve.layout
         file_id = new_file_id(begin_ms)
         table = UnsealedTable(layout, begin_ms)
@@ -252,9 +245,7 @@ class UnsealedFile(LocalHandle):
         self.failed = False
 
     def seal(self) -> None:
-        """Accept no more entries; header and slot table are written, the journal says so, the descriptors are closed.
-        Idempotent.
-        """
+        """Accept no more entries: write header, slot table and the seal, close the descriptors. Idempotent."""
         if self.sealed:
             return
         is_whole, self.failed = self._descriptor is not None and not self.failed, True
@@ -283,9 +274,7 @@ class UnsealedFile(LocalHandle):
         self._disk.sync(self._descriptor)
 
     def close(self) -> None:
-        """Write header and slot table of a file that is still open for writing, and close the descriptors; reading goes
-        on.
-        """
+        """Write header and slot table of a file still open for writing, and close the descriptors; reading goes on."""
         if self._descriptor is None:
             return
         try:
@@ -305,9 +294,7 @@ class UnsealedFile(LocalHandle):
                 self._disk.close(descriptor)
 
     def let_go(self) -> None:
-        """Close the descriptors and the map, whoever still has the object: nobody may search it any more.
-        Idempotent.
-        """
+        """Close the descriptors and the map: nobody may search it any more. Idempotent."""
         self.release()
         unmap(self._map)
 
@@ -329,9 +316,7 @@ class UnsealedFile(LocalHandle):
         return self._ids.get(topic, frozenset())
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, in no order: along the chain, or by a scan where the chain is
-        long.
-        """
+        """Return the rows that answer `lookup`, unordered, along the chain, or by a scan where it is long."""
         ids = self.topic_ids(lookup.topic)
         begin_s = self.table.begin_ms // 1000
         schema = self.layout.schema
@@ -347,9 +332,7 @@ class UnsealedFile(LocalHandle):
         return select_items(entries_view(self._map, self.layout, count), begin_s, lookup, ids, schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in no order: all chains are walked side by side, long ones
-        scanned.
-        """
+        """Return the rows that answer each lookup, unordered; chains are walked side by side, long ones scanned."""
         schema, layout = self.layout.schema, self.layout
         count = self.table.count
         wanted = batch.overlapping(self.second_min, self.second_max)
@@ -399,10 +382,10 @@ class UnsealedFile(LocalHandle):
 
 
 def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
-    """Delete a file that holds nothing, or nothing that doesn't stand elsewhere; `begun` is its journal's first record.
+    """Delete a file whose entries, if any, stand elsewhere; `begun` is its journal's first record.
 
-    First that record alone takes the journal's place, durably: the journal may end in a record whose sync failed, and
-    without its entries that would be damage. Where it fails the file stays, and what it says is true.
+    First that record alone durably replaces the journal, which may end in a record whose sync failed and would be
+    damage without its entries. Where that fails the file stays.
     """
     path, journal_path, temporary = (
         root.index_path(UNSEALED, file_id),
@@ -422,7 +405,7 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
 
 
 def verified_entries(data: Any, journal: Journal, file: str) -> Array:
-    """Return entries 1..count over `data` after checking header, length and the CRC of every journaled batch.
+    """Return entries 1..count over `data` after checking header, length and the CRC32 of every batch.
 
     Raises `CorruptFile` naming the batch's position.
     """

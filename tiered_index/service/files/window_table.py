@@ -1,10 +1,7 @@
-"""Window tables: the entries of one time window, merged out of many files, as one handle.
+"""Window tables, the entries of one time window merged out of many files, and how a catalog comes to show the log.
 
 A lookup reads the one shard that holds its slot; a giant slot continues in further shards, each with a time of its own,
 of which only those are read that the page needs. Threads: every method from any thread.
-
-Making a catalog show what the log says: the one way by which stored files and window tables come to queries, and go.
-Threads: any.
 """
 
 from __future__ import annotations
@@ -30,10 +27,7 @@ __all__ = ["WindowTable", "apply_log_state"]
 
 
 class WindowTable:
-    """The shards of one table.
-
-    `file_id` is the table's id. Raises `CorruptFile` for shards that contradict each other.
-    """
+    """The shards of one table, whose id is `file_id`. Raises `CorruptFile` for shards that contradict each other."""
 
     place = "storage"
     is_local = False
@@ -67,27 +61,27 @@ class WindowTable:
 
     @property
     def search_bytes(self) -> int:
-        """Bytes that a search asks for, about: of one shard."""
+        """About how many bytes a search reads: of one shard."""
         return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
 
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
-        """Return why a search would find nothing (``filter``), as far as that is known without a request, or None."""
+        """As `Handle.excludes`, by filters."""
         hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
         if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(lookup)):
             return "filter"
         return None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
-        """Do as `excludes` for all lookups of a batch."""
+        """As `excludes`, for all lookups of a batch."""
         if not len(batch.overlapping(self.second_min, self.second_max)):
             return "time"
         return None if self._excluded(batch) else "filter"
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, in no order."""
+        """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
         hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
         rows: Array | None = None
         schema = None
@@ -113,9 +107,7 @@ class WindowTable:
         return rows if rows is not None else np.empty(0, "i8")
 
     def search_many(self, batch: LookupBatch) -> Matches:
-        """Return the rows that answer each lookup, in no order; shards side by side, every slot group is read and
-        checked once.
-        """
+        """Return the rows that answer each lookup, unordered; shards side by side, every slot group is read once."""
         searches = [
             partial(StorageBytes(self._cold, stored).search_many, batch, away) for stored, away in self._excluded(batch)
         ]
@@ -162,12 +154,11 @@ def apply_log_state(
     dispose: Callable[[str], Callable[[], None] | None],
     keeps: Callable[[CompactedFile], bool] = lambda _: False,
 ) -> None:
-    """Make the catalog show exactly the objects of `state` beside the local files; `dispose` names what goes with a
-    removed file. `keeps` says which local copies stay although their file was merged.
+    """Make the catalog show exactly the objects of `state` beside the local files.
 
-    `handles` must have been taken before `state`: what was published in between is not among them and stays. What the
-    cold path has noted of objects that are gone is forgotten, so that a reader that lives for years doesn't grow with
-    those that came and went.
+    `dispose` returns what disposes of a removed file; `keeps` says which local copies stay though their file was
+    merged. `handles` must have been taken before `state`: what was published in between is not among them and stays.
+    The cold path forgets what it has noted of removed objects.
     """
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in state.tables.items():

@@ -41,7 +41,6 @@ class FoundMessage(Protocol):
 
     def to_dict(self) -> dict[str, Any]:
         """Return it JSON-ready."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,11 +86,7 @@ class MessageSource(Protocol):
     """Where the messages are. Safe under threads."""
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`, in their order, looked up under `key` of `topic`.
-
-        Never raises for a single item.
-        """
-        ...
+        """Return what became of each of `items`, in order, looked up under `key` of `topic`; no single one raises."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -323,9 +318,7 @@ class MessageLookup:
         return reports
 
     def _failures(self, reports: Sequence[FileReport]) -> dict[str, FileReport]:
-        """Return the reports of what could not be read; raises its error unless partial answers are allowed, or the
-        budget refused it.
-        """
+        """Return the failed reports; raises their error unless the budget refused it or partial answers are allowed."""
         failed = {report.file: report for report in reports if report.outcome == "failed"}
         errors = [one.error for one in self._fetched if one.error is not None]
         hard = [error for error in errors if not isinstance(error, BudgetExceeded)]

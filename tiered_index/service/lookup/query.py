@@ -76,10 +76,7 @@ class MissingObjects:
         self._reported = False
 
     def run(self, catalogs: Sequence[Catalog], answer: Callable[[MissingObjects], T]) -> T:
-        """Return what `answer` returns; where the log has removed an object it starts again, `LOG_RETRIES` times.
-
-        Raises as `resolve`.
-        """
+        """Return what `answer` returns; where the log has removed an object it starts again. Raises as `resolve`."""
         uri = ""
         for _ in range(LOG_RETRIES):
             try:

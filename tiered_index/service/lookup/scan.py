@@ -154,10 +154,7 @@ class FileReader:
         self._closed = False
 
     def close(self, until_s: float | None = None) -> None:
-        """Stop the pool; lookups under way end with an answer or `InvalidArgument`.
-
-        `until_s` as of `DaemonPool.close`. Idempotent.
-        """
+        """Stop the pool; running lookups end with an answer or `InvalidArgument`. As `DaemonPool.close`."""
         # what is queued runs and finds the engine closed: a cancelled future would leave its lookup waiting for ever
         self._closed = True
         self._pool.close(until_s)
@@ -281,7 +278,7 @@ class FileReader:
     def _search_local_copy(self, search: _Search) -> bool:
         """Search a local copy in the caller's thread; return False, without a report, where that needs a request.
 
-        A request may take longer than the lookup has, and only what runs in another thread can be given up.
+        A request may take longer than the lookup has, and only another thread's can be given up.
         """
         try:
             with active_context().counting(Usage(max_requests=0)).active():

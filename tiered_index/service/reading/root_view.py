@@ -36,9 +36,7 @@ _STEP_NS = 2_000_000_000
 
 
 class UnsealedView(LocalHandle):
-    """The durable entries of an unsealed file at one moment; `state` is inode, size and time of its journal before it
-    was read.
-    """
+    """The durable entries of an unsealed file; `state` is inode, size and time of its journal before it was read."""
 
     place = UNSEALED
 

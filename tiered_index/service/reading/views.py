@@ -51,8 +51,8 @@ _OVERDUE_S = 30.0
 class IndexView:
     """An index that somebody else writes.
 
-    `backend` stands in for the storage that `config` names; it is closed with the view, not where making the view
-    fails. Raises as `IndexReader.open`.
+    `backend` replaces the storage that `config` names; the view closes it, unless making the view fails. Raises as
+    `IndexReader.open`.
     """
 
     def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, parts: ReaderParts) -> None:
@@ -139,10 +139,7 @@ class IndexView:
             return self._read()
 
     def read_on(self) -> LogState:
-        """Refresh for a lookup, beginning after this call.
-
-        Raises `BudgetExceeded` where its time is too short; the reading goes on.
-        """
+        """Refresh for a lookup, beginning after this call; `BudgetExceeded` where its time is too short."""
         left_s = remaining_s()
         if left_s is None:
             return self.refresh()
@@ -163,9 +160,7 @@ class IndexView:
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
     def claim_refresh(self) -> bool:
-        """Return whether a refresh is due and nobody runs it; the caller must then call `refresh_claimed`, or release
-        the claim.
-        """
+        """Claim a due refresh that nobody runs, for `refresh_claimed` or `release_claim`; return whether."""
         if not self._is_due() or not self._refreshing.acquire(blocking=False):
             return False
         if not self._is_due():

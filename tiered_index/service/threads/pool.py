@@ -120,9 +120,7 @@ class DaemonPool:
         work.threads.append(thread)  # only now: one that was not started is neither ended nor waited for
 
     def close(self, until_s: float | None = None) -> None:
-        """Refuse further calls and wait for what is under way until `until_s`, a reading of `time.monotonic()`
-        (default: `close_until_s`); what was submitted still runs. Idempotent.
-        """
+        """Refuse further calls and wait for running ones until `until_s` (`time.monotonic()`). Idempotent."""
         with self._lock:
             self._closed = True
             self._end()
@@ -133,10 +131,7 @@ class DaemonPool:
 
 
 def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
-    """Return what the parts return, in their order; raises the first one's error, and then begins no more of them.
-
-    Raises `BudgetExceeded` where the deadline comes while it waits.
-    """
+    """Return what the parts return, in order; raises the first error, and `BudgetExceeded` at the deadline."""
     submit = active_context().submit
     if submit is None or len(parts) < 2:
         return [part() for part in parts]

@@ -1,12 +1,9 @@
-"""Threads of ours: what changes state runs in them, and whoever asks for it waits.
+"""Worker threads, which run whatever changes state; the caller waits for them.
 
 Python runs signal handlers in the main thread, between any two instructions, and a handler may raise
-(`KeyboardInterrupt`). So nothing that takes more than one step runs in a caller's thread: a `Worker` does it, the
-caller waits and may be interrupted there, and what was begun is finished. A background worker also calls its `run_once`
-every so often. An error of one round is logged once and kept in `error`; the next rounds wait longer, up to a bound,
-and go on trying.
-
-Threads: every method from any.
+(`KeyboardInterrupt`). So nothing of more than one step runs in a caller's thread: a `Worker` runs it, and finishes it
+where the caller's wait is interrupted. A background worker also calls its `run_once` every so often. An error of a
+round is logged once and kept in `error`; the next rounds wait longer, up to a bound. Threads: every method from any.
 """
 
 from __future__ import annotations
@@ -32,8 +29,8 @@ P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")
 _MAX_BACKOFF_S = 30.0
-_LONGEST_S = 86_400.0
 # a wait that every system can make; after it comes a round
+_LONGEST_S = 86_400.0
 _log = logging.getLogger(__name__)
 
 
@@ -88,10 +85,9 @@ class _Task(Generic[T]):
 
 
 class Worker:
-    """One thread, begun by `start` or the first call: it makes calls in order, and `run_once` every `interval_s`
-    seconds between them.
+    """One thread, begun by `start` or the first call: makes calls in order, and `run_once` every `interval_s` seconds.
 
-    Whatever ends the thread ends what waits for it, too. It is of use in the process that made it.
+    Whatever ends the thread ends what waits for it. A fork of the process can't use it.
     """
 
     def __init__(
@@ -129,9 +125,9 @@ class Worker:
             self._started = True
 
     def call(self, action: Callable[[], T]) -> T:
-        """Have `action` run by the worker, behind what was asked before; return or raise what it does.
+        """Have `action` run by the worker, behind earlier calls; return or raise what it does.
 
-        Where the wait is interrupted it runs all the same. Within the worker's own thread it runs at once. Raises
+        Where the wait is interrupted it runs all the same; in the worker's own thread it runs at once. Raises
         `Stopped`, `NoThread`.
         """
         if self._thread is threading.current_thread():
@@ -160,9 +156,7 @@ class Worker:
         self._tasks.put(None)
 
     def stop(self, patience_s: float | None = None) -> None:
-        """Stop after what is under way, and wait for it, no longer than `patience_s`; calls behind it are refused.
-        Idempotent.
-        """
+        """Stop after the running call, waiting at most `patience_s` for it; later calls are refused. Idempotent."""
         self._stopping = True
         self._tasks.put(None)
         thread = self._thread

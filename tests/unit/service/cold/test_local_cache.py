@@ -286,14 +286,14 @@ def folder(tmp_path: Path) -> CacheFolder:
 
 
 def used(folder: CacheFolder) -> int:
-    return sum(path.stat().st_size for path in folder._room.folder.rglob("*") if path.is_file())
+    return sum(path.stat().st_size for path in folder._cache.folder.rglob("*") if path.is_file())
 
 
 def test_the_bound_is_kept_and_the_oldest_used_go(folder: CacheFolder) -> None:
     data = os.urandom(PIECE_BYTES * 2)
     for number in range(11):
         assert folder.write(f"data/o{number}", "filter", data)
-        os.utime(folder._room.folder / "an-index" / f"data,o{number}.filter", (1000 + number, 1000 + number))
+        os.utime(folder._cache.folder / "an-index" / f"data,o{number}.filter", (1000 + number, 1000 + number))
     assert folder.read("data/o1", "filter", len(data)) == data  # used just now
     assert folder.read_piece("data/o2", "filter", len(data), 1) == data[PIECE_BYTES:]
     for number in range(11, 14):
@@ -307,7 +307,7 @@ def test_the_bound_is_kept_and_the_oldest_used_go(folder: CacheFolder) -> None:
 
 
 def test_the_bound_is_of_all_indexes_in_a_folder(folder: CacheFolder) -> None:
-    another = CacheFolder(DiskCache(folder._room.folder, 100_000), "another")
+    another = CacheFolder(DiskCache(folder._cache.folder, 100_000), "another")
     for number in range(60):
         for each in (folder, another):
             assert each.write(f"data/o{number}", "trailer", os.urandom(3000))
@@ -320,7 +320,7 @@ def test_what_is_larger_than_half_of_the_bound_is_not_kept(folder: CacheFolder) 
     assert not folder.write("data/large", "filter", bytes(100_001))
     assert not folder.write("data/large", "filter", bytes(49_960))  # with the CRC32 of each piece
     assert folder.write("data/fits", "filter", bytes(49_900))
-    (folder._room.folder / "an-index" / "data,fits.filter").unlink()
+    (folder._cache.folder / "an-index" / "data,fits.filter").unlink()
     assert not folder.write("data/none", "filter", b"")
     assert used(folder) == 0
 
@@ -334,13 +334,13 @@ def test_a_replaced_entry_is_counted_once(folder: CacheFolder) -> None:
 
 def test_what_a_crash_left_is_swept_and_strangers_are_not(folder: CacheFolder) -> None:
     folder.write("data/o", "filter", b"x")
-    mine = folder._room.folder / "an-index"
+    mine = folder._cache.folder / "an-index"
     old, young, stranger = mine / ".tmp-old", mine / ".tmp-young", mine / "notes.txt"
     for path in (old, young, stranger):
         path.write_bytes(b"left")
     os.utime(old, (1000, 1000))
     os.utime(stranger, (1000, 1000))
-    CacheFolder(DiskCache(folder._room.folder, 10), "an-index").write("data/p", "filter", b"y")
+    CacheFolder(DiskCache(folder._cache.folder, 10), "an-index").write("data/p", "filter", b"y")
     assert not old.exists() and young.exists() and stranger.exists()
 
 
