@@ -104,7 +104,7 @@ MUTANTS = (
         "damaged-entry-told-again-and-again",
         "each probe of a damaged cache entry that stays is a warning",
         "service/cold/disk_cache.py",
-        "if gone or not told:",
+        "if gone or not known:",
         "if path:",
         (f"{CACHE}::test_a_damaged_entry_that_stays_is_told_of_once_and_is_as_good_as_absent",),
     ),

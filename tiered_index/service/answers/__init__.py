@@ -1,3 +1,1 @@
-"""What a lookup is and what answers it: validated arguments, rows, cursors, topics, batches of lookups and their
-matches. May import threads.
-"""
+"""What a lookup is and what answers it: arguments, rows, cursors, topics, batches. May import threads."""

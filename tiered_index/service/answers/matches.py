@@ -93,7 +93,7 @@ def matching(
         for places, lookups in batch.pairs(items["key_hash"], among):
             look(pick(places), lookups)
         return gathered.found()
-    # a hot key that is asked often: newest items first, and no more of them for a lookup that has its page
+    # a hot key of many lookups: newest items first, and no more of them for a lookup that has its page
     seconds = seconds_of(pick(matched))
     order = np.argsort(-seconds, kind="stable")
     matched, seconds = matched[order], seconds[order]

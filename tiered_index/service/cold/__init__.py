@@ -1,4 +1,1 @@
-"""Verified reads of stored files: caches in memory and on disk, filters, and the pool of range reads.
-
-May import log, threads.
-"""
+"""Verified reads of stored files, and their caches in memory and on disk. May import log, threads."""

@@ -65,7 +65,7 @@ class DiskCache:
         self._touched: dict[str, float] = {}
         self._touched_before: dict[str, float] = {}
         self._touched_since = -_TOUCH_S
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._trusted = {os.geteuid(), 0}
         if read_only:
             with contextlib.suppress(OSError):
@@ -131,12 +131,12 @@ class DiskCache:
         self._size_bytes, self._uncounted_bytes, self._counted = sum(size for _, size, _ in entries), 0, True
         return entries
 
-    def tell(self, what: str, error: OSError) -> None:
+    def warn(self, what: str, error: OSError) -> None:
         """Log once of each kind that the folder is of no use; lookups go on without it."""
         text = f"{what}: {error.strerror}"
         with self._lock:
-            new = text not in self._told
-            self._told.add(text)
+            new = text not in self._warned
+            self._warned.add(text)
         if new:
             _log.warning("the cache %s is not used to %s (%s)", self.folder, what, error)
 
@@ -222,7 +222,7 @@ class CacheFolder:
         except FileNotFoundError:
             return None
         except OSError as error:
-            self._cache.tell("read", error)
+            self._cache.warn("read", error)
             return None
         self._cache.touch(path)
         return pieces
@@ -250,7 +250,7 @@ class CacheFolder:
         except OSError as error:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-            self._cache.tell("write", error)
+            self._cache.warn("write", error)
             return False
         self._cache.added(size - replaced)
         return True
@@ -282,12 +282,12 @@ class CacheFolder:
                 path.unlink()
                 gone = True
         with self._lock:
-            told = path in self._passed_over
+            known = path in self._passed_over
             if gone:
                 self._passed_over.pop(path, None)
             else:
                 self._passed_over[path] = _identity(status)
-        if gone or not told:
+        if gone or not known:
             _log.warning("cache entry %s passed over: %s", path, problem)
 
 

@@ -57,7 +57,7 @@ class _Ranges(Protocol):
 
 
 class LocalBytes:
-    """A compacted file on the local disk, mapped for reading."""
+    """A compacted file on the local disk; `data` is a read-only map of it."""
 
     gap_bytes = 0
 
@@ -65,21 +65,16 @@ class LocalBytes:
         self.file = str(path)
         try:
             with path.open("rb") as handle:
-                self._map = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
+                self.data = mmap.mmap(handle.fileno(), 0, access=mmap.ACCESS_READ)
         except ValueError as error:  # an empty file can't be mapped
             raise CorruptFile(self.file, "empty file", offset=0) from error
         except OSError as error:
             if isinstance(error, FileNotFoundError):
                 raise
             raise disk_error(error, f"reading {path}") from error
-        self.size_bytes = len(self._map)
-        tail = Tail.decode(self._map[max(0, self.size_bytes - TAIL_SIZE) :], self.file, self.size_bytes)
-        self._trailer = parse_trailer(self._map[tail.directory_position :], self.file, self.size_bytes)
-
-    @property
-    def data(self) -> mmap.mmap:
-        """The whole file, read-only."""
-        return self._map
+        self.size_bytes = len(self.data)
+        tail = Tail.decode(self.data[max(0, self.size_bytes - TAIL_SIZE) :], self.file, self.size_bytes)
+        self._trailer = parse_trailer(self.data[tail.directory_position :], self.file, self.size_bytes)
 
     def trailer(self) -> Trailer:
         """Return the verified trailer."""
@@ -87,11 +82,11 @@ class LocalBytes:
 
     def let_go(self) -> None:
         """Close the map."""
-        unmap(self._map)
+        unmap(self.data)
 
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
         """Return copies of the ranges."""
-        return [self._map[r.start : r.start + r.length] for r in ranges]
+        return [self.data[r.start : r.start + r.length] for r in ranges]
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes. Raises `CorruptFile`."""
@@ -105,6 +100,7 @@ class StorageBytes:
         self.file = stored.name
         self.stored = stored
         self.cold = cold
+        self.gap_bytes = cold.settings.coalesce_gap_bytes
 
     def trailer(self) -> Trailer:
         """Return the verified trailer, fetching it where it is in no cache. Raises `MissingObject`."""
@@ -116,11 +112,6 @@ class StorageBytes:
         if (found := trailer.metadata.layout.schema) != schema:
             raise SchemaMismatch(f"{self.file} stores {found.name} entries, the index {schema.name}")
         return trailer
-
-    @property
-    def gap_bytes(self) -> int:
-        """Bytes between two ranges up to which they are read as one."""
-        return self.cold.settings.coalesce_gap_bytes
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
@@ -151,9 +142,9 @@ class StorageBytes:
             away[here] = cold.filters.excludes_many(stored, hashes[here])
         found = search_file_for_many(self, batch, away)
         whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
-        in_vain = np.setdiff1d(np.flatnonzero(whole), found.lookups)
-        if len(in_vain) and not self.lacks_topic(batch.topics[int(batch.topic_index[in_vain[0]])]):
-            cold.filters.record_miss(stored, int(hashes[in_vain[0]]))
+        misses = np.setdiff1d(np.flatnonzero(whole), found.lookups)
+        if len(misses) and not self.lacks_topic(batch.topics[int(batch.topic_index[misses[0]])]):
+            cold.filters.record_miss(stored, int(hashes[misses[0]]))
         return found
 
     def away(self, batch: LookupBatch) -> npt.NDArray[np.bool_]:

@@ -131,7 +131,7 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
     rows = concatenate([], layout.schema)
     ordered = metadata.in_answer_order
     for batch in _newest_first(runs, lookup, ordered=ordered):
-        # one answer more than asked, and the rest of the blocks is behind them all: it can't change the page
+        # one answer more than `max_count`, and the rest of the blocks is behind them all: it can't change the page
         if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
             break
         items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))

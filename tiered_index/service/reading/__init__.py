@@ -1,4 +1,1 @@
-"""What a reader sees: the state of the storage's log, a root beside its writer, several indexes as one.
-
-May import lookup, files and what stands below them.
-"""
+"""What a reader sees of logs, roots and several indexes. May import lookup, files and what stands below."""

@@ -129,19 +129,14 @@ class SourcedFile:
         self.is_local = handle.is_local
         self.asks_storage = handle.asks_storage
         self.lane = handle.lane
+        self.excludes = handle.excludes
+        self.excludes_all = handle.excludes_all
+        self.let_go = handle.let_go
 
     @property
     def search_bytes(self) -> int:
         """As the file's."""
         return self._handle.search_bytes
-
-    def excludes(self, lookup: PreparedLookup) -> str | None:
-        """As the file's."""
-        return self._handle.excludes(lookup)
-
-    def excludes_all(self, batch: LookupBatch) -> str | None:
-        """As the file's."""
-        return self._handle.excludes_all(batch)
 
     def search(self, lookup: PreparedLookup) -> Array:
         """As `Handle.search`, of sourced rows."""
@@ -158,10 +153,6 @@ class SourcedFile:
         """As `Handle.search_many`, of sourced rows."""
         found = self._handle.search_many(batch)
         return Matches(found.lookups, self._sourced(found.rows)) if len(found.rows) else found
-
-    def let_go(self) -> None:
-        """As the file's."""
-        self._handle.let_go()
 
     def _sourced(self, rows: Array) -> Array:
         if not len(rows):

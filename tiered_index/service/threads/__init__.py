@@ -1,4 +1,1 @@
-"""Threads of the service: workers that make its calls, and the pool that waits for storages.
-
-Imports no other folder of the service.
-"""
+"""Threads of the service: workers and pools. Imports no other folder of the service."""

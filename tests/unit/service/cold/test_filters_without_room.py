@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.cold_index import ColdIndex, cold_index
 from tiered_index import IndexReader
-from tiered_index.service.cold import filters as filters_module
+from tiered_index.service.cold import caches as caches_module
 from tiered_index.storage.base import Storage
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -52,7 +52,7 @@ def ask(made: ColdIndex, asked: IndexReader, first: int, stop: int, count: int, 
 @pytest.fixture
 def dear(made: ColdIndex, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a filter have as many bytes as 1,600 misses read, as one of 20,000,000 keys has; here it has half of one."""
-    monkeypatch.setattr(filters_module, "_MISS_BYTES", made.stored[0].filter_length / 1600)
+    monkeypatch.setattr(caches_module, "_MISS_BYTES", made.stored[0].filter_length / 1600)
 
 
 @pytest.mark.parametrize("local", [False, True], ids=["memory", "cache_dir"])
@@ -92,7 +92,7 @@ def test_filters_in_place_of_others_cost_no_more_bytes_than_misses(
 ) -> None:
     """Two parts of the files are asked in turn, each of which has as many filters as fit."""
     misses, turns = 20, 24
-    monkeypatch.setattr(filters_module, "_MISS_BYTES", made.stored[0].filter_length / misses)
+    monkeypatch.setattr(caches_module, "_MISS_BYTES", made.stored[0].filter_length / misses)
     with reader(made, tmp_path / "cache" if local else None) as asked:
         ask(made, asked, 0, FILES, 1, "directories")
         fetched, reads = 0, FILES
