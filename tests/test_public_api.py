@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import dataclasses
 import inspect
 from pathlib import Path
@@ -63,7 +64,7 @@ def test_signatures_are_contracts():
         assert inspect.signature(kind.messages).parameters["source"].kind is inspect.Parameter.KEYWORD_ONLY
         assert names(kind.query_many)[0] == "lookups"
         assert names(kind.close) == []
-        assert {"__enter__", "__exit__"} <= set(vars(kind))
+        assert issubclass(kind, contextlib.AbstractContextManager)
     for name in ("flush", "seal", "run_lifecycle", "close"):
         assert names(getattr(IndexService, name)) == []
     assert names(IndexService.durable_position) == ["source"]
