@@ -73,7 +73,8 @@ class Lookups(ABC):
         limits = _NO_LIMITS
         if max_requests is not None or max_bytes is not None or timeout_s is not None:
             limits = LookupLimits(max_requests, max_bytes, timeout_s)
-        lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
+        self._check_open()
+        lookup = self._engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._answer(self._engine.query, lookup, allow_partial, limits)
 
     def query_many(

@@ -164,10 +164,25 @@ class QueryEngine:
         """As `FileReader.close`."""
         self._files.close(until_s)
 
+    def prepare(
+        self, topic: str, key: str, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None
+    ) -> PreparedLookup:
+        """Return the validated lookup. Raises `InvalidArgument`, `InvalidCursor`."""
+        check_topic(topic)
+        check_key(key)
+        second_min, second_max, max_count = check_range(begin_ms, end_ms, max_count)
+        after = None
+        if cursor is not None:
+            digest = query_digest(topic, key, second_min, second_max)
+            after = decode_cursor(cursor, digest, 3 + len(self._schema.identity_extra))
+        return PreparedLookup(
+            topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after
+        )
+
     def query(
         self,
         handles: Handles,
-        lookup: Lookup,
+        lookup: PreparedLookup,
         allow_partial: bool,
         missing: MissingObjects,
         budget: LookupBudget | None,
@@ -178,29 +193,26 @@ class QueryEngine:
         `budget` is open and holds the lookup's limits; `elsewhere` is what other lookups have spent of it.
         """
         started = time.perf_counter()
-        prepared = self._prepare(lookup)
-        top = TopK(self._schema, prepared.max_count)
+        top = TopK(self._schema, lookup.max_count)
 
         def look(handle: Handle) -> int:
-            rows = handle.search(prepared)
+            rows = handle.search(lookup)
             if len(rows):
                 check_schema(rows, self._schema, handle.file_id)
             return top.add(rows)
 
         # what is newer than the cursor was answered on the pages before
-        newest = prepared.second_max if prepared.after is None else min(prepared.second_max, prepared.after[0])
+        newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(
-            look, lambda handle: handle.excludes(prepared), top.can_skip, top.missing, newest, allow_partial, budget
+            look, lambda handle: handle.excludes(lookup), top.can_skip, top.missing, newest, allow_partial, budget
         )
-        self._read(scan, handles(prepared.second_min, newest), missing)
+        self._read(scan, handles(lookup.second_min, newest), missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors])
-        last = order_key(rows[-1], self._schema) if more and len(rows) else prepared.after
+        last = order_key(rows[-1], self._schema) if more and len(rows) else lookup.after
         cursor = None
         if more and last is not None:
-            cursor = encode_cursor(
-                last, query_digest(lookup.topic, lookup.key, prepared.second_min, prepared.second_max)
-            )
+            cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
         result = QueryResult(
             items=tuple([self._make(lookup.topic, row) for row in rows.tolist()]),
             status="partial" if failed else "truncated" if more else "complete",
@@ -237,8 +249,10 @@ class QueryEngine:
             if lookup.cursor is None:
                 continue
             elsewhere = RequestStats.of(*(page.explain for page in pages.values()))
+            begin_ms, end_ms = lookup.begin_ms, lookup.end_ms
+            one = self.prepare(lookup.topic, lookup.key, begin_ms, end_ms, lookup.max_count, lookup.cursor)
             try:
-                pages[number] = self.query(handles, lookup, allow_partial, missing, budget, elsewhere)
+                pages[number] = self.query(handles, one, allow_partial, missing, budget, elsewhere)
             except BudgetExceeded as error:
                 if not isinstance(error.result, QueryResult):
                     raise
@@ -259,16 +273,6 @@ class QueryEngine:
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _within_budget(scan, results)
-
-    def _prepare(self, lookup: Lookup) -> PreparedLookup:
-        """Return the validated lookup. Raises `InvalidArgument`, `InvalidCursor`."""
-        topic, key, after = check_topic(lookup.topic), check_key(lookup.key), None
-        second_min, second_max, max_count = check_range(lookup.begin_ms, lookup.end_ms, lookup.max_count)
-        if lookup.cursor is not None:
-            digest = query_digest(topic, key, second_min, second_max)
-            after = decode_cursor(lookup.cursor, digest, 3 + len(self._schema.identity_extra))
-        hashes = key_hash(topic, key), fingerprint(topic, key)
-        return PreparedLookup(topic, key, *hashes, second_min, second_max, max_count, after)
 
     def _read(self, scan: Scan, handles: Sequence[Handle], missing: MissingObjects) -> None:
         """Search the handles; raise what can't be passed over, except a spent budget (see `_within_budget`)."""
