@@ -66,10 +66,7 @@ class Handle(Protocol):
         """Do as `excludes` for all lookups of a batch."""
 
     def search(self, lookup: PreparedLookup) -> Array:
-        """Return the rows that answer `lookup`, unordered; raises a typed error where they can't be read.
-
-        Of more than `max_count` answers the first `max_count` + 1 are enough.
-        """
+        """Return the rows that answer `lookup`, the first `max_count` + 1 at least, unordered; raises typed errors."""
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup of a batch, unordered; errors as `search`."""
