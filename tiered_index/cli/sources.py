@@ -40,7 +40,8 @@ import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
-from tiered_index.service.answers.validation import check_keys, check_number, check_topic, message_row, milliseconds
+from tiered_index.service.answers.rows import check_topic
+from tiered_index.service.answers.validation import check_keys, check_number, message_row, milliseconds
 from tiered_index.storage.disk import absolute_path
 
 # What every message has beside its keys; `topic_id` is optional.

@@ -308,8 +308,7 @@ class UnsealedFile(LocalHandle):
 
     def entries(self) -> Array:
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
-        journal = Journal(*self._opening, batches=list(self.batches))
-        return verified_entries(self._map, journal, str(self.path))
+        return verified_entries(self._map, self._as_journal(), str(self.path))
 
     def topic_ids(self, topic: str) -> frozenset[int]:
         """Return the ids that mean `topic` in this file."""
