@@ -5,6 +5,7 @@ the process ended, so that nothing could open it again.
 from __future__ import annotations
 
 import gc
+import time
 from pathlib import Path
 
 import pytest
@@ -117,3 +118,18 @@ def test_of_several_errors_the_first_is_raised(open_index, monkeypatch):
         with pytest.raises(MemoryError, match="first"):
             service.close()
     open_index().close()
+
+
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_no_round_begins_behind_a_close(open_index, monkeypatch, caplog, end):
+    """A flush that was due in just that moment warned that the index was closed."""
+    index = open_index(background=True, flush_interval_s=0.005)
+    call = index._writer.call
+
+    def call_and_wait(action):
+        call(action)
+        time.sleep(0.1)
+
+    monkeypatch.setattr(index._writer, "call", call_and_wait)
+    getattr(index, end)()
+    assert not caplog.records

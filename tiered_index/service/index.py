@@ -361,7 +361,7 @@ class IndexService(Lookups):
         self._trouble = []
 
     def _go_on_closing(self) -> None:
-        """Run the remaining steps of closing; collect their errors and go on."""
+        """Run the remaining steps of closing, collect their errors and go on; no flush begins behind it."""
         while self._closing:
             try:
                 self._closing[0]()
@@ -372,6 +372,7 @@ class IndexService(Lookups):
                         # tried once more, since no later round will
                         self._closing[0]()
             del self._closing[0]
+        self._writer.stop()
 
     def _stop_rounds(self) -> None:
         self._rounds.stop()
