@@ -60,13 +60,12 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    try:
-        module = importlib.import_module(f"{__name__}.{_MODULES.get(name, name)}")
-    except ModuleNotFoundError as error:
-        if name in _MODULES or error.name != f"{__name__}.{name}":
-            raise
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}") from None
-    return getattr(module, "key_hash" if name == "hash_key" else name) if name in _MODULES else module
+    if name in _MODULES:
+        home = importlib.import_module(f"{__name__}.{_MODULES[name]}")
+        return home.key_hash if name == "hash_key" else getattr(home, name)
+    if name in ("config", "errors", "format", "service", "storage", "types"):
+        return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -156,9 +156,6 @@ class IndexConfig(BaseSettings):
                 values = tomllib.loads(absolute_path(config_file).read_text())
             except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file}: {error}") from error
-        for name in values:
-            if name not in cls.model_fields:
-                raise ConfigError(f"{config_file}: {_unknown(name, cls.model_fields)}")
         for name in os.environ:
             if name.upper().startswith(_PREFIX) and not name.upper().startswith(_TESTS_PREFIX):
                 field, *inner = name[len(_PREFIX) :].lower().split("__")
@@ -166,8 +163,14 @@ class IndexConfig(BaseSettings):
                     raise ConfigError(f"environment variable {name}: {_unknown(field, cls.model_fields)}")
                 # the environment wins over the file
                 _without(values, [field, *inner])
+        in_file = set(values)
         values = _merged(values, {name: value for name, value in given.items() if value is not None})
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ConfigError as error:
+            if in_file <= set(cls.model_fields):
+                raise
+            raise ConfigError(f"{config_file}: {error}") from error
 
     def schema_of(self) -> Schema:
         """Return the schema of the index's entries."""
@@ -254,7 +257,7 @@ def _problem(error: ErrorDetails) -> str:
 
 
 def _unknown(name: str, known: Iterable[str], *tables: str) -> str:
-    near = difflib.get_close_matches(name, known, 1)
+    near = difflib.get_close_matches(name.lower(), known, 1)
     full = [".".join((*tables, each)) for each in (name, *near)]
     return f"unknown setting {full[0]!r}" + (f"; did you mean {full[1]!r}?" if near else "")
 

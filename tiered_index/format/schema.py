@@ -46,6 +46,15 @@ _NOT_STORED = {"topic", "second", "timestamp_ms", "keys", "key", "source", "sour
 _RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
 
 
+def _declared(owner: type) -> set[str]:
+    """Return the names that a class declares as fields, whether or not it was made a dataclass."""
+    named = {name for name, value in vars(owner).items() if isinstance(value, dataclasses.Field)}
+    if not issubclass(owner, IndexItem):
+        # annotations of a mixin are its own affair
+        return named
+    return named | {name for name, kind in inspect.get_annotations(owner).items() if "ClassVar" not in str(kind)}
+
+
 @dataclass(frozen=True)
 class Schema:
     """A declared record. `extra` are the columns after `BASE_COLUMNS`; equality is equality of declarations."""
@@ -80,16 +89,15 @@ class Schema:
         """
         base = {f.name for f in dataclasses.fields(IndexItem)}
         for owner in item_type.__mro__[: item_type.__mro__.index(IndexItem)]:
-            own = set(inspect.get_annotations(owner)) | {
-                name for name, value in vars(owner).items() if isinstance(value, dataclasses.Field)
-            }
+            own = _declared(owner)
             if own and "__dataclass_fields__" not in vars(owner):
                 raise ConfigError(
                     f"{owner.__name__} has fields of its own and is no dataclass: put @dataclass(frozen=True) above it"
                 )
-            for parent in owner.__mro__[1:]:
-                for name in sorted(own & set(getattr(parent, "__dataclass_fields__", ()))):
-                    raise ConfigError(f"{owner.__name__}.{name} is a field of {parent.__name__} already")
+            for parent in filter(dataclasses.is_dataclass, owner.__mro__[1:]):
+                for f in dataclasses.fields(parent):
+                    if f.name in own:
+                        raise ConfigError(f"{owner.__name__}.{f.name} is a field of {parent.__name__} already")
         extra = []
         for f in dataclasses.fields(item_type):
             if f.name in base:

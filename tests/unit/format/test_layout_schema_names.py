@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import ClassVar
 
 import pytest
 
@@ -150,6 +151,19 @@ def test_a_class_with_fields_that_is_no_dataclass():
         def describe(self):
             return self.topic
 
+    class Mixin:
+        cache: dict[str, int]
+
+    class WithConstants(Mixin, KeyedIndexItem):
+        LABEL: ClassVar[str] = "x"
+
+    @dataclass(frozen=True, kw_only=True)
+    class Next(WithConstants):
+        LABEL: ClassVar[str] = "y"
+        region: int = column(">u4")
+
+    assert Schema.of(WithConstants).extra == KEYED_SCHEMA.extra
+    assert Schema.of(Next).extra == (*KEYED_SCHEMA.extra, Column("region", ">u4"))
     for wrong in (Annotated, Assigned, type("Below", (Annotated,), {})):
         with pytest.raises(ConfigError, match="no dataclass"):
             Schema.of(wrong)

@@ -122,6 +122,10 @@ def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
     with pytest.raises(ConfigError, match="unknown setting 'slotz'; did you mean 'slots'") as caught:
         IndexConfig.load(file)
     assert str(caught.value).startswith(str(file))
+    with pytest.raises(ConfigError) as caught:
+        IndexConfig.load(toml('ROOTT = 1\nitems = "x"\nslotz = 3'))
+    for part in ("'ROOTT'; did you mean 'root'?", "'slotz'; did you mean 'slots'?", "items must be a whole number"):
+        assert part in str(caught.value)
     monkeypatch.setenv("TIERED_INDEX_ITEMZ", "1")
     with pytest.raises(ConfigError, match="TIERED_INDEX_ITEMZ: unknown setting 'itemz'; did you mean 'items'"):
         IndexConfig.load()
