@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.storage.sqlite_probes import FAR_FUTURE_MS, count, raw
-from tiered_index.errors import CorruptFile, DiskFull, StorageMisconfigured, UnsupportedVersion
+from tiered_index.errors import CorruptFile, DiskFull, ObjectNotFound, StorageMisconfigured, UnsupportedVersion
+from tiered_index.storage.base import UploadHandle
 from tiered_index.storage.sqlite import connections
 from tiered_index.storage.sqlite.connections import APPLICATION_ID
 from tiered_index.storage.sqlite.storage import SqliteStorage
@@ -113,6 +114,14 @@ def test_a_missing_table_is_damage(storage: SqliteStorage, path: Path) -> None:
         connection.execute("DROP TABLE pieces")
     with pytest.raises(CorruptFile, match="pieces"):
         storage.get("object")
+
+
+def test_a_late_completion_makes_no_database(path: Path, tmp_path: Path) -> None:
+    handle = UploadHandle("object", "gone", 0)
+    for late in (path, tmp_path / "no folder" / "objects.db"):
+        with SqliteStorage(late) as storage, pytest.raises(ObjectNotFound, match="unfinished uploads"):
+            storage.complete_upload(handle, [])
+        assert not late.exists()
 
 
 def test_a_path_that_can_not_be_is_misconfigured(tmp_path: Path) -> None:

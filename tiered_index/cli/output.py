@@ -157,9 +157,13 @@ class Output:
         for row in rows:
             table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
         width = None if self._terminal else _WIDE
-        drawn = io.StringIO()
-        Console(file=drawn, force_terminal=self._terminal, width=width, highlight=False, soft_wrap=False).print(table)
-        self._write(drawn.getvalue())
+        # drawn for stdout's encoding and colours, written as all else is
+        encoding = getattr(sys.stdout, "encoding", None)
+        drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
+        terminal = True if self._terminal else None
+        Console(file=drawn, force_terminal=terminal, width=width, highlight=False, soft_wrap=False).print(table)
+        drawn.seek(0)
+        self._write(drawn.read())
 
     def fields(self, fields: Mapping[str, object], *, title: str | None = None) -> None:
         """Write names and values, one a line, integers with separators; what is None is left out."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import sys
 
 import pytest
 
@@ -44,6 +45,17 @@ def test_a_table_keeps_every_cell_whole_and_marks_nothing_up(capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [name, "7"] in rows
     assert ["8"] in rows
+
+
+@pytest.mark.parametrize(("encoding", "rule"), [("utf-8", "─"), ("latin-1", "-"), ("ascii", "-")])
+def test_a_table_is_drawn_in_what_stdout_can_write(encoding, rule, monkeypatch):
+    written = io.BytesIO()
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(written, encoding))
+    Output(as_json=False).table(("topic",), [("中é",)])
+    sys.stdout.flush()
+    text = written.getvalue().decode(encoding)
+    assert rule * 5 in text and "2500" not in text
+    assert "中é".encode(encoding, "backslashreplace").decode(encoding) in text
 
 
 @pytest.mark.parametrize("as_json", [False, True])

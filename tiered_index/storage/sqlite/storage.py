@@ -192,7 +192,10 @@ class SqliteStorage(Storage):
             unnamed = self._bodies.give_up(connection, [body for body, _, _ in stored.values()])
             return [*unnamed, *self._name_object(connection, handle.name, whole, size)]
 
-        self._bodies.finish(self._pool.write(f"completing {handle.name!r}", write))
+        doing = f"completing {handle.name!r}"
+        # a late completion neither makes a database nor waits for its lock
+        self._pool.read(doing, lambda c: self._check_open(c, handle), lambda: self._refuse_upload(handle))
+        self._bodies.finish(self._pool.write(doing, write))
 
     def abort_upload(self, handle: UploadHandle) -> None:
         """Drop the upload and its parts; one that is gone is not an error."""
