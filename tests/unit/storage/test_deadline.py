@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import contextvars
+import functools
+import gc
 import time
+import weakref
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from botocore.exceptions import ClientError, ConnectionClosedError
 
-from tiered_index.errors import BudgetExceeded
+from tiered_index.errors import BudgetExceeded, StorageError
 from tiered_index.storage.context import check_deadline, deadline_at, remaining_s
 from tiered_index.storage.s3.failures import PassingFault
 from tiered_index.storage.s3.retry import RetryLoop
@@ -70,3 +76,40 @@ def test_a_wait_that_would_pass_the_deadline_is_not_begun() -> None:
     assert waits == [2.0, 4.0]  # the next would be 5 s
     assert action.attempts == 3
     assert isinstance(caught.value.__cause__, PassingFault)
+
+
+def client_error(status: int) -> ClientError:
+    return ClientError({"Error": {"Code": "Denied"}, "ResponseMetadata": {"HTTPStatusCode": status}}, "PutObject")
+
+
+class Body:
+    """What an attempt sends."""
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: PassingFault("gone"), lambda: ConnectionClosedError(endpoint_url="s"), lambda: client_error(403)]
+)
+@pytest.mark.parametrize("failures", [1, 9])
+def test_what_an_attempt_sends_is_let_go_of_at_once(failures: int, make: Callable[[], Exception]) -> None:
+    """Errors, their traces and the loop's frame must not keep each other, and so a file's mapping, until the next
+    garbage collection.
+    """
+    loop = RetryLoop("s3://bucket", 3, 3, 0.0, sleep=lambda _: None)
+    left = [failures]
+
+    def send(body: Body) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise make()
+
+    gc.collect()
+    gc.disable()
+    try:
+        body = Body()
+        known = weakref.ref(body)
+        with contextlib.suppress(StorageError):
+            loop.run("writing", "", functools.partial(send, body))
+        del body
+        assert known() is None
+    finally:
+        gc.enable()

@@ -64,20 +64,23 @@ class RetryLoop:
                     f"{what}: the endpoint only redirects: use the address that it names"
                 ) from error
             except PassingFault as error:
-                cause: Exception = error
-                fault = error
+                self._repeat(error, faults, error)
             except REQUEST_ERRORS as error:
-                typed = translate(error, doing=doing, uri=self.uri, name=name)
-                if not isinstance(typed, PassingFault):
-                    raise typed from error
-                cause, fault = error, typed
-            if fault.wasted_bytes:
-                wasted(fault.wasted_bytes)
-            faults[type(fault)] += 1
-            self._wait(fault, faults[type(fault)], cause)
+                fault = translate(error, doing=doing, uri=self.uri, name=name)
+                try:
+                    if not isinstance(fault, PassingFault):
+                        raise fault from error
+                    self._repeat(fault, faults, error)
+                finally:
+                    # else this frame and the error's trace would keep each other, and the bytes that were to be sent
+                    del fault
 
-    def _wait(self, fault: PassingFault, count: int, cause: Exception) -> None:
-        """Wait after fault `count` of its kind, or raise what ends the call."""
+    def _repeat(self, fault: PassingFault, faults: Counter[type[PassingFault]], cause: Exception) -> None:
+        """Count a fault and wait after it, or raise what ends the call."""
+        if fault.wasted_bytes:
+            wasted(fault.wasted_bytes)
+        faults[type(fault)] += 1
+        count = faults[type(fault)]
         is_request = isinstance(fault, RequestFault)
         if count >= (self.max_attempts if is_request else self.transfer_attempts):
             raise StorageUnavailable(f"{fault} ({count} attempts)") from cause
