@@ -426,7 +426,7 @@ def test_times_of_text():
     assert times_of(texts, "'since' (begin_ms)").to_pylist() == [1_700_000_000_000, None, *[1_700_000_000_000] * 3]
     assert times_of(texts.slice(1, 1), "'begin_ms'").to_pylist() == [None]
     # a cut text is none either
-    for text in ("yesterday", "", "1e3", "-5", "2023-11-14" + " " * 60 + "x"):
+    for text in ("yesterday", "", "1e3", "--5", "2023-11-14" + " " * 60 + "x"):
         with pytest.raises(InvalidArgument, match=rf"column 'since' \(begin_ms\): '{text[:10]}.* is neither"):
             times_of(pa.array(["0", text]), "'since' (begin_ms)")
 
