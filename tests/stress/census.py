@@ -9,7 +9,19 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Census", "census"]
+__all__ = ["Census", "begin_census", "census"]
+
+_others: set[threading.Thread] = set()
+
+
+def begin_census() -> None:
+    """Leave out of what is counted from here on the threads of tests before: theirs is to be found there."""
+    _others.clear()
+    _others.update(_engine_threads())
+
+
+def _engine_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index")]
 
 
 @dataclass(frozen=True)
@@ -32,5 +44,5 @@ def census(folder: Path, *, collect: bool = True) -> Census:
             targets.append(str(Path(f"/proc/self/fd/{name}").readlink()))
     prefix = f"{folder}/"
     mappings = sum(prefix in line for line in Path("/proc/self/maps").read_text().splitlines())
-    engine = [thread for thread in threading.enumerate() if thread.name.startswith("tiered-index")]
+    engine = [thread for thread in _engine_threads() if thread not in _others]
     return Census(len(targets), sum(target.startswith(prefix) for target in targets), mappings, len(engine))

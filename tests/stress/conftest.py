@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from tests.stress.census import begin_census
 from tiered_index import IndexService
 from tiered_index.storage.disk import Disk
 
@@ -21,6 +22,12 @@ class UnsyncedDisk(Disk):
 
     def sync_folder(self, folder: Path) -> None:
         """Nothing."""
+
+
+@pytest.fixture(autouse=True)
+def own_threads() -> None:
+    """Have a census count the threads of the test itself only."""
+    begin_census()
 
 
 @pytest.fixture
