@@ -46,8 +46,6 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.wrappers import MeteredStorage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["IndexService"]
-
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
 # How long an interrupted opening is waited for, so that it releases the root

@@ -51,8 +51,6 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import MeteredStorage
 
-__all__ = ["Parts", "open_parts", "wanted_descriptor"]
-
 # Small: a bad clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16
 _log = logging.getLogger(__name__)

@@ -39,8 +39,6 @@ from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import child_storages, open_storage
 
-__all__ = ["IndexReader"]
-
 # Most children that a prefix may have
 _MAX_CHILDREN = 1000
 

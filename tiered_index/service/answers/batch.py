@@ -42,8 +42,6 @@ from tiered_index.types import (
     Status,
 )
 
-__all__ = ["NEVER", "PAIRS_AT_A_TIME", "LookupBatch", "Matches", "QueryResults", "best_answers", "first_rows"]
-
 NEVER = -(2**63)
 """A second before all others."""
 PAIRS_AT_A_TIME = 1 << 16

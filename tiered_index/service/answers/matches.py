@@ -17,8 +17,6 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import PAIRS_AT_A_TIME, LookupBatch, Matches, first_rows
 from tiered_index.service.answers.rows import Array, concatenate
 
-__all__ = ["MatchAccumulator", "matching"]
-
 _HELD_ROWS = 1 << 14
 # items of a hot key that are matched at a time, at least
 _FEWEST = 1 << 10

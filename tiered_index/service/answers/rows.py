@@ -28,27 +28,6 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, IndexItem, Lookup
 
-__all__ = [
-    "OrderKey",
-    "PreparedLookup",
-    "check_integer",
-    "check_key",
-    "check_lookups",
-    "check_range",
-    "check_schema",
-    "check_topic",
-    "concatenate",
-    "decode_cursor",
-    "encode_cursor",
-    "first_answers",
-    "item_maker",
-    "query_digest",
-    "row_dtype",
-    "rows_of_columns",
-    "select_few",
-    "select_items",
-]
-
 Array = npt.NDArray[Any]
 OrderKey = tuple[int, ...]
 """(second, offset, queue_id, further identity columns): where a page ended."""

@@ -13,8 +13,6 @@ from collections.abc import Iterable
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.threads.workers import synchronized
 
-__all__ = ["TopicTable", "assigned_topic_id"]
-
 _ASSIGNED = 1 << 30
 
 

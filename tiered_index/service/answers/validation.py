@@ -24,18 +24,6 @@ from tiered_index.service.answers.rows import check_integer, check_key, check_to
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
 
-__all__ = [
-    "Columns",
-    "batch_columns",
-    "check_keys",
-    "check_number",
-    "check_position",
-    "hash_columns",
-    "is_plain",
-    "message_row",
-    "milliseconds",
-]
-
 Columns = dict[str, npt.NDArray[Any]]
 """Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the
 schema's extra ones.

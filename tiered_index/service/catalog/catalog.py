@@ -21,8 +21,6 @@ from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
 from tiered_index.service.threads.workers import synchronized
 
-__all__ = ["Catalog", "Handle", "LocalHandle", "unmap"]
-
 
 def unmap(mapping: mmap.mmap) -> None:
     """Close a mapping; one that an array still lies over ends with its last array."""

@@ -26,8 +26,6 @@ import threading
 from collections.abc import Iterator
 from typing import Generic, TypeVar
 
-__all__ = ["Node", "TimeRangeSkipList"]
-
 V = TypeVar("V")
 _MAX_LEVEL = 24
 _NONE = -(2**62)

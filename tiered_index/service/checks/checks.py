@@ -41,8 +41,6 @@ from tiered_index.service.root.root import Root
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
-__all__ = ["CheckObjects", "check_object", "check_root", "check_segments", "check_storage"]
-
 
 class _RecordCheck:
     """Checks the log's records in order: tables come and go whole, a merge adds as many entries as it removes."""

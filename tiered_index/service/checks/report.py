@@ -13,8 +13,6 @@ from typing import Any
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.verify import Finding
 
-__all__ = ["Defect", "Progress", "Report"]
-
 Progress = Callable[[int, str], None]
 """Is told how many of something were checked, and of what."""
 

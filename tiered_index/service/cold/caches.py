@@ -28,8 +28,6 @@ from tiered_index.format.trailer import Trailer
 from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder
 from tiered_index.service.log.records import StoredObject
 
-__all__ = ["ByteCache", "CacheUse", "Caches", "Filters"]
-
 _BLOCKS_A_PIECE = PIECE_BYTES // FILTER_BLOCK_BYTES
 # in place of a piece's number
 _WHOLE = -1

@@ -36,8 +36,6 @@ from typing import Literal
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
 
-__all__ = ["PIECE_BYTES", "CacheFolder", "DiskCache", "Kind"]
-
 # how often an entry's time of use is updated
 _TOUCH_S = 60.0
 # a temporary file this old is left by a crash

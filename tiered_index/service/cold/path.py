@@ -37,8 +37,6 @@ from tiered_index.service.threads.pool import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
-__all__ = ["MAX_SPAN_BYTES", "ColdPath", "ColdSettings", "MissingObject", "RangeReadPool", "check_run", "spans_of"]
-
 T = TypeVar("T")
 MAX_SPAN_BYTES = 8 << 20
 """The longest range read: longer ones are cut and read side by side."""

@@ -25,24 +25,11 @@ from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_tra
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
-from tiered_index.service.cold.path import ColdPath, MissingObject, check_run, spans_of
+from tiered_index.service.cold.path import ColdPath, check_run, spans_of
 from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root.root import disk_error
 from tiered_index.storage.base import ByteRange
-
-__all__ = [
-    "CompactedFile",
-    "DamagedFile",
-    "LocalBytes",
-    "MissingObject",
-    "StorageBytes",
-    "open_local",
-    "open_stored",
-    "read_runs",
-    "verify_runs",
-    "verify_tables",
-]
 
 Array = npt.NDArray[Any]
 _VERIFY_RUNS = 256

@@ -25,18 +25,6 @@ from tiered_index.service.answers.batch import NEVER, LookupBatch, Matches
 from tiered_index.service.answers.matches import MatchAccumulator, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
-__all__ = [
-    "FileBytes",
-    "GiantSlot",
-    "lookup_hash",
-    "lookup_hashes",
-    "read_items",
-    "scan_matches",
-    "scan_runs",
-    "search_file",
-    "search_file_for_many",
-]
-
 # blocks of a giant slot held in memory at a time
 _BATCH_BYTES = 8 << 20
 # slot groups of a batch held in memory at a time

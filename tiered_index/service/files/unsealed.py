@@ -34,8 +34,6 @@ from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root.root import Deletions, Root, disk_error
 
-__all__ = ["Reserve", "UnsealedFile", "drop_unbegun", "verified_entries"]
-
 Array = npt.NDArray[Any]
 # a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
 _CHAIN_LIMIT = 256

@@ -23,8 +23,6 @@ from tiered_index.service.log.records import StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 from tiered_index.service.threads.pool import side_by_side
 
-__all__ = ["WindowTable", "apply_log_state"]
-
 
 class WindowTable:
     """The shards of one table, whose id is `file_id`. Raises `CorruptFile` for shards that contradict each other."""

@@ -34,16 +34,6 @@ from tiered_index.service.writing.appenders import QUARANTINE
 from tiered_index.service.writing.flusher import Flusher
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "DamagedCopies",
-    "LifecycleContext",
-    "check_size",
-    "durable_positions",
-    "has_newer_positions",
-    "is_needed",
-    "sealed_form",
-]
-
 
 @dataclass(frozen=True)
 class LifecycleContext:

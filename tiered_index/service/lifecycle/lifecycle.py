@@ -59,8 +59,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import disk_error
 from tiered_index.service.writing.appenders import QUARANTINE
 
-__all__ = ["Lifecycle", "Progress"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -24,8 +24,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
 from tiered_index.storage.opening import PROBE_PREFIX
 
-__all__ = ["MIN_AGE_S", "Orphans", "delete_orphans", "find_orphans"]
-
 _AT_ONCE = 1000
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
 MIN_AGE_S = 3600.0

@@ -33,18 +33,6 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Bytes, PartInfo, Storage, UploadHandle
 
-__all__ = [
-    "MAX_AGE_S",
-    "FinishedObject",
-    "JobOverdue",
-    "Publication",
-    "Removals",
-    "SentObject",
-    "Upload",
-    "abandon",
-    "stored_file",
-]
-
 MAX_AGE_S = 23 * 3600
 """How long after it began to be sent an object may be published: an hour less than `orphans` spares by default what no
 record names.

@@ -37,8 +37,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root, disk_error
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["Recovered", "recover_root"]
-
 _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
 

@@ -24,8 +24,6 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
 
-__all__ = ["ReadSegment", "SegmentArchive", "SegmentUploads"]
-
 ReadSegment = Callable[[int, int], bytes]
 """Returns `length` bytes of a segment from `position`, counted from its beginning; raises a typed error where it can't.
 """

@@ -41,17 +41,6 @@ from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "StagedResult",
-    "Ticket",
-    "compact_staged",
-    "open_tickets",
-    "publish_staged",
-    "read_sealed",
-    "send_entries",
-    "staged_entries",
-]
-
 _log = logging.getLogger(__name__)
 Array = npt.NDArray[Any]
 _PIECE_BYTES = 1 << 20

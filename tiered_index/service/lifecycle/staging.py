@@ -35,8 +35,6 @@ from tiered_index.service.lifecycle.staged import Ticket, send_entries
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.storage.base import ObjectInfo
 
-__all__ = ["Staging"]
-
 
 @dataclass(frozen=True, slots=True)
 class _Staged:

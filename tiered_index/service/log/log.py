@@ -40,8 +40,6 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.state import LogReplay, LogState
 from tiered_index.storage.base import Storage
 
-__all__ = ["Checkpoints", "Make", "StorageLog", "fenced", "publishing"]
-
 # a state of up to this size is stored after every record, one of k times the size after every k-th
 _BYTES_A_RECORD = 1 << 20
 # records behind a checkpoint, however large it is

@@ -36,17 +36,6 @@ from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.slot_map import SlotMap
 
-__all__ = [
-    "ArchivedSegment",
-    "IndexDescriptor",
-    "LogRecord",
-    "StoredObject",
-    "StreamBatch",
-    "TableShard",
-    "decode_document",
-    "encode_document",
-]
-
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
 

@@ -36,8 +36,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = ["Lease", "StorageSession", "check_descriptor", "check_lease"]
-
 _log = logging.getLogger(__name__)
 
 

@@ -28,8 +28,6 @@ from tiered_index.service.log.records import (
     optional_members,
 )
 
-__all__ = ["LogReplay", "LogState"]
-
 
 @dataclass(frozen=True)
 class LogState:

@@ -21,8 +21,6 @@ from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import PriceTable, Usage
 from tiered_index.types import Explain, FileReport
 
-__all__ = ["NOTHING", "LookupBudget", "LookupLimits", "RequestStats", "TopK", "add_up"]
-
 # no thread can wait longer; a longer bound is none
 _LONGEST_S = threading.TIMEOUT_MAX / 2
 # answers that are brought in order at once

@@ -26,8 +26,6 @@ from tiered_index.service.lookup.query import Handles, MissingObjects, QueryEngi
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup, QueryResult
 
-__all__ = ["Lookups"]
-
 L = TypeVar("L")
 T = TypeVar("T")
 _NO_LIMITS = LookupLimits()

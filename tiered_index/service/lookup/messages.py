@@ -26,8 +26,6 @@ from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_u
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
 
-__all__ = ["Fetched", "FoundMessage", "MessageLookup", "MessageSource", "MessageState", "MessagesResult"]
-
 MessageState = Literal["local", "archived", "expired", "missing"]
 """``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has
 deleted it, and no archive has it. ``missing``: it should be there and isn't, is damaged, or could not be read.

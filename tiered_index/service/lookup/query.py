@@ -44,8 +44,6 @@ from tiered_index.service.lookup.scan import FileReader, Scan
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
 
-__all__ = ["LOG_RETRIES", "Handles", "MissingObjects", "QueryEngine"]
-
 LOG_RETRIES = 100
 """How often a lookup starts again because objects vanish; each time the log has moved on."""
 Handles = Callable[[int, int], Sequence[Handle]]

@@ -27,8 +27,6 @@ from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import PriceTable, Usage
 from tiered_index.types import FileReport
 
-__all__ = ["FileReader", "Scan"]
-
 # requests of a search in a file whose directory is in no cache
 _REQUESTS = 2
 

@@ -25,8 +25,6 @@ from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import read_items
 from tiered_index.service.log.records import StoredObject
 
-__all__ = ["InputReader", "Piece"]
-
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 # inputs read at the same time

@@ -22,8 +22,6 @@ from tiered_index.format.slot_map import SlotMap
 from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
 from tiered_index.service.log.state import LogState
 
-__all__ = ["FULL_WINDOWS", "MergeJob", "MergePlan", "MergeTask", "Window", "cut_windows", "plan_merge"]
-
 FULL_WINDOWS = 8
 """Windows of one task whose uploads have parts of full size; of more windows the parts are smaller."""
 _MOST_WINDOWS = 48

@@ -30,20 +30,6 @@ from tiered_index.service.merge.writing import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 
-__all__ = [
-    "RECORD_REQUESTS",
-    "MergeCost",
-    "MergeOptions",
-    "MergeOvertaken",
-    "MergeReport",
-    "check_results",
-    "estimate",
-    "merge",
-    "plan",
-    "publish",
-    "writing_requests",
-]
-
 
 class MergeOvertaken(TieredIndexError):
     """Another job has merged or removed an input meanwhile; nothing was changed. Plan again."""

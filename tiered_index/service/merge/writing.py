@@ -29,8 +29,6 @@ from tiered_index.service.merge.pieces import InputReader, Piece
 from tiered_index.service.merge.plan import FULL_WINDOWS, MergeTask, Window
 from tiered_index.storage.base import Storage
 
-__all__ = ["FinishedShard", "TableRun", "TaskResult", "run_task"]
-
 _PART_BYTES = 16 << 20
 
 

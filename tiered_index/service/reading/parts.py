@@ -27,8 +27,6 @@ from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.threads.pool import DaemonPool, NoThread
 from tiered_index.storage.context import active_context, check_deadline, remaining_s
 
-__all__ = ["ReaderParts", "SourcedFile", "source_number", "sourced_schema"]
-
 T = TypeVar("T")
 
 

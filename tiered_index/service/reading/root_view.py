@@ -28,8 +28,6 @@ from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root.root import Root, disk_error
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["RootView", "UnsealedView"]
-
 _LOOKS = 20
 # the coarsest resolution of times among file systems in use
 _STEP_NS = 2_000_000_000

@@ -40,8 +40,6 @@ from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["IndexView"]
-
 # a storage that did not answer is tried again after this time at the latest
 _RETRY_S = 1.0
 # how late a refresh may be, or as long as the interval itself: after that no answer is complete

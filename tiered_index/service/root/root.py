@@ -43,8 +43,6 @@ from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
-__all__ = ["CACHE", "FOLLOWERS", "Deletions", "Marker", "Root", "RootLock", "allow_many_files", "disk_error"]
-
 CACHE = "cache"
 """Folder of the local cache of directories and filters; made when it is needed."""
 FOLLOWERS = "followers"

@@ -23,8 +23,6 @@ from typing import Any, TypeVar
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
 from tiered_index.storage.context import active_context, remaining_s
 
-__all__ = ["DaemonPool", "NoThread", "close_until_s", "side_by_side"]
-
 T = TypeVar("T")
 _CLOSE_S = 1.0
 

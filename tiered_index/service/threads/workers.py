@@ -23,8 +23,6 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.service.threads.pool import NoThread
 
-__all__ = ["Stopped", "Worker", "synchronized"]
-
 P = ParamSpec("P")
 S = TypeVar("S")
 T = TypeVar("T")

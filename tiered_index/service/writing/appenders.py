@@ -28,8 +28,6 @@ from tiered_index.service.files.unsealed import Reserve, UnsealedFile
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.root.root import Deletions, Root, disk_error
 
-__all__ = ["MAIN", "QUARANTINE", "Appender", "AppenderContext"]
-
 MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)
 # entries of one append: bounds the memory of a flush to some 40 MiB

@@ -35,8 +35,6 @@ from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.threads.workers import synchronized
 
-__all__ = ["ROWS", "BufferedChunk", "Chunk", "OpenChunk", "Record", "RowCodec", "WriteBuffer"]
-
 ROWS = 1 << 12
 """Rows of one block, unless a single message has more keys."""
 Record = tuple[Any, ...]

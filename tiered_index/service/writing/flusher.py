@@ -19,8 +19,6 @@ from tiered_index.service.log.records import max_positions
 from tiered_index.service.writing.appenders import Appender
 from tiered_index.service.writing.buffer import WriteBuffer
 
-__all__ = ["Flusher"]
-
 # entries of one round, unless a single put_batch was larger
 _ROUND = 1 << 19
 
