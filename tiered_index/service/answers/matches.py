@@ -34,7 +34,6 @@ class MatchAccumulator:
         self._most = _HELD_ROWS
 
     def add(self, found: Matches) -> None:
-        """Take in rows."""
         if not len(found.rows):
             return
         with self._lock:

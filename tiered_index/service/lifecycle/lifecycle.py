@@ -73,7 +73,6 @@ class Progress:
     adopted: int = 0
 
     def any(self) -> bool:
-        """Whether anything was done."""
         return bool(self.compacted or self.uploaded or self.retired or self.staged or self.adopted)
 
 
@@ -182,7 +181,6 @@ class Lifecycle:
                 _log.warning("the lease was not released and will expire by itself: %s", error)
 
     def local_bytes(self) -> int:
-        """Bytes of the root's files."""
         root, total = self._context.root, 0
         for state in STATES:
             with contextlib.suppress(OSError):  # whoever needs what can't be looked at raises

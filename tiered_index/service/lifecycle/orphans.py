@@ -40,7 +40,6 @@ class Orphans:
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the objects."""
         return sum(info.size_bytes for info in self.objects)
 
 

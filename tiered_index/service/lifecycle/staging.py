@@ -228,7 +228,6 @@ class Staging:
 
 
 def _is_published(handle: Handle) -> TypeGuard[CompactedFile | UnsealedFile]:
-    """Return whether this is a local copy of what is published."""
     if isinstance(handle, UnsealedFile):
         return handle.published
     return isinstance(handle, CompactedFile) and handle.local is not None and handle.folder != COMPACTED

@@ -63,7 +63,6 @@ class TableShard:
     slot_high: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "slots": self.slots.to_json()}
 
 
@@ -92,7 +91,6 @@ class StoredObject:
         return self.trailer_position + self.filter_length
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
         document = {name: getattr(self, name) for name in _PLAIN}
         return document if self.shard is None else {**document, "shard": self.shard.to_json()}
 
@@ -127,7 +125,6 @@ class ArchivedSegment:
         return self.store, self.start
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
@@ -145,7 +142,6 @@ class StreamBatch:
     checksum: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in a record."""
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
@@ -158,7 +154,6 @@ class IndexDescriptor:
     offset_space: str
 
     def to_json(self) -> dict[str, Any]:
-        """Return the fields as stored in record 1."""
         return {"index_id": self.index_id, "layout": self.layout.to_json(), "offset_space": self.offset_space}
 
 
@@ -179,7 +174,6 @@ class LogRecord:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
 
     def encode(self) -> bytes:
-        """Return the record's bytes."""
         return encode_document(
             {
                 "kind": self.kind,

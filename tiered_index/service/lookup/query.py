@@ -159,7 +159,6 @@ class QueryEngine:
         self._files = FileReader(threads, prices)
 
     def close(self, until_s: float | None = None) -> None:
-        """As `FileReader.close`."""
         self._files.close(until_s)
 
     def prepare(

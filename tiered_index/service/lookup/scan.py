@@ -62,7 +62,6 @@ class Scan:
         return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
 
     def remaining_s(self) -> float | None:
-        """Return the seconds left to the lookup; None: no bound."""
         return self.budget.remaining_s() if self.budget is not None else None
 
     def report(
@@ -76,7 +75,6 @@ class Scan:
         matched: int = 0,
         error: TieredIndexError | None = None,
     ) -> None:
-        """Add the report of a file, and its error."""
         report = FileReport(
             file=handle.file_id,
             place=place or handle.place,
@@ -138,7 +136,6 @@ class _Search:
             )
 
     def end_late(self) -> None:
-        """End it because the time is up."""
         self.end("failed", error=BudgetExceeded(f"timeout_s was reached before {self.handle.file_id} was read"))
 
 

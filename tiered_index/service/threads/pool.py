@@ -50,7 +50,6 @@ class _Work:
         self._left = 0
 
     def count(self, more: int) -> int:
-        """Count calls; return how many are left."""
         with self._lock:
             self._left += more
             return self._left
