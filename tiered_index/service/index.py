@@ -44,7 +44,6 @@ from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.wrappers import MeteredStorage
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
@@ -395,7 +394,7 @@ class IndexService(Lookups):
         found: list[Handle] = [b for b in buffered if b.second_min <= second_max and b.second_max >= second_min]
         found += self._catalog.overlapping(second_min, second_max)
         if (error := self._session.log_error) is not None:
-            found.append(DamagedFile("log", "storage", 0, MAX_TIMESTAMP_MS // 1000, error))
+            found.append(DamagedFile("log", "storage", error))
         self._check_open()
         return found
 

@@ -11,7 +11,7 @@ import itertools
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -56,24 +56,82 @@ _QUARANTINE_ITEMS = 1 << 16
 _log = logging.getLogger(__name__)
 
 
-@dataclass
 class Parts:
-    """Everything an open index consists of."""
+    """Everything an open index consists of, put together of what was opened and recovered."""
 
-    lock: RootLock
-    storage: MeteredStorage
-    session: StorageSession
-    cold: ColdPath
-    marker: Marker
-    layout: Layout
-    notes: tuple[str, ...]
-    catalog: Catalog
-    topics: TopicTable
-    buffer: WriteBuffer
-    appenders: tuple[Appender, ...]
-    flusher: Flusher
-    lifecycle: Lifecycle
-    engine: QueryEngine
+    def __init__(
+        self,
+        config: IndexConfig,
+        clock: Clock,
+        root: Root,
+        lock: RootLock,
+        storage: MeteredStorage,
+        session: StorageSession,
+        cold: ColdPath,
+        marker: Marker,
+        layout: Layout,
+        recovered: Recovered,
+    ) -> None:
+        self.lock, self.storage, self.session, self.cold = lock, storage, session, cold
+        self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
+        catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
+        self.buffer = WriteBuffer(layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes)
+
+        def admit(size_bytes: int) -> None:
+            bound = config.disk_max_bytes
+            if bound is not None and (used := self.lifecycle.local_bytes()) + size_bytes > bound:
+                raise BackPressure(
+                    f"the local files take {used:,} bytes; {size_bytes:,} more would pass disk_max_bytes = {bound:,}: "
+                    "uploads or retirement must make room first"
+                )
+
+        context = AppenderContext(
+            root,
+            catalog,
+            topics,
+            clock,
+            marker.offset_space,
+            itertools.count(recovered.next_sequence),
+            admit,
+            log_number=lambda: session.log.state.number,
+            deletions=recovered.deletions,
+        )
+        small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
+        main = Appender(MAIN, layout, context, True, lambda: self.flusher.positions)
+        quarantine = Appender(QUARANTINE, small, context, False)
+        # positions of the log count even where the claim failed
+        positions = max_positions(recovered.positions, session.log.state.positions)
+        self.flusher = Flusher(self.buffer, main, quarantine, clock, config.max_late_s, config.max_early_s, positions)
+        # an earlier process may have published what it began
+        begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
+        life = LifecycleContext(
+            root,
+            marker.root_id,
+            catalog,
+            session,
+            cold,
+            config,
+            clock,
+            self.flusher,
+            recovered.deletions,
+            begun,
+            Removals(session.log),
+        )
+        self.lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
+        handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
+        for handle in handles:
+            catalog.put(handle)
+        self.appenders = (quarantine, main)
+        for appender in self.appenders:
+            appender.adopt([file for file in recovered.unsealed if file.lane == appender.name])
+        try:
+            topics.give(pair for one in self.appenders if one.active is not None for pair in one.active.topics.items())
+        except InvalidArgument:
+            # the active files bind one id to two topics; each keeps its own topic table, and the next ones start empty
+            self.flusher.roll()
+        self.engine = QueryEngine(
+            layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
+        )
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
         """Return the steps that close everything; `keep_reserve` leaves the reserved next file, as a crash would."""
@@ -127,7 +185,7 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         undo.callback(cold.close)
         recovered = recover_root(root, cold, state, layout)
         undo.callback(recovered.let_go)
-        parts = _assemble(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
+        parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
         if state is not None:
             try:
                 parts.lifecycle.sweep_attempts({file.file_id for file in recovered.compacted})
@@ -189,92 +247,3 @@ def _join(
 def _without_log(session: StorageSession, error: StorageError | DiskFull) -> None:
     session.log_error = without_frames(error)
     _log.warning("starting without the storage, files wait locally: %s", error)
-
-
-def _assemble(
-    config: IndexConfig,
-    clock: Clock,
-    root: Root,
-    lock: RootLock,
-    storage: MeteredStorage,
-    session: StorageSession,
-    cold: ColdPath,
-    marker: Marker,
-    layout: Layout,
-    recovered: Recovered,
-) -> Parts:
-    catalog = Catalog()
-    topics = TopicTable()
-    buffer = WriteBuffer(layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes)
-
-    def admit(size_bytes: int) -> None:
-        bound = config.disk_max_bytes
-        if bound is not None and (used := lifecycle.local_bytes()) + size_bytes > bound:
-            raise BackPressure(
-                f"the local files take {used:,} bytes; {size_bytes:,} more would pass disk_max_bytes = {bound:,}: "
-                "uploads or retirement must make room first"
-            )
-
-    context = AppenderContext(
-        root,
-        catalog,
-        topics,
-        clock,
-        marker.offset_space,
-        itertools.count(recovered.next_sequence),
-        admit,
-        log_number=lambda: session.log.state.number,
-        deletions=recovered.deletions,
-    )
-    small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
-    main = Appender(MAIN, layout, context, reserves=True, known=lambda: flusher.positions)
-    quarantine = Appender(QUARANTINE, small, context, reserves=False)
-    flusher = Flusher(buffer, main, quarantine, clock, max_late_s=config.max_late_s, max_early_s=config.max_early_s)
-    # positions of the log count even where the claim failed
-    flusher.positions = max_positions(recovered.positions, session.log.state.positions)
-    # an earlier process may have published what it began
-    begun = {file.file_id for file in recovered.unsealed} | {file.file_id for file in recovered.compacted}
-    life = LifecycleContext(
-        root,
-        marker.root_id,
-        catalog,
-        session,
-        cold,
-        config,
-        clock,
-        flusher,
-        recovered.deletions,
-        begun,
-        Removals(session.log),
-    )
-    lifecycle = Lifecycle(life, recovered.damaged, recovered.journals)
-    handles: list[Handle] = [*recovered.compacted, *recovered.uploaded, *recovered.damaged]
-    for handle in handles:
-        catalog.put(handle)
-    appenders = (quarantine, main)
-    for appender in appenders:
-        appender.adopt([file for file in recovered.unsealed if file.lane == appender.name])
-    try:
-        topics.give(pair for one in appenders if one.active is not None for pair in one.active.topics.items())
-    except InvalidArgument:
-        # The active files bind one id to two topics. Each file keeps its own topic table; the next ones start empty.
-        flusher.roll()
-    engine = QueryEngine(
-        layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
-    )
-    return Parts(
-        lock,
-        storage,
-        session,
-        cold,
-        marker,
-        layout,
-        tuple(recovered.notes),
-        catalog,
-        topics,
-        buffer,
-        appenders,
-        flusher,
-        lifecycle,
-        engine,
-    )

@@ -91,7 +91,7 @@ MUTANTS = (
         "quarantine-late-side-open",
         "entries with a clock far in the past go to the main lane",
         "service/writing/flusher.py",
-        "low, high = now_s - self._max_late_s,",
+        "low, high = now_s - self.max_late_s,",
         "low, high = -(2.0**62),",
         (f"{BUFFER}::test_wild_clocks_go_to_quarantine_and_are_found",),
     ),
@@ -115,12 +115,8 @@ MUTANTS = (
         "given-up-files-positions-lost",
         "the positions of a file without entries are lost with it",
         "service/writing/appenders.py",
-        """
-            piece,
-            [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids],
-            max_positions(self._carried, positions),
-        """,
-        "piece, [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids], positions",
+        "file.append(piece, names, max_positions(self._carried, positions))",
+        "file.append(piece, names, positions)",
         (f"{BUFFER}::test_a_position_alone_outlives_the_file_it_was_put_to",),
     ),
     Mutant(

@@ -168,7 +168,7 @@ MUTANTS = (
         "unavailable-called-missing",
         "a storage that does not answer makes messages missing",
         "service/lookup/messages.py",
-        "errors = [one.error for one in self._fetched if one.error is not None]",
+        "errors = [one.error for one in self.fetched if one.error is not None]",
         "errors = [one.error for one in ()]",
         (f"{FETCHING}::test_a_place_that_cannot_be_asked_is_an_error",),
     ),

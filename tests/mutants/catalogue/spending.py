@@ -99,7 +99,7 @@ MUTANTS = (
         "messages-refused-but-complete",
         "an answer without the messages that the budget didn't reach passes for whole",
         "service/lookup/messages.py",
-        "(exceeded := self._exceeded or self._refusal()) is None:",
+        "(exceeded := self.exceeded or self._refusal()) is None:",
         "(exceeded := self._exceeded) is None:",
         (f"{MESSAGES}::test_every_limit_holds_for_index_and_messages_together",),
     ),

@@ -34,7 +34,7 @@ from tiered_index.service.checks.report import Progress, Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject, TableShard
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root.root import Root
@@ -77,9 +77,9 @@ def _check_tables(state: LogState, report: Report) -> None:
     for table, shards in state.tables.items():
         report.count("tables")
         ordered = sorted(shards, key=lambda stored: (*_range(stored), -stored.second_max))
-        first = _shard(ordered[0])
+        first = ordered[0].part
         for stored in ordered:
-            shard = _shard(stored)
+            shard = stored.part
             if (shard.slots, shard.begin_s, shard.window_s) != (first.slots, first.begin_s, first.window_s):
                 report.add(
                     stored.name, "table", f"it is of another window or slot map than {ordered[0].name} of table {table}"
@@ -99,14 +99,14 @@ def _check_tables(state: LogState, report: Report) -> None:
             low, high = _range(reached)
             # a giant slot's parts have one range, and each a time of its own
             parts = _range(stored) == (low, high) and stored.second_max < reached.second_min
-            if _shard(stored).slot_low < high and not parts:
+            if stored.part.slot_low < high and not parts:
                 report.add(stored.name, "table", f"its slots overlap those of {reached.name} of table {table}")
-            reached = max(reached, stored, key=lambda one: (_shard(one).slot_high, -one.second_max))
+            reached = max(reached, stored, key=lambda one: (one.part.slot_high, -one.second_max))
 
 
 def _check_shard_record(stored: StoredObject, meta: Metadata, report: Report) -> None:
     """Compare a shard's metadata with the log."""
-    shard = _shard(stored)
+    shard = stored.part
     if "slot_map" not in meta.more:
         report.add(stored.name, "object", f"it is no shard, the log says it is one of table {shard.table}")
         return
@@ -133,13 +133,8 @@ def _check_shard_record(stored: StoredObject, meta: Metadata, report: Report) ->
         report.add(stored.name, "object", f"its metadata says {found}, the log says {logged}")
 
 
-def _shard(stored: StoredObject) -> TableShard:
-    assert stored.shard is not None
-    return stored.shard
-
-
 def _range(stored: StoredObject) -> tuple[int, int]:
-    shard = _shard(stored)
+    shard = stored.part
     return shard.slot_low, shard.slot_high
 
 

@@ -30,6 +30,7 @@ from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_has
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.root.root import disk_error
 from tiered_index.storage.base import ByteRange
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 Array = npt.NDArray[Any]
 _VERIFY_RUNS = 256
@@ -271,17 +272,17 @@ def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
     return CompactedFile(stored.file_id, *interval, stored.sequence, stored.count, stored.lane, stored=source)
 
 
+@dataclass(eq=False)
 class DamagedFile(LocalHandle):
-    """A local file that recovery could not read: every lookup that meets its range of time fails or reports it."""
+    """A file that can't be read, of any second where none is known: every lookup that meets it fails or reports it."""
 
-    def __init__(self, file_id: str, place: str, second_min: int, second_max: int, error: TieredIndexError) -> None:
-        self.file_id = file_id
-        self.place = place
-        self.second_min = second_min
-        self.second_max = second_max
-        self.sequence = 0
-        self.lane = "main"
-        self.error = error
+    file_id: str
+    place: str
+    error: TieredIndexError
+    second_min: int = 0
+    second_max: int = MAX_TIMESTAMP_MS // 1000
+    sequence = 0
+    lane = "main"
 
     def search(self, lookup: PreparedLookup) -> Array:
         raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before

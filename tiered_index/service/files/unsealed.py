@@ -14,6 +14,7 @@ import logging
 import mmap
 import zlib
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,7 @@ class UnsealedFile(LocalHandle):
     ) -> None:
         self._root = root
         self._disk = root.disk
+        self._begun = journal  # which has what never changes
         self.layout = journal.layout
         self.file_id = journal.file_id
         self.lane = journal.lane
@@ -359,18 +361,7 @@ class UnsealedFile(LocalHandle):
         return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
 
     def _as_journal(self) -> Journal:
-        return Journal(
-            self.file_id,
-            self.layout,
-            self.table.begin_ms,
-            self.lane,
-            self.sequence,
-            self.offset_space,
-            self.created_ms,
-            self.predecessor,
-            batches=list(self.batches),
-            log_number=self.log_number,
-        )
+        return replace(self._begun, batches=list(self.batches))
 
 
 def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
@@ -379,11 +370,8 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
     First that record alone durably replaces the journal, which may end in a record whose sync failed and would be
     damage without its entries. Where that fails the file stays.
     """
-    path, journal_path, temporary = (
-        root.index_path(UNSEALED, file_id),
-        root.journal_path(file_id),
-        root.temporary(UNSEALED),
-    )
+    path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
+    temporary = root.temporary(UNSEALED)
     try:
         if journal_path.exists():
             root.disk.write_file(temporary, [begun])

@@ -19,7 +19,7 @@ from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
 from tiered_index.service.files.search import lookup_hash
-from tiered_index.service.log.records import StoredObject, TableShard
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.threads.pool import side_by_side
 
@@ -34,10 +34,10 @@ class WindowTable:
     source: str | None = None
 
     def __init__(self, cold: ColdPath, shards: Sequence[StoredObject]) -> None:
-        ordered = sorted(shards, key=lambda o: (_shard(o).slot_low, -o.second_max, o.name))
-        first = _shard(ordered[0])
+        ordered = sorted(shards, key=lambda o: (o.part.slot_low, -o.second_max, o.name))
+        first = ordered[0].part
         for stored in ordered:
-            shard = _shard(stored)
+            shard = stored.part
             if (shard.table, shard.slots, shard.begin_s, shard.window_s) != (
                 first.table,
                 first.slots,
@@ -55,7 +55,7 @@ class WindowTable:
         self.sequence = max(stored.sequence for stored in ordered)
         self.count = sum(stored.count for stored in ordered)
         self._cold = cold
-        self._lows = [_shard(stored).slot_low for stored in ordered]
+        self._lows = [stored.part.slot_low for stored in ordered]
 
     @property
     def search_bytes(self) -> int:
@@ -117,7 +117,7 @@ class WindowTable:
         second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         found = []
         for stored in reversed(self.shards[: bisect_right(self._lows, slot)]):
-            if _shard(stored).slot_high <= slot:
+            if stored.part.slot_high <= slot:
                 break
             if stored.second_min <= second_max and stored.second_max >= lookup.second_min:
                 found.append(stored)
@@ -128,17 +128,12 @@ class WindowTable:
         slots = self.slots.slots_of(batch.key_hash)
         result = []
         for stored in self.shards:
-            shard = _shard(stored)
+            shard = stored.part
             away = StorageBytes(self._cold, stored).away(batch)
             away |= (slots < shard.slot_low) | (slots >= shard.slot_high)
             if not away.all():
                 result.append((stored, away))
         return result
-
-
-def _shard(stored: StoredObject) -> TableShard:
-    assert stored.shard is not None
-    return stored.shard
 
 
 def apply_log_state(

@@ -35,7 +35,6 @@ from tiered_index.service.lifecycle.context import has_newer_positions
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import Deletions, Root, disk_error
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)
@@ -271,7 +270,7 @@ def _set_strangers_aside(wanted: Layout, found: Recovered) -> None:
                 f"this index"
             )
             _log.error("recovery: %s", error)
-            found.damaged.append(DamagedFile(file.file_id, file.place, file.second_min, file.second_max, error))
+            found.damaged.append(DamagedFile(file.file_id, file.place, error, file.second_min, file.second_max))
 
 
 def _never_written(path: Path) -> bool:
@@ -286,6 +285,4 @@ def _never_written(path: Path) -> bool:
 
 def _damaged(file_id: str, place: str, error: TieredIndexError, journal: Journal | None = None) -> DamagedFile:
     _log.error("recovery: %s", error)
-    # without a journal the file may hold any second
-    low, high = (journal.seconds if journal is not None else None) or (0, MAX_TIMESTAMP_MS // 1000)
-    return DamagedFile(file_id, place, low, high, error)
+    return DamagedFile(file_id, place, error, *((journal.seconds if journal is not None else None) or ()))

@@ -86,6 +86,12 @@ class StoredObject:
     shard: TableShard | None = None
 
     @property
+    def part(self) -> TableShard:
+        """As `shard`, of an object that is one."""
+        assert self.shard is not None
+        return self.shard
+
+    @property
     def directory_position(self) -> int:
         """Where directory, metadata and tail start: one range to the end of the object."""
         return self.trailer_position + self.filter_length

@@ -15,7 +15,7 @@ from __future__ import annotations
 import time
 from bisect import insort
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from operator import itemgetter
 from typing import Any, Literal, Protocol
 
@@ -128,29 +128,25 @@ _STEPS_S = (0, 1, -1)
 _PAGE = 64
 
 
+@dataclass(eq=False)
 class MessageLookup:
-    """One lookup of messages: its pages, what was fetched, and the budget's refusal of a part of the index."""
+    """One lookup of messages: its pages, what was fetched, and the budget's refusal of a part of the index. `query` is
+    that of a service or reader; `budget` is open and holds the bounds of the whole call.
+    """
 
-    def __init__(
-        self,
-        query: Callable[..., QueryResult],
-        lookup: Lookup,
-        allow_partial: bool,
-        source: MessageSource,
-        schema: Schema,
-        budget: LookupBudget,
-    ) -> None:
-        """`query` is that of a service or reader; `budget` is open and holds the bounds of the whole call."""
-        self._query = query
-        self._lookup = lookup
-        self._allow_partial = allow_partial
-        self._source = source
-        self._schema = schema
-        self._budget = budget
+    query: Callable[..., QueryResult]
+    lookup: Lookup
+    allow_partial: bool
+    source: MessageSource
+    schema: Schema
+    budget: LookupBudget
+    pages: list[QueryResult] = field(default_factory=list)
+    fetched: list[Fetched] = field(default_factory=list)
+    exceeded: BudgetExceeded | None = None
+
+    def __post_init__(self) -> None:
+        lookup = self.lookup
         self._second_min, self._second_max, _ = check_range(lookup.begin_ms, lookup.end_ms, lookup.max_count)
-        self._pages: list[QueryResult] = []
-        self._fetched: list[Fetched] = []
-        self._exceeded: BudgetExceeded | None = None
 
     def run(self) -> MessagesResult:
         """Look up, fetch, and page past collisions until `max_count` entries are accounted for or there are no more.
@@ -159,7 +155,7 @@ class MessageLookup:
         `BudgetExceeded` is the `MessagesResult` up to then.
         """
         started = time.perf_counter()
-        lookup = self._lookup
+        lookup = self.lookup
         found: list[Fetched] = []
         collisions = 0
         cursor, page = lookup.cursor, lookup.max_count
@@ -178,13 +174,13 @@ class MessageLookup:
                 last = kept[-1].item if behind else items[-1]
                 assert last is not None
                 cursor = self._cursor_behind(last) if behind or ahead else answer.cursor
-            if len(found) >= lookup.max_count or cursor is None or self._exceeded is not None:
+            if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None:
                 break
             page = max(lookup.max_count - len(found), _PAGE)
         reports = self._reports()
-        failed = {report.file: report for answer in self._pages for report in answer.failed}
+        failed = {report.file: report for answer in self.pages for report in answer.failed}
         failed |= self._failures(reports)
-        partial = failed or self._exceeded is not None
+        partial = failed or self.exceeded is not None
         result = MessagesResult(
             messages=tuple(found),
             status="partial" if partial else "truncated" if cursor is not None else "complete",
@@ -192,16 +188,16 @@ class MessageLookup:
             failed=tuple(failed.values()),
             collisions=collisions,
             explain=self._explain(reports, started),
-            message_requests=sum(one.requests for one in self._fetched),
-            message_bytes=sum(one.bytes for one in self._fetched),
+            message_requests=sum(one.requests for one in self.fetched),
+            message_bytes=sum(one.bytes for one in self.fetched),
         )
-        if self._allow_partial or (exceeded := self._exceeded or self._refusal()) is None:
+        if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result
         raise BudgetExceeded(str(exceeded), failed=result.failed, result=result) from exceeded
 
     def _cursor_behind(self, item: IndexItem) -> str:
         """Return the cursor of a page that ended with `item`."""
-        digest = query_digest(self._lookup.topic, self._lookup.key, self._second_min, self._second_max)
+        digest = query_digest(self.lookup.topic, self.lookup.key, self._second_min, self._second_max)
         return encode_cursor(self._key(item), digest)
 
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
@@ -244,19 +240,19 @@ class MessageLookup:
         return (-second, -offset, *more)
 
     def _key(self, item: IndexItem) -> tuple[int, ...]:
-        identity = (int(getattr(item, name)) for name in self._schema.identity_extra)
+        identity = (int(getattr(item, name)) for name in self.schema.identity_extra)
         return (item.timestamp_ms // 1000, item.offset, item.queue_id, *identity)
 
     def _look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
         """Return a page of the index, as far as the budget reaches."""
-        topic, key, left_s = self._lookup.topic, self._lookup.key, self._budget.remaining_s()
+        topic, key, left_s = self.lookup.topic, self.lookup.key, self.budget.remaining_s()
         limits = {} if left_s is None else {"timeout_s": max(left_s, _MOMENT_S)}
         try:
-            answer = self._query(topic, key, begin_ms, end_ms, max_count, cursor, self._allow_partial, **limits)
+            answer = self.query(topic, key, begin_ms, end_ms, max_count, cursor, self.allow_partial, **limits)
         except BudgetExceeded as error:
-            self._exceeded = self._exceeded or error
+            self.exceeded = self.exceeded or error
             answer = error.result if isinstance(error.result, QueryResult) else QueryResult(items=(), status="partial")
-        self._pages.append(answer)
+        self.pages.append(answer)
         return answer
 
     def _own_entry(self, there: IndexItem) -> IndexItem | None:
@@ -267,7 +263,7 @@ class MessageLookup:
             if not 0 <= own <= MAX_TIMESTAMP_MS // 1000:
                 continue  # a time that was damaged
             # the cursor just before it: no other entry lies between
-            digest = query_digest(self._lookup.topic, self._lookup.key, own, own)
+            digest = query_digest(self.lookup.topic, self.lookup.key, own, own)
             before = encode_cursor((own, *place[:-1], place[-1] - 1), digest)
             for item in self._look_up(own * 1000, own * 1000, 1, before).items:
                 if self._key(item) == (own, *place):
@@ -281,16 +277,16 @@ class MessageLookup:
         except BudgetExceeded as error:
             fetched = [Fetched(item=item, state="missing", problem=str(error), error=error) for item in items]
         else:
-            fetched = self._source.fetch(items, self._lookup.topic, self._lookup.key)
+            fetched = self.source.fetch(items, self.lookup.topic, self.lookup.key)
         if [one.item for one in fetched] != list(items):
             raise AssertionError("a message source answers for every item, in order")
-        self._fetched += fetched
+        self.fetched += fetched
         return fetched
 
     def _reports(self) -> list[FileReport]:
         """Return what was read of each archived segment, or other place that cost a request or failed."""
         groups: dict[tuple[str, bool], list[Fetched]] = {}
-        for one in self._fetched:
+        for one in self.fetched:
             if one.item is not None and (one.requests or one.error is not None or one.state == "archived"):
                 groups.setdefault((one.read_from or "messages", one.error is not None), []).append(one)
         reports = []
@@ -306,7 +302,7 @@ class MessageLookup:
                     end_ms=max(times),
                     requests=requests,
                     bytes=read,
-                    cost_usd=self._budget.usage.prices.cost_usd({"get_range": requests}, read),
+                    cost_usd=self.budget.usage.prices.cost_usd({"get_range": requests}, read),
                     matched=sum(one.message is not None and one.carries_key for one in several),
                     error=str(several[0].error) if failed else None,
                 )
@@ -316,9 +312,9 @@ class MessageLookup:
     def _failures(self, reports: Sequence[FileReport]) -> dict[str, FileReport]:
         """Return the failed reports; raises their error unless the budget refused it or partial answers are allowed."""
         failed = {report.file: report for report in reports if report.outcome == "failed"}
-        errors = [one.error for one in self._fetched if one.error is not None]
+        errors = [one.error for one in self.fetched if one.error is not None]
         hard = [error for error in errors if not isinstance(error, BudgetExceeded)]
-        if hard and not self._allow_partial:
+        if hard and not self.allow_partial:
             if all(type(error) is type(hard[0]) for error in hard):
                 raise hard[0]
             raise PartialAnswer(
@@ -328,13 +324,13 @@ class MessageLookup:
 
     def _refusal(self) -> BudgetExceeded | None:
         """Return the error of the first message that the budget did not reach for, saying how many those were."""
-        errors = [one.error for one in self._fetched if isinstance(one.error, BudgetExceeded)]
+        errors = [one.error for one in self.fetched if isinstance(one.error, BudgetExceeded)]
         return BudgetExceeded(f"{errors[0]}; {len(errors)} of the messages were not read") if errors else None
 
     def _explain(self, reports: Sequence[FileReport], started: float) -> Explain:
         """Return the sum of it all; what the budget counted beyond lookups and messages is the log's."""
-        explains = [answer.explain for answer in self._pages]
-        usage = self._budget.usage
+        explains = [answer.explain for answer in self.pages]
+        usage = self.budget.usage
         total = RequestStats(usage.requests, usage.bytes_read, usage.cost_usd)
         more = total - RequestStats.of(*explains, *reports)
         log = [more.of_log()] if more.requests else []

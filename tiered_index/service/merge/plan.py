@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slot_map import SlotMap
-from tiered_index.service.log.records import IndexDescriptor, StoredObject, TableShard
+from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
 
 FULL_WINDOWS = 8
@@ -163,7 +163,7 @@ def plan_merge(
     assert state.genesis is not None
     left: list[tuple[str, str]] = []
     groups = [([stored], stored.file_id) for stored in state.files.values()]
-    groups += [(shards, table) for table, shards in state.tables.items() if _shard(shards).window_s < window_s]
+    groups += [(shards, table) for table, shards in state.tables.items() if shards[0].part.window_s < window_s]
     chosen: list[list[StoredObject]] = []
     for objects, name in groups:
         low, high = _interval(objects)
@@ -178,8 +178,8 @@ def plan_merge(
             chosen.append(objects)
     present: dict[int, list[list[StoredObject]]] = {}
     for shards in state.tables.values():
-        if _shard(shards).window_s == window_s:
-            present.setdefault(_shard(shards).begin_s, []).append(shards)
+        if shards[0].part.window_s == window_s:
+            present.setdefault(shards[0].part.begin_s, []).append(shards)
     jobs = []
     for component in _components(chosen, window_s):
         inputs = [stored for objects in component for stored in objects]
@@ -264,8 +264,3 @@ def _estimates(inputs: Iterable[StoredObject], window_s: int) -> dict[int, int]:
 
 def _interval(objects: Sequence[StoredObject]) -> tuple[int, int]:
     return min(stored.second_min for stored in objects), max(stored.second_max for stored in objects)
-
-
-def _shard(shards: Sequence[StoredObject]) -> TableShard:
-    assert shards[0].shard is not None
-    return shards[0].shard

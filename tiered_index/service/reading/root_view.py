@@ -26,7 +26,6 @@ from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root.root import Root, disk_error
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 _LOOKS = 20
 # the coarsest resolution of times among file systems in use
@@ -189,4 +188,4 @@ class RootView:
 
 def _damaged(file_id: str, place: str, error: Exception) -> DamagedFile:
     typed = error if isinstance(error, TieredIndexError) else CorruptFile(file_id, f"can't be read: {error}")
-    return DamagedFile(file_id, place, 0, MAX_TIMESTAMP_MS // 1000, typed)
+    return DamagedFile(file_id, place, typed)

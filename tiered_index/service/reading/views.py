@@ -38,7 +38,6 @@ from tiered_index.storage.context import active_context, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 # a storage that did not answer is tried again after this time at the latest
 _RETRY_S = 1.0
@@ -295,4 +294,4 @@ def _unread(error: TieredIndexError | None) -> list[Handle]:
     if error is None:
         return []
     file = error.file if isinstance(error, CorruptFile) else "log"
-    return [DamagedFile(file, "storage", 0, MAX_TIMESTAMP_MS // 1000, error)]
+    return [DamagedFile(file, "storage", error)]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -51,31 +51,23 @@ class AppenderContext:
     deletions: Deletions
 
 
+@dataclass(eq=False)
 class Appender:
     """One sequence of files; `reserves`: the next one's space is taken ahead. Each file begins with `known()`, the
     durable positions of all sources, so that the newest one has them all, whatever becomes of older files.
     """
 
-    def __init__(
-        self,
-        name: str,
-        layout: Layout,
-        context: AppenderContext,
-        *,
-        reserves: bool,
-        known: Callable[[], dict[str, int]] = dict,
-    ) -> None:
-        self.name = name
-        self.layout = layout
-        self.active: UnsealedFile | None = None
-        self.trouble: TieredIndexError | None = None  # why the next file has no space yet
-        self._context = context
-        self._reserves = reserves
-        self._reserve: Reserve | None = None
-        self._known = known
-        self._carried: dict[str, int] = {}
-        self._last: tuple[str, int] | None = None  # the file before, and its durable entries
-        self._given_up: list[UnsealedFile] = []
+    name: str
+    layout: Layout
+    context: AppenderContext
+    reserves: bool
+    known: Callable[[], dict[str, int]] = dict
+    active: UnsealedFile | None = None
+    trouble: TieredIndexError | None = None  # why the next file has no space yet
+    _reserve: Reserve | None = None
+    _carried: dict[str, int] = field(default_factory=dict)
+    _last: tuple[str, int] | None = None  # the file before, and its durable entries
+    _given_up: list[UnsealedFile] = field(default_factory=list)
 
     def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
         """Make rows `done`.. of `columns` durable; `progress` gets how many are, after each append. `positions` become
@@ -111,24 +103,20 @@ class Appender:
                 return
 
     def _append(self, file: UnsealedFile, piece: Columns, positions: dict[str, int]) -> None:
-        ids = _distinct(piece["topic_id"])
-        file.append(
-            piece,
-            [(topic_id, self._context.topics.name(topic_id)) for topic_id in ids],
-            max_positions(self._carried, positions),
-        )
+        names = [(topic_id, self.context.topics.name(topic_id)) for topic_id in _distinct(piece["topic_id"])]
+        file.append(piece, names, max_positions(self._carried, positions))
         self._show(file)
         self._carried = {}
         while self._given_up:
-            self._given_up[-1].discard(self._context.deletions)
+            self._given_up[-1].discard(self.context.deletions)
             self._given_up.pop()
 
     def _show(self, file: UnsealedFile) -> None:
         """Let lookups see a file's entries."""
-        if self._context.catalog.get(file.file_id) is not None:
-            self._context.catalog.extend(file)
+        if self.context.catalog.get(file.file_id) is not None:
+            self.context.catalog.extend(file)
         elif file.count:
-            self._context.catalog.put(file)
+            self.context.catalog.put(file)
 
     def _fitting(self, file: UnsealedFile, columns: Columns, done: int) -> int:
         """Return where the run of rows from `done` ends that this file can take."""
@@ -142,52 +130,49 @@ class Appender:
             if self.active.accepts:
                 return self.active
             self._end(self.active)
-        self._context.root.check()  # another index may be where this root was
+        self.context.root.check()  # another index may be where this root was
         seconds = columns["second"]
-        begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self._context.clock.now_ms() // 1000 * 1000
-        self._carried = max_positions(self._carried, self._known())
+        begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self.context.clock.now_ms() // 1000 * 1000
+        self._carried = max_positions(self._carried, self.known())
         reserve, self._reserve = self._reserve or self._take_space(), None
         try:
             self.active = UnsealedFile.begin(
-                self._context.root,
+                self.context.root,
                 reserve,
                 begin_ms,
                 self.name,
-                next(self._context.sequence),
-                self._context.offset_space,
-                self._context.clock.now_ms(),
+                next(self.context.sequence),
+                self.context.offset_space,
+                self.context.clock.now_ms(),
                 self._last,
-                self._context.log_number(),
+                self.context.log_number(),
             )
         except BaseException as error:
             reserve.discard()
             if not isinstance(error, OSError):
                 raise
-            raise disk_error(error, f"beginning a file in {self._context.root.path}") from error
+            raise disk_error(error, f"beginning a file in {self.context.root.path}") from error
         return self.active
 
     def _take_space(self) -> Reserve:
-        self._context.admit(self.layout.unsealed_size)
+        self.context.admit(self.layout.unsealed_size)
         try:
-            return Reserve(self._context.root, self.layout)
+            return Reserve(self.context.root, self.layout)
         except OSError as error:
             raise disk_error(
-                error, f"reserving {self.layout.unsealed_size:,} bytes in {self._context.root.path}"
+                error, f"reserving {self.layout.unsealed_size:,} bytes in {self.context.root.path}"
             ) from error
 
     def reserve_next(self) -> None:
         """Take the next file's space ahead once a file is in use, off the path of writes; a failure is retried."""
-        if self._reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
+        if self.reserves and self._reserve is None and (self.active is not None or self.trouble is not None):
             try:
                 self._reserve = self._take_space()
             except TieredIndexError as error:
                 # the bound that was set is no trouble: a write that it refuses raises it, and uploads may make room
                 if self.trouble is None:
-                    _log.log(
-                        logging.DEBUG if type(error) is BackPressure else logging.WARNING,
-                        "no space for the next file yet: %s",
-                        error,
-                    )
+                    level = logging.DEBUG if type(error) is BackPressure else logging.WARNING
+                    _log.log(level, "no space for the next file yet: %s", error)
                 self.trouble = None if type(error) is BackPressure else error
             else:
                 self.trouble = None
@@ -212,7 +197,7 @@ class Appender:
             self._carried = max_positions(self._carried, file.positions)
             file.let_go()
             if not file.positions:
-                file.discard(self._context.deletions)
+                file.discard(self.context.deletions)
             elif file not in self._given_up:
                 self._given_up.append(file)
         self.active = None
@@ -226,7 +211,7 @@ class Appender:
         """Take over recovered files, by sequence: the newest goes on if it accepts, others are sealed or given up."""
         for file in files:
             if file.count:
-                self._context.catalog.put(file)
+                self.context.catalog.put(file)
         for file in files:
             self.active = file
             if file is not files[-1] or not file.accepts:
@@ -236,10 +221,7 @@ class Appender:
         """Give back what was taken ahead; `keep` leaves its file behind, as a crash would."""
         reserve, self._reserve = self._reserve, None
         if reserve is not None:
-            if keep:
-                reserve.abandon()
-            else:
-                reserve.discard()
+            (reserve.abandon if keep else reserve.discard)()
 
 
 def _distinct(values: npt.NDArray[Any]) -> list[int]:

@@ -7,7 +7,7 @@ are serialised by a lock; `put` never takes it.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import numpy as np
@@ -34,29 +34,22 @@ class _Round:
     done_quarantine: int = 0
 
 
+@dataclass(eq=False)
 class Flusher:
     """Writes one buffer by two appenders. `quarantined` counts entries whose clock was out of bounds."""
 
-    def __init__(
-        self,
-        buffer: WriteBuffer,
-        main: Appender,
-        quarantine: Appender,
-        clock: Clock,
-        *,
-        max_late_s: float,
-        max_early_s: float,
-    ) -> None:
-        self._buffer = buffer
-        self._main, self._quarantine = main, quarantine
-        self._clock = clock
-        self._max_late_s, self._max_early_s = max_late_s, max_early_s
-        self._lock = threading.RLock()
-        self._round: _Round | None = None
-        self.positions: dict[str, int] = {}
-        self.quarantined = 0
-        self.error: TieredIndexError | None = None
-        self._closed = False
+    buffer: WriteBuffer
+    main: Appender
+    quarantine: Appender
+    clock: Clock
+    max_late_s: float
+    max_early_s: float
+    positions: dict[str, int]
+    quarantined: int = 0
+    error: TieredIndexError | None = None
+    _round: _Round | None = None
+    _closed: bool = False
+    _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def end(self) -> None:
         """From here on every call raises `InvalidArgument`: the files are somebody else's."""
@@ -73,11 +66,11 @@ class Flusher:
         """
         with self._lock:
             self._check_open()
-            newest = self._buffer.close_chunk()
+            newest = self.buffer.close_chunk()
             flushed = 0
-            while self._buffer.released < newest:
+            while self.buffer.released < newest:
                 flushed += self._run_round()
-            self._main.reserve_next()
+            self.main.reserve_next()
             return flushed
 
     def _run_round(self) -> int:
@@ -88,7 +81,7 @@ class Flusher:
             # positions become durable with the last rows written: the main ones, else the quarantine's
             has_main = bool(len(current.main["second"]))
             if len(current.quarantine["second"]):
-                self._quarantine.write(
+                self.quarantine.write(
                     current.quarantine,
                     current.done_quarantine,
                     {} if has_main else current.positions,
@@ -96,13 +89,13 @@ class Flusher:
                 )
             if has_main or (current.positions and not len(current.quarantine["second"])):
                 progress = partial(setattr, current, "done_main")
-                self._main.write(current.main, current.done_main, current.positions, progress)
+                self.main.write(current.main, current.done_main, current.positions, progress)
         except TieredIndexError as error:
             self.error = error
             raise
         self.error = None
         self.positions = max_positions(self.positions, current.positions)
-        self._buffer.end_flush()
+        self.buffer.end_flush()
         self._round = None  # last: a round that did not get here is gone on with
         return len(current.main["second"]) + len(current.quarantine["second"])
 
@@ -125,19 +118,19 @@ class Flusher:
         """Seal the files as they are."""
         with self._lock:
             self._check_open()
-            self._quarantine.roll()
-            self._main.roll()
+            self.quarantine.roll()
+            self.main.roll()
 
     def roll_older_than(self, created_ms: float) -> None:
         """Seal the files that were begun before `created_ms`."""
         with self._lock:
             self._check_open()
-            for appender in (self._quarantine, self._main):
+            for appender in (self.quarantine, self.main):
                 if appender.active is not None and appender.active.created_ms <= created_ms:
                     appender.roll()
 
     def _begin(self) -> _Round:
-        chunks = self._buffer.begin_flush(_ROUND)
+        chunks = self.buffer.begin_flush(_ROUND)
         parts = [chunk.columns() for chunk in chunks]
         columns = (
             {name: np.concatenate([part[name] for part in parts]) for name in parts[0]} if len(parts) > 1 else parts[0]
@@ -145,9 +138,9 @@ class Flusher:
         positions: dict[str, int] = {}
         for chunk in chunks:
             positions = max_positions(positions, chunk.positions)
-        now_s = self._clock.now_ms() / 1000
+        now_s = self.clock.now_ms() / 1000
         seconds = columns["second"]
-        low, high = now_s - self._max_late_s, now_s + self._max_early_s
+        low, high = now_s - self.max_late_s, now_s + self.max_early_s
         if not len(seconds) or (seconds.min() >= low and seconds.max() <= high):
             return _Round(columns, {name: values[:0] for name, values in columns.items()}, positions)
         bad = (seconds < low) | (seconds > high)
