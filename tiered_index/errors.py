@@ -153,6 +153,14 @@ class CorruptFile(TieredIndexError):
         self.expected = expected
         self.found = found
 
+    @classmethod
+    def unless_equal(
+        cls, file: str, problem: str, expected: object, found: object, *, offset: int | None = None
+    ) -> None:
+        """Raise it where `found` is not `expected`."""
+        if found != expected:
+            raise cls(file, problem, offset=offset, expected=expected, found=found)
+
 
 class UnsupportedVersion(CorruptFile):
     """A file or record written by a newer version of the format; it is intact, this version cannot read it."""

@@ -138,8 +138,8 @@ MUTANTS = (
         "checkpoint-number-unchecked",
         "a checkpoint that stands under another number is believed",
         "service/log/log.py",
-        "if state.number != number:",
-        "if state.number is None:",
+        '"checkpoint has another number than its name", number, state.number',
+        '"checkpoint has another number than its name", number, number',
         (f"{CHECKPOINTS}::test_a_damaged_checkpoint_is_not_one_of_the_two",),
     ),
     Mutant(

@@ -124,7 +124,9 @@ class LookupBatch:
         while start < len(items):
             most = int(ends[start] - counts[start]) + PAIRS_AT_A_TIME
             stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
-            yield _expanded(items[start:stop], first[start:stop], counts[start:stop], by_hash)
+            part = counts[start:stop]
+            within = np.arange(int(part.sum())) - np.repeat(np.cumsum(part) - part, part)
+            yield np.repeat(items[start:stop], part), by_hash[np.repeat(first[start:stop], part) + within]
             start = stop
 
     def _ordered(self, among: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
@@ -210,14 +212,6 @@ class LookupBatch:
         ends = np.full(len(lookups), NEVER)
         ends[enough] = found.rows["second"][starts[enough] + most[enough]]
         return ends
-
-
-def _expanded(
-    items: Array, first: Array, counts: Array, by_hash: Array
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    ends = np.cumsum(counts)
-    within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - counts, counts)
-    return np.repeat(items, counts), by_hash[np.repeat(first, counts) + within]
 
 
 def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:

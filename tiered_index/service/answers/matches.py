@@ -52,7 +52,7 @@ class MatchAccumulator:
         """Return what is held, in no order, at most one row more than `max_count` of each lookup."""
         with self._lock:
             if not self._parts:
-                return _nothing(self._schema)
+                return Matches(np.zeros(0, np.int64), concatenate([], self._schema))
             lookups = np.concatenate([part.lookups for part in self._parts])
             if (np.bincount(lookups, minlength=len(self._batch)) > self._batch.max_count + 1).any():
                 return self._cut()
@@ -108,7 +108,3 @@ def matching(
             open_ = open_[(batch.second_min[open_] <= newest) & (batch.page_ends(open_, gathered.first()) <= newest)]
         start, size = stop, 2 * size
     return gathered.found()
-
-
-def _nothing(schema: Schema) -> Matches:
-    return Matches(np.zeros(0, np.int64), concatenate([], schema))

@@ -89,11 +89,8 @@ def _check_tables(state: LogState, report: Report) -> None:
                     stored.name, "table", f"slots {_range(stored)} are not among the {shard.slots.slots} of its map"
                 )
             if not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
-                report.add(
-                    stored.name,
-                    "table",
-                    f"its seconds {stored.second_min}..{stored.second_max} are not those of its window",
-                )
+                seconds = f"{stored.second_min}..{stored.second_max}"
+                report.add(stored.name, "table", f"its seconds {seconds} are not those of its window")
         reached = ordered[0]
         for stored in ordered[1:]:
             low, high = _range(reached)
@@ -110,25 +107,9 @@ def _check_shard_record(stored: StoredObject, meta: Metadata, report: Report) ->
     if "slot_map" not in meta.more:
         report.add(stored.name, "object", f"it is no shard, the log says it is one of table {shard.table}")
         return
-    found = (
-        meta.more.get("table"),
-        meta.begin_ms,
-        meta.more.get("window_s"),
-        meta.slot_map,
-        *meta.slot_range,
-        meta.count,
-        meta.file_id,
-    )
-    logged = (
-        shard.table,
-        shard.begin_s * 1000,
-        shard.window_s,
-        shard.slots,
-        shard.slot_low,
-        shard.slot_high,
-        stored.count,
-        stored.file_id,
-    )
+    has = (meta.more.get("table"), meta.begin_ms, meta.more.get("window_s"), meta.slot_map, *meta.slot_range)
+    said = (shard.table, shard.begin_s * 1000, shard.window_s, shard.slots, shard.slot_low, shard.slot_high)
+    found, logged = (*has, meta.count, meta.file_id), (*said, stored.count, stored.file_id)
     if found != logged:
         report.add(stored.name, "object", f"its metadata says {found}, the log says {logged}")
 

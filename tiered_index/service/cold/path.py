@@ -247,14 +247,8 @@ class ColdPath:
         expected = self.trailer(stored).tail.filter_crc32
 
         def check(data: bytes) -> bytes:
-            if (found := zlib.crc32(data)) != expected:
-                raise CorruptFile(
-                    stored.name,
-                    "filter's CRC32 does not match",
-                    offset=stored.trailer_position,
-                    expected=expected,
-                    found=found,
-                )
+            problem, position = "filter's CRC32 does not match", stored.trailer_position
+            CorruptFile.unless_equal(stored.name, problem, expected, zlib.crc32(data), offset=position)
             return data
 
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
@@ -340,10 +334,7 @@ class ColdPath:
             raise CorruptFile(
                 stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes
             ) from error
-        if len(data) != length:
-            raise CorruptFile(
-                stored.name, "a range came back with another length", offset=start, expected=length, found=len(data)
-            )
+        CorruptFile.unless_equal(stored.name, "a range came back with another length", length, len(data), offset=start)
         return data
 
 
@@ -358,6 +349,5 @@ def _trailer_of(stored: StoredObject, data: bytes) -> Trailer:
     meta, tail = trailer.metadata, trailer.tail
     found = (meta.file_id, meta.count, meta.is_shard, tail.position, tail.filter_length)
     said = (stored.file_id, stored.count, stored.shard is not None, stored.trailer_position, stored.filter_length)
-    if found != said:
-        raise CorruptFile(stored.name, "object is not the file that the log names", expected=said, found=found)
+    CorruptFile.unless_equal(stored.name, "object is not the file that the log names", said, found)
     return trailer

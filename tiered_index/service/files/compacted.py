@@ -244,10 +244,8 @@ def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
     spans = spans_of(runs, 0, 1 << 62)
     found: dict[int, memoryview] = {}
     for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
-        if len(data) != span.length:
-            raise CorruptFile(
-                source.file, "shorter than its directory says", offset=span.start, expected=span.length, found=len(data)
-            )
+        problem = "shorter than its directory says"
+        CorruptFile.unless_equal(source.file, problem, span.length, len(data), offset=span.start)
         for run, piece in span.pieces(data):
             check_run(piece, run, source.file)
             found[run.offset] = piece
@@ -258,8 +256,7 @@ def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
     """Open a compacted file on the local disk. Raises `CorruptFile`, `FileNotFoundError`."""
     local = LocalBytes(path)
     metadata = local.trailer().metadata
-    if metadata.file_id != path.stem:
-        raise CorruptFile(str(path), "file says another id than its name", expected=path.stem, found=metadata.file_id)
+    CorruptFile.unless_equal(str(path), "file says another id than its name", path.stem, metadata.file_id)
     interval, sequence = (metadata.second_min, metadata.second_max), int(metadata.more.get("sequence", 0))
     return CompactedFile(
         metadata.file_id, *interval, sequence, metadata.count, metadata.lane, path.parent.name, local, stored
@@ -312,7 +309,4 @@ def verify_tables(file: CompactedFile) -> None:
     for name, start, stop, expected in parts:
         with memoryview(file.local.data) as whole, whole[start:stop] as piece:
             found = zlib.crc32(piece)
-        if found != expected:
-            raise CorruptFile(
-                file.local.file, f"{name} does not match its CRC32", offset=start, expected=expected, found=found
-            )
+        CorruptFile.unless_equal(file.local.file, f"{name} does not match its CRC32", expected, found, offset=start)

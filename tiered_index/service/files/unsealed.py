@@ -406,14 +406,8 @@ def verified_entries(data: Any, journal: Journal, file: str) -> Array:
             crc = 0
             for at in range(start, stop, _VERIFY_CHUNK):
                 crc = zlib.crc32(view[at : min(at + _VERIFY_CHUNK, stop)], crc)
-            if crc != batch.crc32:
-                raise CorruptFile(
-                    file,
-                    f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32",
-                    offset=start,
-                    expected=batch.crc32,
-                    found=crc,
-                )
+            problem = f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32"
+            CorruptFile.unless_equal(file, problem, batch.crc32, crc, offset=start)
     finally:
         view.release()
     return entries_view(data, layout, journal.count)

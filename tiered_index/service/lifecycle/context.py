@@ -153,14 +153,8 @@ def is_needed(file: CompactedFile | UnsealedFile, handles: Sequence[Handle], log
 
 def check_size(storage: Storage, stored: StoredObject, kept: str) -> None:
     """Raise `CorruptFile` where an object has another size than in the log; `kept` names the local file."""
-    size = storage.head(stored.name).size_bytes
-    if size != stored.size_bytes:
-        raise CorruptFile(
-            stored.name,
-            f"object has another size than the log says; {kept} is kept",
-            expected=stored.size_bytes,
-            found=size,
-        )
+    problem = f"object has another size than the log says; {kept} is kept"
+    CorruptFile.unless_equal(stored.name, problem, stored.size_bytes, storage.head(stored.name).size_bytes)
 
 
 def _is_stored(handle: Handle) -> bool:

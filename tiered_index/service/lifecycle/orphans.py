@@ -61,7 +61,8 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
         for handle in storage.list_uploads(prefix, older_than_ms=before_ms)
     ]
     state = log.refresh()
-    kept = state.objects.keys() | state.archive.keys() | _removed_since(log, state.number, before_ms)
+    removed = {name for number in log.numbers_since(state.number, before_ms) for name in log.record(number).remove}
+    kept = state.objects.keys() | state.archive.keys() | removed
     waiting = _waiting(log, state, tickets, before_ms)
     listed += [
         info
@@ -94,14 +95,6 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
     for handle in orphans.uploads:
         storage.abort_upload(handle)
     return Orphans(tuple(deleted), orphans.uploads, orphans.log)
-
-
-def _removed_since(log: StorageLog, last: int, before_ms: int) -> set[str]:
-    """Return the names that records put since `before_ms`, by the storage's clock, remove; a request a record."""
-    removed: set[str] = set()
-    for number in log.numbers_since(last, before_ms):
-        removed.update(log.record(number).remove)
-    return removed
 
 
 def _file_of(info: ObjectInfo) -> str:

@@ -63,17 +63,11 @@ class SegmentArchive:
     def table(self, segment: ArchivedSegment) -> SegmentTable:
         """Return the CRC32 of a segment's pieces: a request. Raises `CorruptFile` where the log contradicts them."""
         data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
-        if size != segment.object_bytes:
-            raise CorruptFile(
-                segment.name, "has another size than the log says", expected=segment.object_bytes, found=size
-            )
+        CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
         table = SegmentTable.decode(data, size, segment.name)
         found = (table.start, table.size_bytes, table.crc32, int(table.pieces[0]) if len(table.pieces) else 0)
         logged = (segment.start, segment.size_bytes, segment.crc32, segment.head_crc32)
-        if found != logged:
-            raise CorruptFile(
-                segment.name, "start, size or CRC32 are not what the log says", expected=logged, found=found
-            )
+        CorruptFile.unless_equal(segment.name, "start, size or CRC32 are not what the log says", logged, found)
         return table
 
 
@@ -229,13 +223,8 @@ def _exactly(read: ReadSegment, position: int, length: int) -> bytes:
 def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modified_ms: int | None) -> None:
     """Raise `CorruptFile` where a segment differs from its archived copy; of an older one only the head is read."""
     where = _called(known.store, known.start)
-    if size_bytes != known.size_bytes:
-        raise CorruptFile(
-            where,
-            f"has another size than its archived copy {known.name}: it was rewritten",
-            expected=known.size_bytes,
-            found=size_bytes,
-        )
+    problem = f"has another size than its archived copy {known.name}: it was rewritten"
+    CorruptFile.unless_equal(where, problem, known.size_bytes, size_bytes)
     head = _exactly(read, 0, min(PIECE_BYTES, size_bytes))
     found = zlib.crc32(head)
     expected = known.head_crc32
@@ -243,7 +232,4 @@ def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modifie
         for position in range(len(head), size_bytes, PIECE_BYTES):
             found = zlib.crc32(_exactly(read, position, min(PIECE_BYTES, size_bytes - position)), found)
         expected = known.crc32
-    if found != expected:
-        raise CorruptFile(
-            where, f"differs from its archived copy {known.name}: it was rewritten", expected=expected, found=found
-        )
+    CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)

@@ -74,19 +74,12 @@ class Ticket:
     def decode(cls, data: bytes, file: str) -> Ticket:
         """Return the ticket in `data`. Raises `CorruptFile`, `UnsupportedVersion`."""
         ticket = checked(_TICKET, decode_document(data, file), file, "ticket")
-        if ticket.name != file:
-            raise CorruptFile(
-                file, "ticket is of another file or epoch than its name", expected=file, found=ticket.name
-            )
+        CorruptFile.unless_equal(file, "ticket is of another file or epoch than its name", file, ticket.name)
         if ticket.object != staged_name(ticket.file_id, ticket.object.rpartition("/")[2].removesuffix(".entries")):
             raise CorruptFile(file, "ticket names an object that was not staged for its file", found=ticket.object)
         if ticket.entries_bytes >= ticket.size_bytes:
-            raise CorruptFile(
-                file,
-                "ticket's entries are as long as their object",
-                expected=ticket.size_bytes,
-                found=ticket.entries_bytes,
-            )
+            size, found = ticket.size_bytes, ticket.entries_bytes
+            raise CorruptFile(file, "ticket's entries are as long as their object", expected=size, found=found)
         return ticket
 
 
@@ -156,10 +149,8 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
     sealed, pieces, piece_bytes = checked(_STAGED, document, ticket.object, "staged file", offset=position)
     wanted = (ticket.file_id, ticket.entries_bytes, _PIECE_BYTES, -(-ticket.entries_bytes // _PIECE_BYTES))
     found = (sealed.file_id, sealed.count * sealed.layout.schema.entry.itemsize, piece_bytes, len(pieces))
-    if found != wanted:
-        raise CorruptFile(
-            ticket.object, "staged file is not the one of its ticket", offset=position, expected=wanted, found=found
-        )
+    problem = "staged file is not the one of its ticket"
+    CorruptFile.unless_equal(ticket.object, problem, wanted, found, offset=position)
     return sealed, pieces
 
 

@@ -146,10 +146,7 @@ class Staging:
             return  # merged since: the next round sees it
         metadata = self._context.cold.trailer(stored).metadata
         expected, found = (file.file_id, file.count), (metadata.file_id, metadata.count)
-        if found != expected:
-            raise CorruptFile(
-                stored.name, "object is not the file that was sealed, which is kept", expected=expected, found=found
-            )
+        CorruptFile.unless_equal(stored.name, "object is not the file that was sealed, which is kept", expected, found)
         self._take_as_published(file)
 
     def _take_as_published(self, file: UnsealedFile) -> None:

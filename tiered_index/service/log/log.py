@@ -72,10 +72,7 @@ class Checkpoints:
                 try:
                     data = self._storage.get(name)
                     state = LogState.decode(data, name)
-                    if state.number != number:
-                        raise CorruptFile(
-                            name, "checkpoint has another number than its name", expected=number, found=state.number
-                        )
+                    CorruptFile.unless_equal(name, "checkpoint has another number than its name", number, state.number)
                 except CorruptFile as error:
                     _log.warning("checkpoint passed over: %s", error)
                 except ObjectNotFound:
@@ -183,8 +180,7 @@ class StorageLog:
         # a listing, since the first record that isn't there need not be the end
         for info in self._storage.list(LOG_PREFIX, start_after=log_name(last) if last else ""):
             number, expected = number_of(info.name), last + 1 + len(names)
-            if number != expected:
-                raise CorruptFile(info.name, "the log has a hole before this record", expected=expected, found=number)
+            CorruptFile.unless_equal(info.name, "the log has a hole before this record", expected, number)
             names.append(info.name)
         return names
 

@@ -131,10 +131,7 @@ class LogReplay:
 
     def add(self, record: LogRecord, file: str) -> None:
         """Add the next record. After `CorruptFile`, where it contradicts the state, nothing may be added."""
-        if record.number != self.number + 1:
-            raise CorruptFile(
-                file, "log record has another number than its name", expected=self.number + 1, found=record.number
-            )
+        CorruptFile.unless_equal(file, "log record has another number than its name", self.number + 1, record.number)
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if not self._copied:

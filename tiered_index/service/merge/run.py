@@ -66,22 +66,13 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
         raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
     for stored in job.inputs:
         read = sum(result.read_counts.get(stored.name, 0) for result in results)
-        if read != stored.count:
-            raise CorruptFile(
-                stored.name,
-                "the merge read another number of entries than the log says",
-                expected=stored.count,
-                found=read,
-            )
+        problem = "the merge read another number of entries than the log says"
+        CorruptFile.unless_equal(stored.name, problem, stored.count, read)
     shards = [shard for result in results for shard in result.shards]
     written = sum(shard.stored.count for shard in shards)
-    if written != job.entries:
-        raise CorruptFile("merge", "wrote another number of entries than it read", expected=job.entries, found=written)
+    CorruptFile.unless_equal("merge", "wrote another number of entries than it read", job.entries, written)
     read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
-    if (read_sum - written_sum) % 2**64:
-        raise CorruptFile(
-            "merge", "wrote other entries than it read", expected=read_sum % 2**64, found=written_sum % 2**64
-        )
+    CorruptFile.unless_equal("merge", "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
 
 
 _TRIES = 10
