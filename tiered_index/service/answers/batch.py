@@ -139,7 +139,6 @@ class LookupBatch:
         self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
     ) -> tuple[npt.NDArray[np.int64], ...]:
         """Return the items (of n) whose hash matches, and of each the first equal one of `sorted_hashes` and the count.
-
         A small table excludes most items, and only the rest are searched for. Memory: 4 bytes an item.
         """
         stored = normal_hashes(hashes)
@@ -158,9 +157,8 @@ class LookupBatch:
         topic_pairs: Iterable[tuple[int, str]] | None,
         schema: Schema,
     ) -> Matches:
-        """Return what of matching `items` (m, as stored, or columns of that names) answers `lookups` (m).
-
-        `topic_pairs` are the (id, name) pairs of the file; None where it has no table.
+        """Return what of matching `items` (m, as stored, or columns of that names) answers `lookups` (m). `topic_pairs`
+        are the (id, name) pairs of the file; None where it has no table.
         """
         keep = (seconds >= self.second_min[lookups]) & (seconds <= self.second_max[lookups])
         if schema.keyed:
@@ -202,9 +200,8 @@ class LookupBatch:
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
     def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
-        """Return the second of the answer behind each lookup's page (n), `NEVER` where none is found yet.
-
-        `found` are the first rows of the lookups, as `first_rows` returns them.
+        """Return the second of the answer behind each lookup's page (n), `NEVER` where none is found yet. `found` are
+        the first rows of the lookups, as `first_rows` returns them.
         """
         most = self.max_count[lookups]
         starts = np.searchsorted(found.lookups, lookups)
@@ -245,7 +242,6 @@ def first_rows(
     limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema
 ) -> tuple[Matches, npt.NDArray[np.int64]]:
     """Return the first rows of each lookup, by lookup and in answer order, at most `limits` (n), and all rows' number.
-
     Identities differ. The first rows of several parts, put together, have the same first rows as all of them.
     """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
@@ -277,10 +273,9 @@ def first_rows(
 
 
 class QueryResults(Sequence[QueryResult]):
-    """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at.
-
-    `explain` is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone.
-    `failed` names files that could not be read, where that was allowed.
+    """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
+    is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
+    names files that could not be read, where that was allowed.
     """
 
     def __init__(

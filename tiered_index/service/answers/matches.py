@@ -73,7 +73,6 @@ def matching(
     among: npt.NDArray[np.int64] | None = None,
 ) -> Matches:
     """Return the rows of `items` (as stored, or columns of that names) that answer lookups (only `among`), unordered.
-
     At most one more than `max_count` of each lookup: the first ones. `seconds_of` returns the epoch seconds of items;
     `topic_pairs` as `LookupBatch.select`.
     """

@@ -130,9 +130,8 @@ def row_dtype(schema: Schema) -> np.dtype[Any]:
 def select_items(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Return the rows of `items` (structured, n; as stored in one file) that answer `lookup`, unordered.
-
-    `begin_s` is the file's begin second. `topic_ids` are the topic's ids in that file; None where it has no table.
+    """Return the rows of `items` (structured, n; as stored in one file) that answer `lookup`, unordered. `begin_s` is
+    the file's begin second. `topic_ids` are the topic's ids in that file; None where it has no table.
     """
     places = np.flatnonzero(normal_hashes(items["key_hash"]) == lookup.key_hash)
     if len(places) <= _FEW:
@@ -230,9 +229,8 @@ def check_schema(rows: Array, schema: Schema, file: str) -> None:
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
-    """Return the first `limit` answers: second desc, offset desc, queue_id asc; equal identities are one answer.
-
-    Of entries with one identity the newest is kept; `tie_keys` decide what else may differ.
+    """Return the first `limit` answers: second desc, offset desc, queue_id asc; equal identities are one answer. Of
+    entries with one identity the newest is kept; `tie_keys` decide what else may differ.
     """
     if len(rows) <= 1:
         return rows[:limit]
@@ -248,7 +246,6 @@ def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
 
 def tie_keys(rows: Array, schema: Schema) -> list[Array]:
     """Return sort keys (last one first, as for `np.lexsort`) that decide between entries of one identity and second.
-
     The greater size is kept, then the greater further columns, then the greater topic id, wherever the entries lie.
     """
     keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
@@ -267,9 +264,8 @@ def order_key(row: Any, schema: Schema) -> OrderKey:
 def item_maker(
     schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None
 ) -> Callable[[str, tuple[Any, ...]], IndexItem]:
-    """Return a function (topic, row as a tuple) -> answer of `item_type`, a copy.
-
-    With `sources` the last column is the number of the row's index, and the answer's `source` its name.
+    """Return a function (topic, row as a tuple) -> answer of `item_type`, a copy. With `sources` the last column is the
+    number of the row's index, and the answer's `source` its name.
     """
     extra = [c.name for c in schema.extra]
     if sources is not None:

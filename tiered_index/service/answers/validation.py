@@ -136,7 +136,6 @@ def _extra_value(column: Column, value: Any) -> Any:
 
 def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, list[tuple[int, str]]]:
     """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and its (id, name) pairs.
-
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
     Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the
     column and the first bad row.

@@ -29,9 +29,8 @@ def unmap(mapping: mmap.mmap) -> None:
 
 
 class Handle(Protocol):
-    """A file as lookups see it. Seconds are inclusive; `second_max` may grow while the file is unsealed.
-
-    `is_local`: a search needs no request; `asks_storage`: it may make some, where the local copy is damaged.
+    """A file as lookups see it. Seconds are inclusive; `second_max` may grow while the file is unsealed. `is_local`: a
+    search needs no request; `asks_storage`: it may make some, where the local copy is damaged.
     """
 
     @property

@@ -87,10 +87,9 @@ class Span:
 
 
 def spans_of(runs: Iterable[Run], gap_bytes: int, max_bytes: int) -> list[Span]:
-    """Return spans that cover `runs` (each once, not overlapping), in order of offset.
-
-    Runs at most `gap_bytes` apart share a span, since a request takes as long as some hundred KiB, unless it would pass
-    `max_bytes`; only a longer run makes a longer span.
+    """Return spans that cover `runs` (each once, not overlapping), in order of offset. Runs at most `gap_bytes` apart
+    share a span, since a request takes as long as some hundred KiB, unless it would pass `max_bytes`; only a longer run
+    makes a longer span.
     """
     spans: list[Span] = []
     for run in sorted(runs, key=attrgetter("offset")):
@@ -124,10 +123,9 @@ class RangeReadPool(DaemonPool):
 
 
 class ColdPath:
-    """Reads the stored files of one index.
-
-    `keyed`: its entries have fingerprints; `folder` is its disk cache. `caches` (in memory) and `range_reads` may be
-    shared by several indexes, each with its `index_id`; whoever made them clears and closes them.
+    """Reads the stored files of one index. `keyed`: its entries have fingerprints; `folder` is its disk cache. `caches`
+    (in memory) and `range_reads` may be shared by several indexes, each with its `index_id`; whoever made them clears
+    and closes them.
     """
 
     def __init__(
@@ -155,9 +153,8 @@ class ColdPath:
         self._closed = False
 
     def trailer(self, stored: StoredObject) -> Trailer:
-        """Return a file's verified trailer from memory, the disk cache or, by one request, the storage.
-
-        Lookups that come meanwhile wait for that request and share its outcome, errors of file or storage included.
+        """Return a file's verified trailer from memory, the disk cache or, by one request, the storage. Lookups that
+        come meanwhile wait for that request and share its outcome, errors of file or storage included.
         """
         while True:
             known = self.known_trailer(stored)
@@ -194,9 +191,8 @@ class ColdPath:
         return self._caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given, read side by side, neighbours in one range.
-
-        Raises `CorruptFile` naming the run, `MissingObject`.
+        """Return each run's verified bytes, in the order given, read side by side, neighbours in one range. Raises
+        `CorruptFile` naming the run, `MissingObject`.
         """
         pieces: dict[int, memoryview] = {}
         missing = []
@@ -218,9 +214,8 @@ class ColdPath:
         return [pieces[run.offset] for run in runs]
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter where its misses make it due; return whether it is in a cache now.
-
-        A lookup with a budget leaves it to others. Only a missing object is an error; other failures are logged.
+        """Fetch a file's filter where its misses make it due; return whether it is in a cache now. A lookup with a
+        budget leaves it to others. Only a missing object is an error; other failures are logged.
         """
         context = active_context()
         if context.deadline_s is not None or context.is_limited or not self.filters.begin_fetch(stored):
@@ -236,9 +231,8 @@ class ColdPath:
             self.filters.end_fetch(stored)
 
     def fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter, unless a cache has it or none takes it; return whether a cache has it.
-
-        Raises `CorruptFile`, `MissingObject`, `StorageUnavailable`.
+        """Fetch a file's filter, unless a cache has it or none takes it; return whether a cache has it. Raises
+        `CorruptFile`, `MissingObject`, `StorageUnavailable`.
         """
         filters = self.filters
         return filters.has(stored) or (filters.fits(stored) and filters.keep(stored, self._filter(stored)))

@@ -156,9 +156,8 @@ class StorageBytes:
 
 @dataclass
 class CompactedFile:
-    """A compacted file as lookups see it. `local` and `stored` are its bytes; the local ones are preferred.
-
-    `folder` is the local copy's, or None; a copy in ``uploaded`` has no `stored` only if the storage was unavailable.
+    """A compacted file as lookups see it. `local` and `stored` are its bytes; the local ones are preferred. `folder` is
+    the local copy's, or None; a copy in ``uploaded`` has no `stored` only if the storage was unavailable.
     """
 
     file_id: str

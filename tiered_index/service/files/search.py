@@ -57,9 +57,8 @@ def read_items(source: FileBytes, runs: Sequence[Run], dtype: np.dtype[Any]) -> 
 def scan_runs(
     source: FileBytes, runs: Iterable[Run], dtype: np.dtype[Any], window_bytes: int, *, gap_bytes: int = 0
 ) -> Iterator[tuple[list[Run], Array]]:
-    """Yield runs, in order of position, with their verified items (structured, n), a window at a time.
-
-    A window is one run, or has at most `window_bytes`; gaps of at most `gap_bytes` between its runs count.
+    """Yield runs, in order of position, with their verified items (structured, n), a window at a time. A window is one
+    run, or has at most `window_bytes`; gaps of at most `gap_bytes` between its runs count.
     """
     window: list[Run] = []
     size = end = 0
@@ -131,10 +130,9 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
 
 
 def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:
-    """Yield the runs newest first, in growing batches, the first of which may hold `max_count` + 1 items.
-
-    Runs of one second are taken together where only all of them tell which of their items come first: a second within
-    which a cursor stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
+    """Yield the runs newest first, in growing batches, the first of which may hold `max_count` + 1 items. Runs of one
+    second are taken together where only all of them tell which of their items come first: a second within which a
+    cursor stands, and any second of a file that isn't `ordered` (`Metadata.in_answer_order`).
     """
     if len(runs) > 1 and not ordered:
         runs = sorted(runs, key=attrgetter("second_max"), reverse=True)
@@ -157,9 +155,8 @@ def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> 
 
 
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), the runs to read, and its open lookups.
-
-    Lookups are numbers in the batch. `ordered`: entries of one hash stand in answer order.
+    """One cut group: its `blocks` (rows of the directory, n), the runs to read, and its open lookups. Lookups are
+    numbers in the batch. `ordered`: entries of one hash stand in answer order.
     """
 
     def __init__(
@@ -239,9 +236,8 @@ class GiantSlot:
 def search_file_for_many(
     source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
 ) -> Matches:
-    """Return the rows that answer each lookup, unordered, at most one more than `max_count` of each.
-
-    `excluded` (bool, n) are those whose key the file certainly doesn't hold.
+    """Return the rows that answer each lookup, unordered, at most one more than `max_count` of each. `excluded` (bool,
+    n) are those whose key the file certainly doesn't hold.
     """
     if excluded is not None and excluded.all():
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
@@ -291,9 +287,8 @@ def search_file_for_many(
 
 
 def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
-    """Yield the chosen runs in order of position, cut where a range over two of them would read a gap again.
-
-    Waiting runs in a gap that is read anyway are read with it. `done` are the sorted positions of the runs read so far.
+    """Yield the chosen runs in order of position, cut where a range over two of them would read a gap again. Waiting
+    runs in a gap that is read anyway are read with it. `done` are the sorted positions of the runs read so far.
     """
     chosen = sorted(chosen, key=attrgetter("offset"))
     waiting = sorted(waiting, key=attrgetter("offset"))

@@ -148,7 +148,6 @@ class UnsealedFile(LocalHandle):
     @classmethod
     def recover(cls, root: Root, journal: Journal, data: bytes) -> UnsealedFile:
         """Open an existing file at its journal's last batch, and make that durable; `data` are the journal's bytes.
-
         Every entry is verified, chains and slots are rebuilt.
         """
         path = root.index_path(UNSEALED, journal.file_id)
@@ -206,10 +205,9 @@ class UnsealedFile(LocalHandle):
         return self.layout.unsealed_size + self._journal_length
 
     def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
-        """Make a batch durable and visible.
-
-        `columns` (native order, n rows that fit) hold whole seconds; `names` are the (id, name) pairs of the topics in
-        it; `positions` are durable with it. Raises `OSError`; whatever is raised, the file accepts no more.
+        """Make a batch durable and visible. `columns` (native order, n rows that fit) hold whole seconds; `names` are
+        the (id, name) pairs of the topics in it; `positions` are durable with it. Raises `OSError`; whatever is raised,
+        the file accepts no more.
         """
         seconds = columns["second"]
         fresh = [(topic_id, name) for topic_id, name in names if topic_id not in self.topics]
@@ -365,10 +363,9 @@ class UnsealedFile(LocalHandle):
 
 
 def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -> None:
-    """Delete a file whose entries, if any, stand elsewhere; `begun` is its journal's first record.
-
-    First that record alone durably replaces the journal, which may end in a record whose sync failed and would be
-    damage without its entries. Where that fails the file stays.
+    """Delete a file whose entries, if any, stand elsewhere; `begun` is its journal's first record. First that record
+    alone durably replaces the journal, which may end in a record whose sync failed and would be damage without its
+    entries. Where that fails the file stays.
     """
     path, journal_path = root.index_path(UNSEALED, file_id), root.journal_path(file_id)
     temporary = root.temporary(UNSEALED)
@@ -385,9 +382,8 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
 
 
 def verified_entries(data: Any, journal: Journal, file: str) -> Array:
-    """Return entries 1..count over `data` after checking header, length and the CRC32 of every batch.
-
-    Raises `CorruptFile` naming the batch's position.
+    """Return entries 1..count over `data` after checking header, length and the CRC32 of every batch. Raises
+    `CorruptFile` naming the batch's position.
     """
     layout = journal.layout
     header = read_header(data[:28], file)

@@ -144,11 +144,10 @@ def apply_log_state(
     dispose: Callable[[str], Callable[[], None] | None],
     keeps: Callable[[CompactedFile], bool] = lambda _: False,
 ) -> None:
-    """Make the catalog show exactly the objects of `state` beside the local files.
-
-    `dispose` returns what disposes of a removed file; `keeps` says which local copies stay though their file was
-    merged. `handles` must have been taken before `state`: what was published in between is not among them and stays.
-    The cold path forgets what it has noted of removed objects.
+    """Make the catalog show exactly the objects of `state` beside the local files. `dispose` returns what disposes of a
+    removed file; `keeps` says which local copies stay though their file was merged. `handles` must have been taken
+    before `state`: what was published in between is not among them and stays. The cold path forgets what it has noted
+    of removed objects.
     """
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in state.tables.items():

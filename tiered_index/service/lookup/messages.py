@@ -43,10 +43,8 @@ class FoundMessage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What became of one entry of the index, or of one place (`item` is then None).
-
-    `message` is there where the state is ``local`` or ``archived``. `problem` says why not, or why it was not read from
-    a nearer place.
+    """What became of one entry of the index, or of one place (`item` is then None). `message` is there where the state
+    is ``local`` or ``archived``. `problem` says why not, or why it was not read from a nearer place.
     """
 
     item: IndexItem | None
@@ -88,12 +86,11 @@ class MessageSource(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class MessagesResult:
-    """The answer to a lookup of messages.
-
-    `messages` are in answer order, at most `max_count` of them, those that can't be had among them. `status` and
-    `cursor` are as in `QueryResult`; `failed` names files of the index and places of messages that could not be read
-    (status ``partial``). `collisions` is how many entries of other keys with an equal hash were dropped. `explain`
-    counts lookups and messages (its reports of place ``messages``), the last two fields the messages alone.
+    """The answer to a lookup of messages. `messages` are in answer order, at most `max_count` of them, those that can't
+    be had among them. `status` and `cursor` are as in `QueryResult`; `failed` names files of the index and places of
+    messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with an equal
+    hash were dropped. `explain` counts lookups and messages (its reports of place ``messages``), the last two fields
+    the messages alone.
     """
 
     messages: tuple[Fetched, ...]
@@ -150,7 +147,6 @@ class MessageLookup:
 
     def run(self) -> MessagesResult:
         """Look up, fetch, and page past collisions until `max_count` entries are accounted for or there are no more.
-
         Raises as `query` does, and the first `Fetched.error` unless partial answers are allowed; the `result` of a
         `BudgetExceeded` is the `MessagesResult` up to then.
         """
@@ -202,7 +198,6 @@ class MessageLookup:
 
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
         """Return what became of `items`, in answer order, other keys' messages included, overwritten entries left out.
-
         `ahead` are the entries behind them on their page. An entry that comes later and that one of these hides is
         inserted there if it lies before the page's end, which there is unless the page `is_last`; else it comes by
         itself, on its own page.

@@ -57,11 +57,10 @@ class _MovedOn(Exception):
 
 
 class MissingObjects:
-    """What one lookup knows of missing objects, and its passes that were given up. Threads: one lookup's.
-
-    A later record may have removed a missing object, or the storage lost it. Missing objects are resolved once per
-    pass: the log is read on, once per storage. Where it still names all of them, the pass stands and they are what
-    could not be read; else the lookup starts again over the present files, and reports what the earlier passes cost.
+    """What one lookup knows of missing objects, and its passes that were given up. Threads: one lookup's. A later
+    record may have removed a missing object, or the storage lost it. Missing objects are resolved once per pass: the
+    log is read on, once per storage. Where it still names all of them, the pass stands and they are what could not be
+    read; else the lookup starts again over the present files, and reports what the earlier passes cost.
     """
 
     def __init__(self, read_log: Callable[[str], LogState], *, allow_partial: bool) -> None:
@@ -93,11 +92,9 @@ class MissingObjects:
         self._scans.append(scan)
 
     def resolve(self, scan: Scan) -> None:
-        """Replace the error of each object that a pass has missed by what that means.
-
-        Where the lookup can't afford to read the log, the object's file is one that its budget did not reach for.
-        Raises `CorruptFile` where one is lost and partial answers are not allowed, and what keeps the log from being
-        read.
+        """Replace the error of each object that a pass has missed by what that means. Where the lookup can't afford to
+        read the log, the object's file is one that its budget did not reach for. Raises `CorruptFile` where one is lost
+        and partial answers are not allowed, and what keeps the log from being read.
         """
         if self._outdated and not self._reported:
             self._reported, scan.outdated = True, self._outdated
@@ -185,9 +182,8 @@ class QueryEngine:
         budget: LookupBudget | None,
         elsewhere: RequestStats = NOTHING,
     ) -> QueryResult:
-        """Answer one lookup over what `handles` yields for it. Errors as `IndexService.query`.
-
-        `budget` is open and holds the lookup's limits; `elsewhere` is what other lookups have spent of it.
+        """Answer one lookup over what `handles` yields for it. Errors as `IndexService.query`. `budget` is open and
+        holds the lookup's limits; `elsewhere` is what other lookups have spent of it.
         """
         started = time.perf_counter()
         top = TopK(self._schema, lookup.max_count)

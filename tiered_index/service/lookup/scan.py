@@ -33,12 +33,10 @@ _REQUESTS = 2
 
 @dataclass
 class Scan:
-    """One pass.
-
-    `look` searches a file and takes in its rows, returning how many; `excludes` says why a file needn't be searched;
-    `can_skip` whether files of a greatest second can't change the answer any more; `missing` how many answers are
-    missing before it can skip any, 0 where none are; `newest` is the last second that an answer may have. `outdated`
-    are the reports of earlier passes of the lookup.
+    """One pass. `look` searches a file and takes in its rows, returning how many; `excludes` says why a file needn't be
+    searched; `can_skip` whether files of a greatest second can't change the answer any more; `missing` how many answers
+    are missing before it can skip any, 0 where none are; `newest` is the last second that an answer may have.
+    `outdated` are the reports of earlier passes of the lookup.
     """
 
     look: Callable[[Handle], int]
@@ -271,9 +269,8 @@ class FileReader:
         search.end("read", matched=search.matched)
 
     def _search_local_copy(self, search: _Search) -> bool:
-        """Search a local copy in the caller's thread; return False, without a report, where that needs a request.
-
-        A request may take longer than the lookup has, and only another thread's can be given up.
+        """Search a local copy in the caller's thread; return False, without a report, where that needs a request. A
+        request may take longer than the lookup has, and only another thread's can be given up.
         """
         try:
             with active_context().counting(Usage(max_requests=0)).active():
@@ -289,7 +286,6 @@ class FileReader:
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
     """Return whether the budget allows one more search beside those that run: a file's directory, then its items.
-
     Otherwise a small budget would go to the directories of many files, and no item would be read.
     """
     if scan.budget is None or not searching:

@@ -63,10 +63,9 @@ class ReaderParts:
     def in_time(
         self, calls: Sequence[tuple[str, Callable[[], T]]], late: Callable[[T], object] = lambda _: None
     ) -> list[T]:
-        """Return what calls, each with what it does, return, in order; they run side by side until the deadline.
-
-        Raises the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all
-        have ended. What a call returned, or will return, is given to `late` then.
+        """Return what calls, each with what it does, return, in order; they run side by side until the deadline. Raises
+        the first one's error; `BudgetExceeded`, naming what was not done, where the deadline comes before all have
+        ended. What a call returned, or will return, is given to `late` then.
         """
         if len(calls) == 1 and remaining_s() is None:
             return [calls[0][1]()]

@@ -91,7 +91,6 @@ class DaemonPool:
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have `call(*arguments)` run in a copy of the caller's context, so that its requests count to the lookup.
-
         Where no further thread can be started the call waits for an existing one. Raises `InvalidArgument` where the
         pool is closed, `NoThread` where it has no thread and can't start one; then nothing was queued.
         """

@@ -84,7 +84,6 @@ class _Task(Generic[T]):
 
 class Worker:
     """One thread, begun by `start` or the first call: makes calls in order, and `run_once` every `interval_s` seconds.
-
     Whatever ends the thread ends what waits for it. A fork of the process can't use it.
     """
 
@@ -123,10 +122,8 @@ class Worker:
             self._started = True
 
     def call(self, action: Callable[[], T]) -> T:
-        """Have `action` run by the worker, behind earlier calls; return or raise what it does.
-
-        Where the wait is interrupted it runs all the same; in the worker's own thread it runs at once. Raises
-        `Stopped`, `NoThread`.
+        """Have `action` run by the worker, behind earlier calls; return or raise what it does. Where the wait is
+        interrupted it runs all the same; in the worker's own thread it runs at once. Raises `Stopped`, `NoThread`.
         """
         if self._thread is threading.current_thread():
             return action()
