@@ -269,10 +269,7 @@ class IndexReader(Lookups):
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
     def _begin(self) -> Handles:
-        """Run the refreshes that are due, in parallel.
-
-        A lookup with a deadline waits for at most half of its remaining time; then they go on in the background.
-        """
+        """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
         tries = [view.tries for view in self._views]

@@ -138,9 +138,7 @@ class LookupBatch:
     def _matches(
         self, hashes: Array, sorted_hashes: npt.NDArray[np.int32], *, few: bool
     ) -> tuple[npt.NDArray[np.int64], ...]:
-        """Return the items (of n) whose hash matches, and of each the first equal one of `sorted_hashes` and the count.
-        A small table excludes most items, and only the rest are searched for. Memory: 4 bytes an item.
-        """
+        """Return items (of n) whose hash matches, and of each its first place in `sorted_hashes` and the count."""
         stored = normal_hashes(hashes)
         items = np.arange(len(stored)) if few else np.flatnonzero(self._hash_bits[stored & (len(self._hash_bits) - 1)])
         stored = stored[items]
@@ -157,9 +155,7 @@ class LookupBatch:
         topic_pairs: Iterable[tuple[int, str]] | None,
         schema: Schema,
     ) -> Matches:
-        """Return what of matching `items` (m, as stored, or columns of that names) answers `lookups` (m). `topic_pairs`
-        are the (id, name) pairs of the file; None where it has no table.
-        """
+        """Return what of matching `items` (m) answers `lookups` (m); `topic_pairs`: the file's, None: no table."""
         keep = (seconds >= self.second_min[lookups]) & (seconds <= self.second_max[lookups])
         if schema.keyed:
             keep &= items["fingerprint"] == self.fingerprint[lookups]
@@ -200,9 +196,7 @@ class LookupBatch:
         return np.flatnonzero((self.second_min <= second_max) & (self.second_max >= second_min))
 
     def page_ends(self, lookups: npt.NDArray[np.int64], found: Matches) -> npt.NDArray[np.int64]:
-        """Return the second of the answer behind each lookup's page (n), `NEVER` where none is found yet. `found` are
-        the first rows of the lookups, as `first_rows` returns them.
-        """
+        """Return the second behind each lookup's page (n), or `NEVER`; `found` as `first_rows` returns it."""
         most = self.max_count[lookups]
         starts = np.searchsorted(found.lookups, lookups)
         enough = np.searchsorted(found.lookups, lookups, "right") - starts > most
@@ -241,9 +235,7 @@ def best_answers(
 def first_rows(
     limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema
 ) -> tuple[Matches, npt.NDArray[np.int64]]:
-    """Return the first rows of each lookup, by lookup and in answer order, at most `limits` (n), and all rows' number.
-    Identities differ. The first rows of several parts, put together, have the same first rows as all of them.
-    """
+    """Return the first rows of each lookup in answer order, at most `limits` (n), and all rows' number."""
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
     order = np.argsort(lookups, kind="stable")

@@ -130,9 +130,7 @@ def row_dtype(schema: Schema) -> np.dtype[Any]:
 def select_items(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
-    """Return the rows of `items` (structured, n; as stored in one file) that answer `lookup`, unordered. `begin_s` is
-    the file's begin second. `topic_ids` are the topic's ids in that file; None where it has no table.
-    """
+    """Return rows of `items` (structured, n) that answer `lookup`, unordered; `topic_ids` None: all topics."""
     places = np.flatnonzero(normal_hashes(items["key_hash"]) == lookup.key_hash)
     if len(places) <= _FEW:
         return select_few(items[places], begin_s, lookup, topic_ids, schema)
@@ -264,9 +262,7 @@ def order_key(row: Any, schema: Schema) -> OrderKey:
 def item_maker(
     schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None
 ) -> Callable[[str, tuple[Any, ...]], IndexItem]:
-    """Return a function (topic, row as a tuple) -> answer of `item_type`, a copy. With `sources` the last column is the
-    number of the row's index, and the answer's `source` its name.
-    """
+    """Return a function (topic, row as a tuple) -> answer; with `sources` the last column is the index's number."""
     extra = [c.name for c in schema.extra]
     if sources is not None:
         extra[-1] = "source"

@@ -182,9 +182,7 @@ def check_storage(
     threads: int,
     check_objects: CheckObjects | None = None,
 ) -> LogState | None:
-    """Check a storage against itself and a root's compacted files; return the log's state where it is sound.
-    `check_objects` checks the objects elsewhere. Raises `NotAnIndex`, `StorageError`.
-    """
+    """Check a storage against itself and `local`; return a sound log's state. Raises `NotAnIndex`, `StorageError`."""
     state = _check_log(storage, report)
     if state is None:
         return None

@@ -153,9 +153,7 @@ class ColdPath:
         self._closed = False
 
     def trailer(self, stored: StoredObject) -> Trailer:
-        """Return a file's verified trailer from memory, the disk cache or, by one request, the storage. Lookups that
-        come meanwhile wait for that request and share its outcome, errors of file or storage included.
-        """
+        """Return a file's verified trailer; who comes while it is fetched waits, and shares errors, too."""
         while True:
             known = self.known_trailer(stored)
             if known is not None:
@@ -191,9 +189,7 @@ class ColdPath:
         return self._caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given, read side by side, neighbours in one range. Raises
-        `CorruptFile` naming the run, `MissingObject`.
-        """
+        """Return each run's verified bytes, in the order given. Raises `CorruptFile`, `MissingObject`."""
         pieces: dict[int, memoryview] = {}
         missing = []
         for run in runs:
@@ -231,9 +227,7 @@ class ColdPath:
             self.filters.end_fetch(stored)
 
     def fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter, unless a cache has it or none takes it; return whether a cache has it. Raises
-        `CorruptFile`, `MissingObject`, `StorageUnavailable`.
-        """
+        """Return whether a cache has a file's filter, fetched if need be. Raises `CorruptFile`, as the storage."""
         filters = self.filters
         return filters.has(stored) or (filters.fits(stored) and filters.keep(stored, self._filter(stored)))
 

@@ -57,9 +57,7 @@ def read_items(source: FileBytes, runs: Sequence[Run], dtype: np.dtype[Any]) -> 
 def scan_runs(
     source: FileBytes, runs: Iterable[Run], dtype: np.dtype[Any], window_bytes: int, *, gap_bytes: int = 0
 ) -> Iterator[tuple[list[Run], Array]]:
-    """Yield runs, in order of position, with their verified items (structured, n), a window at a time. A window is one
-    run, or has at most `window_bytes`; gaps of at most `gap_bytes` between its runs count.
-    """
+    """Yield windows of runs, in order of position, with their verified items (structured, n)."""
     window: list[Run] = []
     size = end = 0
     for run in runs:
@@ -155,9 +153,7 @@ def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> 
 
 
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), the runs to read, and its open lookups. Lookups are
-    numbers in the batch. `ordered`: entries of one hash stand in answer order.
-    """
+    """One cut group: its `blocks` (rows of the directory, n), their runs, and its open lookups (batch numbers)."""
 
     def __init__(
         self, blocks: Array, runs: list[Run], lookups: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
@@ -236,9 +232,7 @@ class GiantSlot:
 def search_file_for_many(
     source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
 ) -> Matches:
-    """Return the rows that answer each lookup, unordered, at most one more than `max_count` of each. `excluded` (bool,
-    n) are those whose key the file certainly doesn't hold.
-    """
+    """Return rows that answer each lookup but the `excluded` (bool, n), unordered, at most `max_count` + 1 of each."""
     if excluded is not None and excluded.all():
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
     trailer = source.trailer()

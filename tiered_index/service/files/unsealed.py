@@ -147,9 +147,7 @@ class UnsealedFile(LocalHandle):
 
     @classmethod
     def recover(cls, root: Root, journal: Journal, data: bytes) -> UnsealedFile:
-        """Open an existing file at its journal's last batch, and make that durable; `data` are the journal's bytes.
-        Every entry is verified, chains and slots are rebuilt.
-        """
+        """Verify an existing file, rebuild its chains, and make its journal (`data`) durable."""
         path = root.index_path(UNSEALED, journal.file_id)
         with contextlib.ExitStack() as undo:
             descriptor = root.disk.open_rw(path)
@@ -382,9 +380,7 @@ def drop_unbegun(root: Root, file_id: str, begun: bytes, deletions: Deletions) -
 
 
 def verified_entries(data: Any, journal: Journal, file: str) -> Array:
-    """Return entries 1..count over `data` after checking header, length and the CRC32 of every batch. Raises
-    `CorruptFile` naming the batch's position.
-    """
+    """Return entries 1..count over `data`. Raises `CorruptFile` naming the batch's position."""
     layout = journal.layout
     header = read_header(data[:28], file)
     if header.begin_ms != journal.begin_ms or header.magic not in (layout.preset.begin_magic, layout.preset.end_magic):

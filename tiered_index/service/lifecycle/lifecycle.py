@@ -95,9 +95,7 @@ class Lifecycle:
         self._closed = False
 
     def run_once(self) -> Progress:
-        """Seal what is old, then compact, upload and retire what can be; raise the first error once every file had its
-        turn. While the root is not the folder that was opened no file has one.
-        """
+        """Run one round; raise the first error once every file had its turn (none has it in another folder)."""
         progress, errors = self._round()
         if errors:
             raise errors[0]  # here, where its trace names no file: it is kept until the next round
@@ -275,9 +273,7 @@ class Lifecycle:
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
 
     def _upload(self, file: CompactedFile) -> None:
-        """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated. Raises as the
-        storage, `CorruptFile` (the local file does not verify), `WriterFenced`.
-        """
+        """Publish a compacted file, unless the log has it, and move it to ``uploaded``; may be repeated."""
         local, file_id = file.local, file.file_id
         assert local is not None
         verify_tables(file)
@@ -357,9 +353,7 @@ class Lifecycle:
         return after
 
     def _let_go(self, file: CompactedFile) -> None:
-        """Drop a file that a record has removed since. What it was merged into is shown first; the local copy stays, as
-        an uploaded one, while it alone has a source's position.
-        """
+        """Drop a file that a record has removed since; a copy that alone has a source's position stays, as uploaded."""
         context = self._context
         context.refresh()
         logged = context.append_positions(file)

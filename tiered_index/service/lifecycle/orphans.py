@@ -44,9 +44,7 @@ class Orphans:
 
 
 def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0) -> Orphans:
-    """Return what no record names and is older than `older_than_s` (at least `MIN_AGE_S`). The listing comes before the
-    log, so that what is published meanwhile is known. Raises `InvalidArgument`, as the storage.
-    """
+    """Return what no record names and is older than `older_than_s`. Raises `InvalidArgument`, as the storage."""
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
             f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way"
@@ -60,6 +58,7 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
         for prefix in (DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX)
         for handle in storage.list_uploads(prefix, older_than_ms=before_ms)
     ]
+    # the log after the listing: what is published meanwhile is known
     state = log.refresh()
     removed = {name for number in log.numbers_since(state.number, before_ms) for name in log.record(number).remove}
     kept = state.objects.keys() | state.archive.keys() | removed
@@ -102,9 +101,7 @@ def _file_of(info: ObjectInfo) -> str:
 
 
 def _tickets(storage: Storage, staged: Sequence[ObjectInfo]) -> tuple[list[tuple[Ticket, int]], set[str]]:
-    """Return the readable tickets, each with the time of its last put, and the files whose ticket is gone meanwhile
-    (renewed, or over): this listing doesn't judge them.
-    """
+    """Return the tickets, each with the time of its put, and files whose ticket is gone meanwhile: not judged now."""
     tickets, renewed = [], set()
     for info in staged:
         if info.name.endswith(TICKET_SUFFIX):

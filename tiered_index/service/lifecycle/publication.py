@@ -152,9 +152,7 @@ class Publication:
         part_bytes: int,
         last_bytes: int | None = None,
     ) -> Publication:
-        """Send an object whole, of which `fill` writes the bytes; what was sent before an error is taken back. Raises
-        as `fill` and the storage, `StorageUnavailable` where it arrived cut short.
-        """
+        """Send an object whole; `fill` writes its bytes. What was sent before an error (of either) is taken back."""
         storage, began_ms = session.storage, session.log.clock.now_ms()
         upload = Upload(storage, name, part_bytes, last_bytes)
         try:
@@ -265,9 +263,7 @@ def _delete(storage: Storage, name: str) -> None:
 
 
 class Removals:
-    """Files of which a record has removed an object: the log's state names only what exists. A record is read once.
-    Numbers of the log say where to look, never times: clocks of hosts differ. One thread.
-    """
+    """Files of which a record (by number: hosts' clocks differ) has removed an object, each read once. One thread."""
 
     def __init__(self, log: StorageLog) -> None:
         self._log = log

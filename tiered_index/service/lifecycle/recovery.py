@@ -70,9 +70,7 @@ class Recovered:
 
 
 def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
-    """Bring a root in order and return its files; `state` is the log's, None while the storage is down. Files of
-    another schema, preset or number of slots than `layout` has become damaged ones, untouched.
-    """
+    """Return a root's files, put in order; `state`: the log's, None: unknown. Those of another layout are damaged."""
     found = Recovered(Deletions(root.disk))
     try:
         _recover(root, cold, state, layout, found)

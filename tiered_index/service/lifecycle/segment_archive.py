@@ -44,9 +44,7 @@ class SegmentArchive:
         return [segment for name in stores if (segment := state.segment_holding(name, offset)) is not None]
 
     def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
-        """Return `length` bytes of the log from `offset`, within `segment`, unchecked, by one request. Raises
-        `ObjectNotFound` where the log has removed the segment since, `CorruptFile` where the object is gone or short.
-        """
+        """Return bytes of the log from `offset`, unchecked. Raises `ObjectNotFound` (removed since), `CorruptFile`."""
         if not segment.start <= offset <= offset + length <= segment.end:
             raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
         try:

@@ -106,9 +106,7 @@ _STAGED = record(
 def send_entries(
     session: StorageSession, sealed: SealedFile, entries: Array, part_bytes: int
 ) -> tuple[Ticket, Publication]:
-    """Send `entries` (structured, n, verified) and `sealed` whole; return the ticket, which isn't put yet. Raises as
-    the storage; what was sent is taken back then.
-    """
+    """Send `entries` (structured, n, verified) and `sealed`; return the ticket, not put yet. Raises as the storage."""
     data = memoryview(entries.view(np.uint8).reshape(-1))  # type: ignore[arg-type]
 
     def fill(upload: Upload) -> None:
@@ -199,9 +197,7 @@ class StagedResult:
 
 
 def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[StagedResult]]:
-    """Return the tickets whose files can be compacted now, oldest first, and those that are left. Costs a listing, a
-    request a ticket, and one for each log record since the oldest file of the log's epoch was begun.
-    """
+    """Return tickets to compact, oldest first, and the others: a listing, a request a ticket and young record."""
     tickets: list[Ticket] = []
     left: list[StagedResult] = []
     for info in list(storage.list(STAGING_PREFIX)):
@@ -232,9 +228,7 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
 
 
 def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
-    """Compact and send one file, unpublished; what was sent before an error is taken back. Errors of storage, disk and
-    the staged object are in the result: no file stands in the way of another.
-    """
+    """Compact and send one file, unpublished; errors of storage, disk and object are in the result."""
     upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
     try:
         sealed, pieces = read_sealed(storage, ticket)

@@ -62,9 +62,7 @@ class Checkpoints:
         self._written: list[int] = []
 
     def newest(self) -> LogState:
-        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. Where a
-        writer sweeps them meanwhile newer ones are there, so they are listed again, a bounded number of times.
-        """
+        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET."""
         for listings_left in reversed(range(_LISTINGS)):
             self._listed = self._list()
             for number in reversed(self._listed):
@@ -352,9 +350,7 @@ def publishing(
     positions: dict[str, int] | None = None,
     removed: Callable[[LogState], Container[str]] = lambda state: (),
 ) -> Make:
-    """Return a `Make` that adds and removes objects, without those that the state has (or lacks) already, files that it
-    has under another name, and files among `removed` of it.
-    """
+    """Return a `Make` that adds and removes objects as far as the state doesn't have it, nor files among `removed`."""
 
     def make(state: LogState) -> LogRecord | None:
         fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))

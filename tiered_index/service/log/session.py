@@ -168,9 +168,7 @@ class StorageSession:
         return self.epoch > 0 and self.fenced is None
 
     def join(self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor]) -> IndexDescriptor:
-        """Open the index in the storage, or create it as `wanted`; return its descriptor. `adapt` returns what is
-        wanted of a stored one. Raises `SchemaMismatch`, `NotAnIndex`, `StorageError`.
-        """
+        """Open or create the index; `adapt` returns what is wanted of a stored one. Raises as `check_descriptor`."""
         self._asked = wanted, adapt
         where = self.storage.uri
         try:

@@ -176,9 +176,7 @@ class TopK:
             self._cutoff = int(self._rows["second"][self._max_count - 1])
 
     def can_skip(self, second_max: int) -> bool:
-        """Return whether a file with this greatest second can't change the answer any more; the answer is then
-        truncated.
-        """
+        """Return whether files of this greatest second can't change the answer, which is truncated then."""
         with self._lock:
             if self._cutoff is None or second_max >= self._cutoff:
                 return False

@@ -136,9 +136,7 @@ class Lookups(ABC):
         )
 
     def cache_use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used so far: ``blocks``, ``directories``, ``filters``; several indexes
-        share them.
-        """
+        """Return how the caches in memory, which indexes share, were used: ``blocks``, ``directories``, ``filters``."""
         return self._cold_paths[0].use()
 
     def fetch_filter(self, file_id: str) -> bool:

@@ -182,9 +182,7 @@ class QueryEngine:
         budget: LookupBudget | None,
         elsewhere: RequestStats = NOTHING,
     ) -> QueryResult:
-        """Answer one lookup over what `handles` yields for it. Errors as `IndexService.query`. `budget` is open and
-        holds the lookup's limits; `elsewhere` is what other lookups have spent of it.
-        """
+        """Answer one lookup within `budget`, of which `elsewhere` is spent. Errors as `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self._schema, lookup.max_count)
 

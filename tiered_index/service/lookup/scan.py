@@ -269,9 +269,7 @@ class FileReader:
         search.end("read", matched=search.matched)
 
     def _search_local_copy(self, search: _Search) -> bool:
-        """Search a local copy in the caller's thread; return False, without a report, where that needs a request. A
-        request may take longer than the lookup has, and only another thread's can be given up.
-        """
+        """Search a local copy in the caller's thread; return False where that needs a request: it may take too long."""
         try:
             with active_context().counting(Usage(max_requests=0)).active():
                 search.matched = search.scan.look(search.handle)
@@ -285,9 +283,7 @@ class FileReader:
 
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
-    """Return whether the budget allows one more search beside those that run: a file's directory, then its items.
-    Otherwise a small budget would go to the directories of many files, and no item would be read.
-    """
+    """Return whether the budget allows one more search, items included, lest directories of many files use it up."""
     if scan.budget is None or not searching:
         return True
     usage = scan.budget.usage

@@ -177,9 +177,7 @@ class InputReader:
 
 
 def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int], most: int) -> list[tuple[int, int]]:
-    """Return inclusive ranges of seconds, newest first, that cover `interval`, each with about `most` of the entries of
-    `bounds` (first second, last second, entries). A second is never divided.
-    """
+    """Return inclusive ranges of seconds over `interval`, newest first, of about `most` entries each."""
     low, high = interval
     starts = np.array([first for first, _, _ in bounds], np.int64).clip(low, high)
     ends = np.array([last for _, last, _ in bounds], np.int64).clip(low, high) + 1
@@ -203,9 +201,7 @@ def _time_edges(bounds: Sequence[tuple[int, int, int]], interval: tuple[int, int
 
 
 def _common_topics(trailers: Sequence[Trailer]) -> tuple[dict[int, str], list[dict[int, int]]]:
-    """Return the topic table of the result and which ids of each input change. Where an input has no table there is
-    none: one that doesn't name every id would hide entries.
-    """
+    """Return the result's topic table and the changed ids of each input; none where an input has no table."""
     if any(not trailer.metadata.topics for trailer in trailers):
         return {}, [{} for _ in trailers]
     names: dict[int, str] = {}

@@ -124,9 +124,7 @@ def merge(
     run_tasks: RunTasks | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
-    """Merge what there is to merge; `run_tasks` runs tasks elsewhere, `progress` gets the number of entries done.
-    Raises `CorruptFile`, `SchemaMismatch`, as the storage; jobs that were published before stay.
-    """
+    """Merge what there is. Raises `CorruptFile`, `SchemaMismatch`, as the storage; published jobs stay."""
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
         results: list[TaskResult] = []
@@ -176,9 +174,7 @@ RECORD_REQUESTS: Mapping[str, int] = {"get": 1, "head": 1, "put_if_absent": 1, "
 
 @dataclass(frozen=True, slots=True)
 class MergeCost:
-    """Estimates. `requests` by operation; bytes are of items, without directories and filters (some 5%), and count what
-    several groups of windows read as often.
-    """
+    """Estimates. `requests` by operation; bytes are of items, without directories and filters (some 5%)."""
 
     shards: int
     requests: dict[str, int]

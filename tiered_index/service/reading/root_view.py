@@ -85,9 +85,7 @@ class RootView:
         self._unsealed: dict[str, UnsealedView] = {}
 
     def changes(self) -> tuple[int, ...] | None:
-        """Return a value that differs when files have entered or left the folders since. None where that is uncertain:
-        a change just made may have the time of the one before it.
-        """
+        """Return what differs once files have entered or left the folders; None: a change may have the same time."""
         try:
             times = tuple(self._root.folder(state).stat().st_mtime_ns for state in STATES)
         except OSError as error:

@@ -46,9 +46,7 @@ _OVERDUE_S = 30.0
 
 
 class IndexView:
-    """An index that somebody else writes. `backend` replaces the storage that `config` names; the view closes it,
-    unless making the view fails. Raises as `IndexReader.open`.
-    """
+    """An index that somebody else writes; a given `backend` is closed by the view. Raises as `IndexReader.open`."""
 
     def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, parts: ReaderParts) -> None:
         self._config = config

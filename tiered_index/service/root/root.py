@@ -281,9 +281,7 @@ class Deletions:
         self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:
-        """Delete files in this order, each durably before the next: after a power cut none may be there again that the
-        log has forgotten. What can't be deleted now is left for `again`.
-        """
+        """Delete files in this order, each durably before the next; what can't be deleted is left for `again`."""
         for number, path in enumerate(paths):
             try:
                 self._disk.unlink(path)

@@ -83,9 +83,7 @@ class _Task(Generic[T]):
 
 
 class Worker:
-    """One thread, begun by `start` or the first call: makes calls in order, and `run_once` every `interval_s` seconds.
-    Whatever ends the thread ends what waits for it. A fork of the process can't use it.
-    """
+    """One thread that makes calls in order, and `run_once` every `interval_s` seconds; a fork can't use it."""
 
     def __init__(
         self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None
@@ -122,9 +120,7 @@ class Worker:
             self._started = True
 
     def call(self, action: Callable[[], T]) -> T:
-        """Have `action` run by the worker, behind earlier calls; return or raise what it does. Where the wait is
-        interrupted it runs all the same; in the worker's own thread it runs at once. Raises `Stopped`, `NoThread`.
-        """
+        """Have the worker run `action`, even where the wait is interrupted. Raises as it, `Stopped`, `NoThread`."""
         if self._thread is threading.current_thread():
             return action()
         return cast(T, self._ask(action).wait())

@@ -36,9 +36,7 @@ _BATCH = 1 << 19
 
 @dataclass
 class AppenderContext:
-    """What the appenders of one root share. `admit` raises `BackPressure` where no disk space may be taken;
-    `log_number` says how much of the log is known: files begin with it.
-    """
+    """What one root's appenders share. `admit` raises `BackPressure`; `log_number`: how much of the log is known."""
 
     root: Root
     catalog: Catalog
@@ -70,9 +68,7 @@ class Appender:
     _given_up: list[UnsealedFile] = field(default_factory=list)
 
     def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
-        """Make rows `done`.. of `columns` durable; `progress` gets how many are, after each append. `positions` become
-        durable with the last row. Raises typed errors; what `progress` got is kept.
-        """
+        """Make rows `done`.. durable, `positions` with the last; `progress` gets how many are. Raises typed errors."""
         total = len(columns["second"])
         tried = False
         while done < total or (total == done and positions):
@@ -183,9 +179,7 @@ class Appender:
             self._end(self.active)
 
     def _end(self, file: UnsealedFile) -> None:
-        """Let go of the active file: seal one with entries, give up any other. May be repeated from any line on.
-        Positions in the journal of a file that is given up go to the next one, and only then is it deleted.
-        """
+        """Seal the active file, or give it up: its positions go to the next before it is deleted. Repeatable anywhere."""
         if file.count:
             self._show(file)
             self._last = (file.file_id, file.count)

@@ -157,9 +157,7 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and by estimated bytes: a call beyond a bound is refused whole, unless the buffer is empty.
-    `name_of` returns the topic that an id means.
-    """
+    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means."""
 
     def __init__(self, schema: Schema, name_of: Callable[[int], str], max_entries: int, max_bytes: int) -> None:
         self._codec = RowCodec(schema, name_of)

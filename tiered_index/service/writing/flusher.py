@@ -61,9 +61,7 @@ class Flusher:
             raise InvalidArgument("the index is closed")
 
     def run_once(self) -> int:
-        """Flush what is buffered now; return how many entries became durable. Rounds of at most `_ROUND` entries free
-        memory as they go. Raises typed errors; nothing is lost by one.
-        """
+        """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost."""
         with self._lock:
             self._check_open()
             newest = self.buffer.close_chunk()
