@@ -178,7 +178,7 @@ MUTANTS = (
         "lost-object-is-a-short-list",
         "an object that is gone though the log names it is passed over",
         "service/lookup/query.py",
-        "if lost and not self._allow_partial:",
+        "if lost and not self.allow_partial:",
         "if lost and not self._read_log:",
         (f"{DAMAGE}::test_a_lost_object_is_a_failure_never_a_short_list",),
     ),

@@ -33,12 +33,8 @@ MUTANTS = (
         "merge-group-spreads-no-further",
         "a group's entries count where it begins, and a slot of few is taken for a giant",
         "service/merge/pieces.py",
-        """(
-            begins,
-            np.maximum(begins + 1, -(-ends // self._step)),
-            trailer.directory.groups["count"].astype(np.int64),
-        """,
-        'begins, begins + 1, trailer.directory.groups["count"].astype(np.int64',
+        "return begins, np.maximum(begins + 1, -(-ends // self.step)), counts",
+        "return begins, begins + 1, counts",
         (f"{GIANTS}::test_pieces_of_many_small_files_are_as_small",),
     ),
     Mutant(

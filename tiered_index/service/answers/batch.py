@@ -264,47 +264,36 @@ def first_rows(
     return Matches(lookups[kept], rows[kept]), np.diff(starts)
 
 
+@dataclass(eq=False)
 class QueryResults(Sequence[QueryResult]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
     names files that could not be read, where that was allowed.
     """
 
-    def __init__(
-        self,
-        batch: LookupBatch,
-        rows: Array,
-        starts: npt.NDArray[np.int64],
-        more: npt.NDArray[np.bool_],
-        failed: Sequence[FileReport],
-        explain: Explain,
-        schema: Schema,
-        make: Callable[[str, tuple[Any, ...]], IndexItem],
-        pages: Mapping[int, QueryResult],
-    ) -> None:
-        self._batch = batch
-        self._pages = pages
-        self._rows = rows
-        self._starts = starts
-        self._more = more
-        self._schema = schema
-        self._make = make
-        self._failed = tuple(failed)
-        reports = {
-            (report.source, report.file): report
-            for report in [*failed, *(r for page in pages.values() for r in page.failed)]
-        }
-        self.failed = tuple(reports.values())
-        self.explain = explain
+    batch: LookupBatch
+    rows: Array
+    starts: npt.NDArray[np.int64]
+    more: npt.NDArray[np.bool_]
+    failed: tuple[FileReport, ...]
+    explain: Explain
+    schema: Schema
+    make: Callable[[str, tuple[Any, ...]], IndexItem]
+    pages: Mapping[int, QueryResult]
+
+    def __post_init__(self) -> None:
+        self._failed = self.failed
+        reports = [*self.failed, *(report for page in self.pages.values() for report in page.failed)]
+        self.failed = tuple({(report.source, report.file): report for report in reports}.values())
 
     def __len__(self) -> int:
-        return len(self._batch)
+        return len(self.batch)
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
         """How many answers each lookup has (i64, n)."""
-        counts = np.diff(self._starts)
-        for number, page in self._pages.items():
+        counts = np.diff(self.starts)
+        for number, page in self.pages.items():
             counts[number] = len(page)
         return counts
 
@@ -323,18 +312,18 @@ class QueryResults(Sequence[QueryResult]):
         return map(self._result, range(len(self)))
 
     def _result(self, number: int) -> QueryResult:
-        if number in self._pages:
-            return self._pages[number]
-        q = self._batch.lookups[number]
-        rows = self._rows[self._starts[number] : self._starts[number + 1]]
-        low, high = int(self._batch.second_min[number]), int(self._batch.second_max[number])
+        if number in self.pages:
+            return self.pages[number]
+        q = self.batch.lookups[number]
+        rows = self.rows[self.starts[number] : self.starts[number + 1]]
+        low, high = int(self.batch.second_min[number]), int(self.batch.second_max[number])
         failed = tuple(
             report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low
         )
-        more = bool(self._more[number])
+        more = bool(self.more[number])
         status: Status = "partial" if failed else "truncated" if more else "complete"
         cursor = (
-            encode_cursor(order_key(rows[-1], self._schema), query_digest(q.topic, q.key, low, high)) if more else None
+            encode_cursor(order_key(rows[-1], self.schema), query_digest(q.topic, q.key, low, high)) if more else None
         )
-        items: tuple[Any, ...] = tuple(self._make(q.topic, row) for row in rows.tolist())
+        items: tuple[Any, ...] = tuple(self.make(q.topic, row) for row in rows.tolist())
         return QueryResult(items=items, status=status, cursor=cursor, failed=failed, explain=self.explain)

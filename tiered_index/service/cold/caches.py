@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from collections.abc import Container
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 import numpy as np
@@ -118,25 +118,18 @@ class Caches:
             cache.clear()
 
 
+@dataclass(eq=False)
 class Filters:
     """The cached filters of one index's stored files; `memory` may be shared with other indexes."""
 
-    def __init__(
-        self,
-        folder: CacheFolder | None,
-        memory: ByteCache[tuple[str, str, int], bytes],
-        index_id: str,
-        after_probes: int,
-    ) -> None:
-        self._folder = folder
-        self._memory = memory
-        self._index_id = index_id
-        self._after_probes = after_probes
-        self._lock = threading.Lock()
-        self._misses: dict[str, int] = {}
-        self._missed_bytes = 0
-        # bytes of filters that are being fetched
-        self._fetching: dict[str, int] = {}
+    folder: CacheFolder | None
+    memory: ByteCache[tuple[str, str, int], bytes]
+    index_id: str
+    after_probes: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _misses: dict[str, int] = field(default_factory=dict)
+    _missed_bytes: int = 0
+    _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
 
     def excludes(self, stored: StoredObject, hash64: int) -> bool:
         """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is in no cache."""
@@ -153,7 +146,7 @@ class Filters:
         if not blocks or not len(hashes):
             return nothing
         numbers = block_numbers(hashes, blocks)
-        whole = self._memory.get((self._index_id, stored.name, _WHOLE))
+        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
         if whole is not None:
             return ~blocks_may_hold(_words(whole)[numbers], hashes)
         pieces, place = np.unique(numbers // _BLOCKS_A_PIECE, return_inverse=True)
@@ -179,10 +172,10 @@ class Filters:
     def begin_fetch(self, stored: StoredObject) -> bool:
         """Return whether the caller, and nobody else, is to fetch the file's filter now and then call `end_fetch`."""
         name, length = stored.name, stored.filter_length
-        if self._misses.get(name, 0) < self._after_probes:
+        if self._misses.get(name, 0) < self.after_probes:
             return False
         with self._lock:
-            if name in self._fetching or self._misses.get(name, 0) < self._after_probes:
+            if name in self._fetching or self._misses.get(name, 0) < self.after_probes:
                 return False
             if not self._cache_of(length).has_room(length + sum(self._fetching.values())):
                 if self._missed_bytes < length:
@@ -203,14 +196,14 @@ class Filters:
 
     def keep(self, stored: StoredObject, data: bytes) -> bool:
         """Take in a file's verified filter; return whether a cache keeps it."""
-        kept = self._folder is not None and self._folder.write(stored.name, "filter", data)
-        return kept or self._memory.put((self._index_id, stored.name, _WHOLE), data, len(data))
+        kept = self.folder is not None and self.folder.write(stored.name, "filter", data)
+        return kept or self.memory.put((self.index_id, stored.name, _WHOLE), data, len(data))
 
     def has(self, stored: StoredObject) -> bool:
         """Return whether the whole filter is in a cache; what lies in the disk cache is verified."""
-        if self._memory.get((self._index_id, stored.name, _WHOLE)) is not None:
+        if self.memory.get((self.index_id, stored.name, _WHOLE)) is not None:
             return True
-        return self._folder is not None and self._folder.read(stored.name, "filter", stored.filter_length) is not None
+        return self.folder is not None and self.folder.read(stored.name, "filter", stored.filter_length) is not None
 
     def forget_unnamed(self, named: Container[str]) -> None:
         """Forget the misses of objects that are not among `named`."""
@@ -218,10 +211,10 @@ class Filters:
             self._misses = {name: count for name, count in self._misses.items() if name in named}
 
     def _cache_of(self, length: int) -> CacheFolder | ByteCache[tuple[str, str, int], bytes]:
-        return self._folder if self._folder is not None and self._folder.takes(length) else self._memory
+        return self.folder if self.folder is not None and self.folder.takes(length) else self.memory
 
     def _block(self, stored: StoredObject, number: int) -> bytes | None:
-        whole = self._memory.get((self._index_id, stored.name, _WHOLE))
+        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
         if whole is not None:
             return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
         piece = self._piece(stored, number // _BLOCKS_A_PIECE)
@@ -231,14 +224,14 @@ class Filters:
         return piece[at : at + FILTER_BLOCK_BYTES]
 
     def _piece(self, stored: StoredObject, number: int) -> bytes | None:
-        if self._folder is None:
+        if self.folder is None:
             return None
-        key = self._index_id, stored.name, number
-        piece = self._memory.get(key)
+        key = self.index_id, stored.name, number
+        piece = self.memory.get(key)
         if piece is None:
-            piece = self._folder.read_piece(stored.name, "filter", stored.filter_length, number)
+            piece = self.folder.read_piece(stored.name, "filter", stored.filter_length, number)
             if piece is not None:
-                self._memory.put(key, piece, len(piece))
+                self.memory.put(key, piece, len(piece))
         return piece
 
 

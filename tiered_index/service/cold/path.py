@@ -30,7 +30,7 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.trailer import Run, Trailer, parse_trailer
-from tiered_index.service.cold.caches import Caches, CacheUse, Filters
+from tiered_index.service.cold.caches import Caches, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.threads.pool import DaemonPool, side_by_side
@@ -145,8 +145,8 @@ class ColdPath:
         self._folder = folder
         self._index_id = index_id
         self._own_caches = caches is None
-        self._caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
-        self.filters = Filters(folder, self._caches.filters, index_id, self.settings.filter_after_probes)
+        self.caches = caches or Caches(self.settings.block_cache_bytes, self.settings.directory_cache_bytes)
+        self.filters = Filters(folder, self.caches.filters, index_id, self.settings.filter_after_probes)
         self._own_range_reads = range_reads is None
         self._range_reads = range_reads or RangeReadPool(self.settings.query_threads)
         self._fetches: dict[str, Future[Trailer]] = {}
@@ -163,7 +163,7 @@ class ColdPath:
                 fetch = self._fetches.setdefault(stored.name, mine)
                 if fetch is mine:
                     trailer = self._load_trailer(stored)
-                    self._caches.directories.put(
+                    self.caches.directories.put(
                         (self._index_id, stored.name), trailer, stored.size_bytes - stored.directory_position
                     )
                     mine.set_result(trailer)
@@ -186,14 +186,14 @@ class ColdPath:
 
     def known_trailer(self, stored: StoredObject) -> Trailer | None:
         """Return a file's trailer where it is in memory."""
-        return self._caches.directories.get((self._index_id, stored.name))
+        return self.caches.directories.get((self._index_id, stored.name))
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes, in the order given. Raises `CorruptFile`, `MissingObject`."""
         pieces: dict[int, memoryview] = {}
         missing = []
         for run in runs:
-            block = self._caches.blocks.get((self._index_id, stored.name, run.offset))
+            block = self.caches.blocks.get((self._index_id, stored.name, run.offset))
             if block is None:
                 missing.append(run)
             else:
@@ -257,17 +257,13 @@ class ColdPath:
                         stored.name, "filter", bytes(whole[stored.trailer_position : stored.directory_position])
                     )
 
-    def use(self) -> dict[str, CacheUse]:
-        """Return how the caches in memory were used: ``blocks``, ``directories``, ``filters``."""
-        return self._caches.use()
-
     def close(self, until_s: float | None = None) -> None:
         """Release threads and memory; `until_s` as of `DaemonPool.close`. Idempotent."""
         self._closed = True
         if self._own_range_reads:
             self._range_reads.close(until_s)
         if self._own_caches:
-            self._caches.clear()
+            self.caches.clear()
 
     def _load_trailer(self, stored: StoredObject) -> Trailer:
         start = stored.directory_position
@@ -294,7 +290,7 @@ class ColdPath:
             for run, piece in found:
                 # a cached piece must not keep its whole span in memory
                 block = data if run.length == len(data) else bytes(piece)
-                self._caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
+                self.caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
             return [(run.offset, piece) for run, piece in found]
 
         return self._checked(stored, span.start, span.length, check)

@@ -13,7 +13,7 @@ import contextlib
 import threading
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
 from tiered_index.format.archived import PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
@@ -69,16 +69,16 @@ class SegmentArchive:
         return table
 
 
+@dataclass(eq=False)
 class SegmentUploads:
     """Uploads the segments of one index's sources."""
 
-    def __init__(self, session: StorageSession, part_bytes: int) -> None:
-        self._session = session
-        self._part_bytes = part_bytes
-        self._lock = threading.Lock()
-        self._swept: set[str] = set()
-        # by place: uploaded whole and not known to be in the log
-        self._sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = {}
+    session: StorageSession
+    part_bytes: int
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _swept: set[str] = field(default_factory=set)
+    # by place: uploaded whole and not known to be in the log
+    _sent: dict[tuple[str, int], tuple[ArchivedSegment, Publication]] = field(default_factory=dict)
 
     def archive(
         self,
@@ -95,7 +95,7 @@ class SegmentUploads:
                 f"a segment begins at 0 or later and has a byte at least, not {start} and {size_bytes}"
             )
         with self._lock:
-            session = self._session
+            session = self.session
             if session.fenced is not None:
                 raise session.fenced
             if not session.claimed:
@@ -132,7 +132,7 @@ class SegmentUploads:
         """Delete what earlier writers left of uploads that no record names; once a store and process."""
         if store in self._swept:
             return
-        storage, prefix = self._session.storage, store_prefix(store)
+        storage, prefix = self.session.storage, store_prefix(store)
         for info in list(storage.list(prefix)):
             if info.name not in state.archive and self._is_left(info.name):
                 storage.delete(info.name)
@@ -143,7 +143,7 @@ class SegmentUploads:
 
     def _is_left(self, name: str) -> bool:
         try:
-            return segment_epoch(name) <= self._session.epoch
+            return segment_epoch(name) <= self.session.epoch
         except CorruptFile:
             return False  # nobody's: not ours to delete
 
@@ -163,7 +163,7 @@ class SegmentUploads:
             if there is not None and there.name != instead_of:
                 return None
             remove = () if there is None else (there.name,)
-            return LogRecord(0, "archive", self._session.epoch, "", 0, archive=(segment,), remove=remove)
+            return LogRecord(0, "archive", self.session.epoch, "", 0, archive=(segment,), remove=remove)
 
         state = publication.record("an archived segment", make, lambda state: state.segment_at(*place))
         del self._sent[place]
@@ -178,14 +178,14 @@ class SegmentUploads:
         self, place: tuple[str, int], size_bytes: int, read: ReadSegment
     ) -> tuple[ArchivedSegment, Publication]:
         """Return the segment as sent now, or by an earlier try that is not overdue and whose object is there."""
-        session, sent = self._session, self._sent.get(place)
+        session, sent = self.session, self._sent.get(place)
         if sent is not None and sent[0].size_bytes == size_bytes and not sent[1].is_overdue:
             with contextlib.suppress(ObjectNotFound):
                 sent[1].complete()
                 return sent
         sums = SegmentSums()
         # whole pieces, and so large that they can be numbered
-        part_bytes = max(self._part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
+        part_bytes = max(self.part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
         part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
 
         def fill(upload: Upload) -> None:

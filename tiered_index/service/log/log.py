@@ -20,7 +20,7 @@ import logging
 import secrets
 import threading
 from collections.abc import Callable, Container, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
@@ -50,16 +50,16 @@ _LISTINGS = 3
 _log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Checkpoints:
     """The checkpoints of one log, `every` so many records; None: at some `_BYTES_A_RECORD` a record."""
 
-    def __init__(self, storage: Storage, every: int | None = None) -> None:
-        self._storage = storage
-        self._every = every
-        self._number = 0  # of the newest one known
-        self._size_bytes = 0  # its size
-        self._listed: list[int] = []
-        self._written: list[int] = []
+    storage: Storage
+    every: int | None = None
+    _number: int = 0  # of the newest one known
+    _size_bytes: int = 0  # its size
+    _listed: list[int] = field(default_factory=list)
+    _written: list[int] = field(default_factory=list)
 
     def newest(self) -> LogState:
         """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET."""
@@ -68,7 +68,7 @@ class Checkpoints:
             for number in reversed(self._listed):
                 name = checkpoint_name(number)
                 try:
-                    data = self._storage.get(name)
+                    data = self.storage.get(name)
                     state = LogState.decode(data, name)
                     CorruptFile.unless_equal(name, "checkpoint has another number than its name", number, state.number)
                 except CorruptFile as error:
@@ -85,12 +85,12 @@ class Checkpoints:
 
     def write(self, state: LogState) -> None:
         """Store `state` where it is time to; where that fails, the next record's will be stored."""
-        gap = self._every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
+        gap = self.every or min(_MOST_RECORDS, 1 + self._size_bytes // _BYTES_A_RECORD)
         if state.number - self._number < gap:
             return
         data = state.encode()
         try:
-            self._storage.put(checkpoint_name(state.number), data)
+            self.storage.put(checkpoint_name(state.number), data)
             self._number, self._size_bytes = state.number, len(data)
             self._written.append(state.number)
             self._sweep()
@@ -105,12 +105,12 @@ class Checkpoints:
         old = [number for number in (*self._listed, *self._written) if number < kept[0]]
         if len(kept) < _KEPT or len(old) < _SWEPT_AT_ONCE:
             return
-        self._storage.delete_many([checkpoint_name(number) for number in old])
+        self.storage.delete_many([checkpoint_name(number) for number in old])
         self._listed, self._written = [], kept
 
     def _list(self) -> list[int]:
         found = []
-        for info in self._storage.list(CHECKPOINT_PREFIX):
+        for info in self.storage.list(CHECKPOINT_PREFIX):
             try:
                 number = number_of(info.name)
             except CorruptFile:

@@ -82,23 +82,25 @@ def _current(storage: Storage) -> _Holder | None:
     return None
 
 
+@dataclass(eq=False)
 class Lease:
     """One writer's lease. One thread."""
 
-    def __init__(self, storage: Storage, epoch: int, root_id: str, clock: Clock, ttl_s: float) -> None:
-        self._storage = storage
-        self._epoch = epoch
-        self._root_id = root_id
-        self._clock = clock
-        self._ttl_s = ttl_s
-        self._number = 0
-        self._renewed_s = 0.0
+    storage: Storage
+    epoch: int
+    root_id: str
+    clock: Clock
+    ttl_s: float
+    _number: int = 0
+    _renewed_s: float = 0.0
+
+    def __post_init__(self) -> None:
         self._write(released=False)
-        names = [info.name for info in storage.list(LEASE_PREFIX)]
-        storage.delete_many(name for name in names if name < lease_name(epoch, 1))
+        names = [info.name for info in self.storage.list(LEASE_PREFIX)]
+        self.storage.delete_many(name for name in names if name < lease_name(self.epoch, 1))
 
     def renew(self) -> None:
-        if self._clock.monotonic_s() - self._renewed_s >= self._ttl_s / 3:
+        if self.clock.monotonic_s() - self._renewed_s >= self.ttl_s / 3:
             self._write(released=False)
 
     def release(self) -> None:
@@ -107,16 +109,16 @@ class Lease:
     def _write(self, *, released: bool) -> None:
         self._number += 1
         document = {
-            "root_id": self._root_id,
+            "root_id": self.root_id,
             "host": socket.gethostname(),
             "pid": os.getpid(),
             "released": released,
-            "expires_ms": self._clock.now_ms() + round(self._ttl_s * 1000),
+            "expires_ms": self.clock.now_ms() + round(self.ttl_s * 1000),
         }
-        self._storage.put(lease_name(self._epoch, self._number), json.dumps(document).encode())
+        self.storage.put(lease_name(self.epoch, self._number), json.dumps(document).encode())
         if self._number > 1:
-            self._storage.delete(lease_name(self._epoch, self._number - 1))
-        self._renewed_s = self._clock.monotonic_s()
+            self.storage.delete(lease_name(self.epoch, self._number - 1))
+        self._renewed_s = self.clock.monotonic_s()
 
 
 def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: str) -> None:
@@ -147,20 +149,19 @@ def _declared(descriptor: IndexDescriptor) -> str:
     return f"{schema.name}({extra})"
 
 
+@dataclass(eq=False)
 class StorageSession:
     """`claim` once, then `renew` now and then; `epoch` is 0 until the claim succeeded."""
 
-    def __init__(self, storage: Storage, log: StorageLog, clock: Clock, lease_ttl_s: float) -> None:
-        self.storage = storage
-        self.log = log
-        self.epoch = 0
-        self.fenced: WriterFenced | None = None
-        # why it isn't known what the storage holds, or None where it is
-        self.log_error: StorageError | DiskFull | None = None
-        self._clock = clock
-        self._lease_ttl_s = lease_ttl_s
-        self._lease: Lease | None = None
-        self._asked: tuple[IndexDescriptor, Callable[[IndexDescriptor], IndexDescriptor]] | None = None
+    storage: Storage
+    log: StorageLog
+    clock: Clock
+    lease_ttl_s: float
+    epoch: int = 0
+    fenced: WriterFenced | None = None
+    log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds
+    _lease: Lease | None = None
+    _asked: tuple[IndexDescriptor, Callable[[IndexDescriptor], IndexDescriptor]] | None = None
 
     @property
     def claimed(self) -> bool:
@@ -189,10 +190,10 @@ class StorageSession:
 
     def claim(self, root_id: str) -> None:
         """Become the index's writer. Raises `LockHeld` (another root has the lease), `WriterFenced`, `StorageError`."""
-        check_lease(self.storage, root_id, self._clock)
+        check_lease(self.storage, root_id, self.clock)
         probe_put_if_absent(self.storage)
         epoch = self.log.claim_epoch()
-        self._lease = Lease(self.storage, epoch, root_id, self._clock, self._lease_ttl_s)
+        self._lease = Lease(self.storage, epoch, root_id, self.clock, self.lease_ttl_s)
         self.epoch = epoch
 
     def refreshed(self) -> LogState:

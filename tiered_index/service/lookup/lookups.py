@@ -137,7 +137,7 @@ class Lookups(ABC):
 
     def cache_use(self) -> dict[str, CacheUse]:
         """Return how the caches in memory, which indexes share, were used: ``blocks``, ``directories``, ``filters``."""
-        return self._cold_paths[0].use()
+        return self._cold_paths[0].caches.use()
 
     def fetch_filter(self, file_id: str) -> bool:
         """Fetch the filter of a stored file now, whatever lookups have missed; return whether it is in a cache then.
@@ -183,7 +183,7 @@ class Lookups(ABC):
         budgeted = self._always_budgeted or limits.any
         with LookupBudget(self._prices, limits).open() if budgeted else contextlib.nullcontext() as budget:
             handles = self._begin()
-            return MissingObjects(self._read_log, allow_partial=allow_partial).run(
+            return MissingObjects(self._read_log, allow_partial).run(
                 self._catalogs, lambda missing: answer(handles, lookup, allow_partial, missing, budget)
             )
 

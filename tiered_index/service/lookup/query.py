@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from tiered_index.errors import (
@@ -56,6 +56,7 @@ class _MovedOn(Exception):
     """Internal: the log no longer names an object that a pass over the files has missed."""
 
 
+@dataclass(eq=False)
 class MissingObjects:
     """What one lookup knows of missing objects, and its passes that were given up. Threads: one lookup's. A later
     record may have removed a missing object, or the storage lost it. Missing objects are resolved once per pass: the
@@ -63,14 +64,12 @@ class MissingObjects:
     read; else the lookup starts again over the present files, and reports what the earlier passes cost.
     """
 
-    def __init__(self, read_log: Callable[[str], LogState], *, allow_partial: bool) -> None:
-        """`read_log` reads on the log of a storage, by its URI, and applies it to its catalog."""
-        self._read_log = read_log
-        self._allow_partial = allow_partial
-        self._known: dict[tuple[str, str], TieredIndexError] = {}
-        self._scans: list[Scan] = []
-        self._outdated: list[FileReport] = []
-        self._reported = False
+    read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
+    allow_partial: bool
+    _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
+    _scans: list[Scan] = field(default_factory=list)
+    _outdated: list[FileReport] = field(default_factory=list)
+    _reported: bool = False
 
     def run(self, catalogs: Sequence[Catalog], answer: Callable[[MissingObjects], T]) -> T:
         """Return what `answer` returns; where the log has removed an object it starts again. Raises as `resolve`."""
@@ -114,18 +113,18 @@ class MissingObjects:
         """Read the log on; return whether it has removed any of a storage's missing objects, and note the others."""
         meant: TieredIndexError | None = None
         try:
-            state = self._read_log(uri)
+            state = self.read_log(uri)
         except BudgetExceeded as spent:
             meant = spent
         except (StorageError, CorruptFile) as unread:
-            if not self._allow_partial:
+            if not self.allow_partial:
                 raise
             meant = unread  # nobody knows what became of it
         if meant is not None:
             self._known |= {(uri, error.name): meant for error in missing}
             return False
         lost = [error for error in missing if error.name in state.objects]
-        if lost and not self._allow_partial:
+        if lost and not self.allow_partial:
             raise CorruptFile(lost[0].name, "the log names this object, but the storage does not have it") from lost[0]
         self._known |= {(uri, error.name): error for error in lost}
         return len(lost) < len(missing)
@@ -255,7 +254,7 @@ class QueryEngine:
         if len(lookups) > len(pages):
             self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), missing)
         rows, starts, more = best_answers(batch, [matches.found()], self._schema)
-        failed = [report for report, _ in scan.errors]
+        failed = tuple([report for report, _ in scan.errors])
         alone = [page.explain for page in pages.values()]
         explain = _explain(scan, started, RequestStats.of(*alone))
         if alone:

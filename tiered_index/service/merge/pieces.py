@@ -45,46 +45,43 @@ class Piece:
     part: int | None
 
 
+@dataclass(eq=False)
 class InputReader:
     """Reads base slots [`low`, `high`) of every input, within inclusive `seconds`. Raises `SchemaMismatch`."""
 
-    def __init__(
-        self,
-        cold: ColdPath,
-        inputs: Sequence[StoredObject],
-        schema: Schema,
-        base: int,
-        low: int,
-        high: int,
-        step: int,
-        seconds: tuple[int, int] = _ALWAYS,
-    ) -> None:
-        self._inputs = [StorageBytes(cold, stored) for stored in inputs]
-        self._schema = schema
-        self._base, self._low, self._high, self._step = base, low, high, step
-        self._seconds = seconds
+    cold: ColdPath
+    inputs: Sequence[StoredObject]
+    schema: Schema
+    base: int
+    low: int
+    high: int
+    step: int
+    seconds: tuple[int, int] = _ALWAYS
+
+    def __post_init__(self) -> None:
+        self._inputs = [StorageBytes(self.cold, stored) for stored in self.inputs]
         with ThreadPoolExecutor(_READERS) as pool:
-            self._trailers: list[Trailer] = list(pool.map(lambda one: one.trailer_of(schema), self._inputs))
-        for stored, trailer in zip(inputs, self._trailers, strict=True):
-            if trailer.metadata.slot_map.base != base:
+            self._trailers: list[Trailer] = list(pool.map(lambda one: one.trailer_of(self.schema), self._inputs))
+        for stored, trailer in zip(self.inputs, self._trailers, strict=True):
+            if trailer.metadata.slot_map.base != self.base:
                 raise SchemaMismatch(
-                    f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {base:,}"
+                    f"{stored.name} has {trailer.metadata.slot_map.base:,} base slots, the index {self.base:,}"
                 )
         self.topics, self._topic_ids = _common_topics(self._trailers)
-        self.read_counts = dict.fromkeys((stored.name for stored in inputs), 0)
+        self.read_counts = dict.fromkeys((stored.name for stored in self.inputs), 0)
 
     def pieces(self, most: int) -> Iterator[Piece]:
         """Yield everything in pieces of about `most` entries, in order of base slots."""
         for low, high, count in self._cuts(most):
             if count <= 2 * most:
-                parts = self._side_by_side(low, high, self._seconds)
+                parts = self._side_by_side(low, high, self.seconds)
                 yield self._piece(low, high, parts, None)
             else:
                 yield from self._giant(low, high, count, most)
 
     def _cuts(self, most: int) -> Iterator[tuple[int, int, int]]:
         """Yield (low, high, about how many entries) of runs of base slots; a run of one step may have any number."""
-        first, last = self._low // self._step, -(-self._high // self._step)
+        first, last = self.low // self.step, -(-self.high // self.step)
         # of each group the steps that it lies in, and its entries taken to be spread evenly over them; a slot of its
         # own is one step
         begins, ends, counts = (
@@ -102,7 +99,7 @@ class InputReader:
             reach = last if total[-1] <= taken + most else int(np.interp(taken + most, total, edges))
             high = min(last, max(low + 1, reach))
             reached = float(np.interp(high, edges, total))
-            yield low * self._step, min(self._high, high * self._step), round(reached - taken)
+            yield low * self.step, min(self.high, high * self.step), round(reached - taken)
             low, taken = high, reached
 
     def _spread(self, trailer: Trailer) -> tuple[Int64, Int64, Int64]:
@@ -111,12 +108,8 @@ class InputReader:
         firsts = np.append(trailer.directory.groups["first_slot"].astype(np.int64), trailer.metadata.slot_range[1])
         begins = firsts[:-1] * slots.join if slots.join > 1 else firsts[:-1] // slots.split
         ends = firsts[1:] * slots.join if slots.join > 1 else -(-firsts[1:] // slots.split)
-        begins = begins // self._step
-        return (
-            begins,
-            np.maximum(begins + 1, -(-ends // self._step)),
-            trailer.directory.groups["count"].astype(np.int64),
-        )
+        begins, counts = begins // self.step, trailer.directory.groups["count"].astype(np.int64)
+        return begins, np.maximum(begins + 1, -(-ends // self.step)), counts
 
     def _side_by_side(self, low: int, high: int, seconds: tuple[int, int]) -> list[tuple[Array, Int64]]:
         """Return what `_read` does for each input; some are asked at once, since each is a request or a few."""
@@ -129,8 +122,8 @@ class InputReader:
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
         runs = trailer.directory.runs_between(first, last, *seconds)
-        items = read_items(self._inputs[index], runs, self._schema.item)
-        base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self._base
+        items = read_items(self._inputs[index], runs, self.schema.item)
+        base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self.base
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
         kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])
         if not kept.all():
@@ -149,13 +142,8 @@ class InputReader:
         return items
 
     def _piece(self, low: int, high: int, parts: Sequence[tuple[Array, Int64]], part: int | None) -> Piece:
-        return Piece(
-            low,
-            high,
-            np.concatenate([items.view(np.void) for items, _ in parts]).view(self._schema.item),
-            np.concatenate([seconds for _, seconds in parts]),
-            part,
-        )
+        items = np.concatenate([items.view(np.void) for items, _ in parts]).view(self.schema.item)
+        return Piece(low, high, items, np.concatenate([seconds for _, seconds in parts]), part)
 
     def _giant(self, low: int, high: int, count: int, most: int) -> Iterator[Piece]:
         """Yield a run of one step that has too many entries by ranges of time, newest first."""
@@ -164,11 +152,11 @@ class InputReader:
             first, last = trailer.metadata.slot_map.slots_of_base(low, high)
             bounds += [
                 (run.second_min, run.second_max, run.count)
-                for run in trailer.directory.runs_between(first, last, *self._seconds)
+                for run in trailer.directory.runs_between(first, last, *self.seconds)
             ]
         # a run's entries are taken to be spread evenly; ranges of time end where a piece is full
-        oldest = max(self._seconds[0], min(trailer.metadata.second_min for trailer in self._trailers))
-        newest = min(self._seconds[1], max(trailer.metadata.second_max for trailer in self._trailers))
+        oldest = max(self.seconds[0], min(trailer.metadata.second_min for trailer in self._trailers))
+        newest = min(self.seconds[1], max(trailer.metadata.second_max for trailer in self._trailers))
         edges = _time_edges(bounds, (oldest, newest), most)
         for part, (second_min, second_max) in enumerate(edges):
             parts = self._side_by_side(low, high, (second_min, second_max))

@@ -47,38 +47,34 @@ class _OpenShard:
     used_topics: set[int] = field(default_factory=set)
 
 
+@dataclass(eq=False)
 class TableRun:
     """One window's run of base slots: the shard that is being written, and those that are finished. Pieces come in
     order of base slots, a giant's parts newest first. `topics` are names of ids, `most` bounds the entries to come. The
     more runs are written at once (`beside`), the smaller are the parts of their uploads.
     """
 
-    def __init__(
-        self,
-        descriptor: IndexDescriptor,
-        window: Window,
-        base_slots: tuple[int, int],
-        topics: Mapping[int, str],
-        sequence: int,
-        most: int,
-        storage: Storage,
-        now_ms: int,
-        beside: int = 1,
-    ) -> None:
-        self.finished: list[FinishedShard] = []
-        self._descriptor, self._window, self._topics = descriptor, window, topics
-        self._storage, self._now_ms = storage, now_ms
-        self._schema = descriptor.layout.schema
-        self._sequence, self._most = sequence, most
-        self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, beside)
-        self._open: _OpenShard | None = None
-        self._uploads: list[Upload] = []
-        self._low, self._high = base_slots
+    descriptor: IndexDescriptor
+    window: Window
+    base_slots: tuple[int, int]
+    topics: Mapping[int, str]
+    sequence: int
+    most: int
+    storage: Storage
+    now_ms: int
+    beside: int = 1
+    finished: list[FinishedShard] = field(default_factory=list)
+    _open: _OpenShard | None = None
+    _uploads: list[Upload] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._part_bytes = _PART_BYTES * FULL_WINDOWS // max(FULL_WINDOWS, self.beside)
         # where the next shard's slots begin, and where the run ends, in base slots
+        self._low, self._high = self.base_slots
 
     def add(self, piece: Piece) -> None:
         """Write those of the piece's items that lie in the window."""
-        window = self._window
+        window = self.window
         mine = (piece.seconds >= window.begin_s) & (piece.seconds < window.begin_s + window.window_s)
         if piece.part is not None:
             # a giant's pieces are shards of their own: closed before, closed after
@@ -89,7 +85,7 @@ class TableRun:
             return
         items = piece.items[mine]
         seconds = piece.seconds[mine]
-        order = answer_sorted(items, seconds, window.slots, self._schema)
+        order = answer_sorted(items, seconds, window.slots, self.descriptor.layout.schema)
         items, seconds = items[order], seconds[order]
         items["time_diff_s"] = seconds - window.begin_s
         if piece.part is not None:
@@ -99,7 +95,7 @@ class TableRun:
             return
         if self._open is None:
             share = window.entries * (self._high - self._low) // window.slots.base
-            self._open = self._begin(self._low, self._high, min(self._most, share + len(items)))
+            self._open = self._begin(self._low, self._high, min(self.most, share + len(items)))
         self._write(items)
 
     def finish(self) -> None:
@@ -110,10 +106,10 @@ class TableRun:
             upload.abandon()
 
     def _begin(self, low: int, high: int, capacity: int) -> _OpenShard:
-        window, layout = self._window, self._descriptor.layout
+        window, layout = self.window, self.descriptor.layout
         begin_ms = window.begin_s * 1000
         file_id = new_file_id(begin_ms)
-        upload = Upload(self._storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
+        upload = Upload(self.storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
         writer = ShardWriter(layout, window.slots, window.slots.slots_of_base(low, high), begin_ms, end_ms, capacity)
@@ -131,19 +127,19 @@ class TableRun:
         low, self._low = self._low, high
         if shard is None:
             return
-        window = self._window
+        window = self.window
         writer, upload = shard.writer, shard.upload
         writer.slot_range = window.slots.slots_of_base(low, high)
-        topics = {topic_id: name for topic_id, name in self._topics.items() if topic_id in shard.used_topics}
-        more = {"table": window.table, "window_s": window.window_s, "sequence": self._sequence}
+        topics = {topic_id: name for topic_id, name in self.topics.items() if topic_id in shard.used_topics}
+        more = {"table": window.table, "window_s": window.window_s, "sequence": self.sequence}
         trailer = writer.finish(
-            shard.file_id, f"tiered_index {__version__}", self._descriptor.offset_space, topics, more
+            shard.file_id, f"tiered_index {__version__}", self.descriptor.offset_space, topics, more
         )
         parsed = parse_trailer(trailer, upload.name, upload.size_bytes + len(trailer))
         upload.write(trailer)
         upload.finish()
         shard_of = TableShard(window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range)
-        stored = replace(stored_file(upload.name, parsed, upload.size_bytes, self._now_ms), shard=shard_of)
+        stored = replace(stored_file(upload.name, parsed, upload.size_bytes, self.now_ms), shard=shard_of)
         self.finished.append(FinishedShard(stored, upload.handle, tuple(upload.parts), writer.checksum))
 
 
@@ -177,20 +173,8 @@ def run_task(
             cold, task.inputs, schema, task.descriptor.layout.slots, task.base_low, task.base_high, step, task.seconds
         )
         most = sum(stored.count for stored in task.inputs)
-        tables = [
-            TableRun(
-                task.descriptor,
-                window,
-                (task.base_low, task.base_high),
-                reader.topics,
-                task.sequence,
-                most,
-                storage,
-                now_ms,
-                len(task.windows),
-            )
-            for window in task.windows
-        ]
+        slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows))
+        tables = [TableRun(task.descriptor, w, slots, reader.topics, task.sequence, *more) for w in task.windows]
         checksum = 0
         try:
             for piece in reader.pieces(PIECE_ITEMS):

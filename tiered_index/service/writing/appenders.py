@@ -179,7 +179,7 @@ class Appender:
             self._end(self.active)
 
     def _end(self, file: UnsealedFile) -> None:
-        """Seal the active file, or give it up: its positions go to the next before it is deleted. Repeatable anywhere."""
+        """Seal the active file, or give it up: its positions go to the next before it is deleted. May be repeated."""
         if file.count:
             self._show(file)
             self._last = (file.file_id, file.count)
