@@ -1,9 +1,8 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once.
 
-`LookupBatch` holds the lookups as columns. A file answers with (lookup, row) pairs; those of all files are brought into
-answer order and cut per lookup while they come in (`matches`). Answers equal those of single lookups and become objects
-when they are looked at. Memory: some 100 bytes an answer and 60 a lookup. Threads: a batch belongs to one call; results
-may be shared.
+A file answers a `LookupBatch` with (lookup, row) pairs; those of all files are brought into answer order and cut while
+they come in (`matches`). Answers equal those of single lookups. Memory: some 100 bytes an answer and 60 a lookup.
+Threads: a batch belongs to one call; results may be shared.
 """
 
 from __future__ import annotations

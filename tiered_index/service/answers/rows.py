@@ -1,10 +1,8 @@
-"""One lookup's arguments, the rows that answer it, and the cursors between its pages.
+"""One lookup's arguments, the rows that answer it, and the cursors between its pages. Pure; safe under threads.
 
 A row is an entry with `second` (epoch seconds), in one native-order structured array whatever file it came from.
-Selection, answer order, identity and paging are defined here, once, for every kind of file.
-
-A cursor holds the order key of a page's last answer, a digest of the lookup, and a CRC32 against accidental changes. It
-is stateless, so it survives compaction, upload, merge and restarts. Pure functions; safe under threads.
+Selection, answer order, identity and paging are defined here, once. A cursor holds the order key of a page's last
+answer, a digest of the lookup, and a CRC32 against accidental changes; it is stateless.
 """
 
 from __future__ import annotations

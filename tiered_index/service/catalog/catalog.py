@@ -1,10 +1,8 @@
 """The catalog: which file handles lookups see, and when replaced ones are disposed of.
 
-Handles lie in a `TimeRangeSkipList` by their interval. A change of state inserts the successor before it removes the
-predecessor, so a lookup meets at least one of them. What a removed handle needed (a file, a map) is disposed of after
-every lookup that began before the removal has ended; a lookup announces itself by one dictionary entry, without a lock.
-
-Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
+A change of state inserts the successor before it removes the predecessor, so a lookup meets at least one of them. What
+a removed handle needed is disposed of after every lookup that began before; a lookup announces itself by one dictionary
+entry. Threads: `reading` and `overlapping` from any thread without a lock; changes under an internal lock.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Checks of a root: every file in its folders, as far as its journal or trailer covers it; the writer may be at work
-beside. Checks of a storage: every log record and checkpoint, then every object that the log names, against the log,
-its own checksums and local copies.
+"""Checks of a root, whose writer may be at work, and of a storage: its log and every object it names.
 
-Window tables: shards fit each other, come and go together, and hold what they were merged out of. Objects nobody names
-are notes: a running upload looks the same as what a crash left. A pool of threads asks about objects; else one thread.
+Objects nobody names are notes: a running upload looks the same as what a crash left. A pool of threads asks about
+objects; else one thread.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""What is kept of stored files: verified blocks, directories and filters, in memory within bounds of bytes.
+"""What is kept of stored files within bounds of bytes: verified blocks, directories and filters.
 
-Keys begin with the index's id, so that several indexes share the bounds. What was used longest ago goes first. Values
-are immutable, so a caller may keep what was evicted.
-
-A filter is megabytes and a probe looks at 32 bytes of it, so what lies in the disk cache is read by verified pieces of
-4 KiB; without a disk cache whole filters are kept in memory. A **miss** is a lookup that read a file for a key that it
-doesn't hold, its filter in no cache. At `after_probes` misses of a file one thread fetches its filter, and the file's
-count begins again. A filter for which the caches would have to evict is fetched only once misses have read as many
-bytes as it has, and uses them up. So at most one request in `after_probes` + 1 of the needless ones is for a filter,
-and where not all filters fit they at most double the bytes read needlessly. Threads: any number.
+Keys begin with the index's id, so that several indexes share the bounds. Filters lie in the disk cache, read by
+verified pieces of 4 KiB, or without one whole in memory. A **miss** is a lookup that read a file for a key that it
+doesn't hold, its filter in no cache; at `after_probes` misses one thread fetches the filter. One for which the caches
+would have to evict is fetched only once misses have read as many bytes as it has: needless bytes at most double.
+Threads: any number.
 """
 
 from __future__ import annotations

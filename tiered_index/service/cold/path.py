@@ -1,9 +1,8 @@
 """The cold path of one index: trailers, filters and slot groups of its stored files, all bytes verified.
 
-A lookup in a file costs one range request once the file's directory is known, which one exact request fetches into the
-caches; none where a cached filter excludes the key. What fails its CRC32 is fetched once more, then it is
-`CorruptFile`. Threads: any number. At most `query_threads` range reads are under way, also of several indexes that are
-read as one.
+A lookup in a file costs one range request once its directory is known, which one exact request fetches into the caches;
+none where a cached filter excludes the key. What fails its CRC32 is fetched once more. Threads: any number; at most
+`query_threads` range reads are under way, also of several indexes that are read as one.
 """
 
 from __future__ import annotations

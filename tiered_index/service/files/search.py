@@ -1,11 +1,8 @@
 """The search in one compacted file or shard, wherever its bytes lie.
 
-The directory says which runs may hold a key; only those are read, and each is checked against its CRC32 before an item
-is looked at. `scan_runs` reads many runs, a window of bounded size at a time: for batches of lookups, and whole files.
-
-A giant slot is read newest blocks first, twice as many in each round, until each lookup has one answer more than
-`max_count` and nothing unread could come before; a batch reads a block once, for all lookups that need it. Threads:
-any; answers are copies.
+Only the runs that may hold a key are read, and each is checked against its CRC32 before an item is looked at. A giant
+slot is read newest blocks first, twice as many in each round, until each lookup has one answer more than `max_count`
+and nothing unread could come before; a batch reads a block once. Threads: any; answers are copies.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """An unsealed file on disk: the flusher appends batches, lookups read, a seal ends it.
 
-Order of one append: entries (pwrite), fdatasync, journal record, fdatasync, then the batch becomes visible. A batch
-whose append raised is not part of the file, and the file takes no more: the kernel may have dropped what a failed sync
-did not write, and shows it all the same. So a journal's last record may not be on the disk: recovery writes it again.
-
+Order of one append: entries (pwrite), fdatasync, journal record, fdatasync; then the batch is visible. Where it raised
+the file takes no more: the kernel may have dropped what a failed sync did not write, and shows it all the same.
 Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside it. The map is read-only.
 """
 

@@ -1,10 +1,8 @@
-"""What the steps of the life cycle share: the files of one root, what the log has of them, which source positions are
-true once one is published, and what becomes of copies that can't be read.
+"""What the steps of the life cycle share: one root's files, true source positions, and what becomes of damaged copies.
 
 A position in the log promises that the storage has everything of the source before it. A damaged copy is let go of once
-the log has, or had, its file. Its journal, where it is whole, may be the only one that has a source's position: it is
-kept until the log has it. What was not published stays, untouched. Threads: the life cycle's round; `refresh` and the
-functions from any.
+the log has, or had, its file; its journal, where whole, is kept until the log has its positions. What was not published
+stays, untouched. Threads: the life cycle's round; `refresh` and the functions from any.
 """
 
 from __future__ import annotations

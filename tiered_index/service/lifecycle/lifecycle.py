@@ -1,13 +1,8 @@
-"""The background life of files: seal by age, compact or stage, upload, retire, and dispose of what no query needs any
-more.
+"""The background life of files: seal by age, compact or stage, upload, retire, dispose of the rest.
 
-`run_once` is one round; each step is idempotent, so a crash between any two calls costs time and nothing else. A file's
-predecessor goes only after its successor serves reads. No lock is held during an upload: the round's own lock keeps
-rounds apart, not readers or writers. Threads: rounds are serialised; everything may be called from any thread.
-
-An upload sends a compacted file under a name of its own, then one log record publishes it. A file that others may have
-published is looked up in the log's records first: a merge may have removed it since. What waited for the log for most
-of a day is sent anew, for `orphans` may be about to sweep it.
+`run_once` is one round; each step is idempotent. A file's predecessor goes only after its successor serves reads. A
+file that others may have published is looked up in the log's records first: a merge may have removed it since. Threads:
+rounds are serialised, by a lock that no reader or writer takes; everything may be called from any thread.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced.
+"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced; deleted when asked.
 
-Found by a listing, deleted when asked.
-
-An object that was uploaded a moment ago may be published in the next one, and a reader may still work at the log
-position before a merge: so nothing younger than `older_than_s` is an orphan, nor what was removed from the log since.
-No job or writer publishes what is nearly as old as the least age that is safe beside any (`publication.MAX_AGE_S`).
-Staged files are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer:
-its host has the file, and sends it anew if it comes back. Threads: any.
+An object that was uploaded a moment ago may be published in the next one, and a reader may still work before a merge:
+nothing younger than `older_than_s` is an orphan, nor what was removed since (see `publication.MAX_AGE_S`). Staged files
+are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. Threads: any.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Archived segments: closed pieces of a source's log, uploaded whole and once, so that what the index points to
-outlives the source.
+"""Archived segments: closed pieces of a source's log, uploaded whole and once, which outlive the source.
 
-An upload is invisible until one log record adds it; its object carries the CRC32 of every MiB behind the segment's
-bytes. Names carry the writer's epoch: what a crash left is swept by a writer of the same or a later epoch, never by one
-that was taken over from. Threads: uploads of one process are serialised by a lock that nothing else takes; reading from
-any thread.
+One log record adds an upload; its object carries the CRC32 of every MiB behind the segment's bytes. Names carry the
+writer's epoch: what a crash left is swept by a writer of the same or a later epoch. Threads: uploads of one process are
+serialised by a lock that nothing else takes; reading from any thread.
 """
 
 from __future__ import annotations

@@ -1,16 +1,13 @@
-"""Staged files: the entries of a sealed file and what else its compacted form needs, in the storage, where no reader
-looks, until a job anywhere compacts them. SPEC section 9.
+"""Staged files: what a sealed file holds, in the storage, where no reader looks, until a job compacts them.
 
 ```
 staging/ID/ATTEMPT.entries     entries as in the unsealed file | document: the sealed file, CRC32 of each piece of 1 MiB
 staging/ID/E.ticket            document: the writer of epoch E asks for that object to be compacted
 ```
-Documents are those of the log (`encode_document`). Objects come before their ticket, a ticket goes before its object.
-
-A job's task makes the compacted object of one file, who drives the tasks publishes all by one log record. A task
-changes nothing that a reader sees; it may be repeated, run twice at once or die. The log decides: a file is published
-once, and only while the epoch of its ticket is the log's, so that nothing of a fenced writer appears. The record has no
-source positions, which only the writer can know to be true. Threads: any.
+Objects come before their ticket, a ticket goes before its object (SPEC section 9). A task makes one compacted object
+and changes nothing that a reader sees: it may be repeated, run twice at once or die. One log record publishes all, and
+only while the tickets' epoch is the log's, so that nothing of a fenced writer appears; it has no source positions,
+which only the writer can know to be true. Threads: any.
 """
 
 from __future__ import annotations

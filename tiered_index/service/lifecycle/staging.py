@@ -4,10 +4,8 @@
 sealed ─stage─> staged object, then its ticket ─a job─> in the log ─adopt─> local copy and staged object gone
                 └── compact_timeout_s ─> compacted and uploaded by this host, as ever; the log decides who was first
 ```
-The local copy answers until the log has the file and says what the copy says of source positions: jobs don't know which
-are true. Every step may be repeated, by another process, too: what is staged is found again by a listing. A file that
-doesn't say durably that it is sealed is never staged, since it might go on after a restart. Threads: the life cycle's
-round.
+The local copy answers until the log has the file and its source positions. Every step may be repeated, by another
+process, too. A file that doesn't say durably that it is sealed is never staged. Threads: the life cycle's round.
 """
 
 from __future__ import annotations

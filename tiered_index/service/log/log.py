@@ -1,13 +1,8 @@
-"""The storage's log: what exists is what its records say, and their order is decided by put-if-absent alone.
+"""The storage's log: what exists is what its records say; put-if-absent alone decides their order.
 
-`StorageLog` holds the state at one position; `refresh` moves it forward, `append` adds a record at last + 1. Whoever
-loses a number reads the winner, looks again at what it wanted to do, and tries the next one. A writer that meets a
-higher epoch is fenced and stops.
-
-A checkpoint is a stored state, so that whoever opens the log needs not read it from its beginning. It is a cache: one
-that is gone or damaged costs requests, never data, and one that can't be written doesn't fail its record. The newest
-two are kept, older ones go several at a time. Which there are is known from the listing at opening and from what was
-written since.
+Whoever loses a number reads the winner, looks again at what it wanted to do, and tries the next one; a writer that
+meets a higher epoch is fenced and stops. A checkpoint is a stored state, a cache: one that is gone or damaged costs
+requests, never data, and one that can't be written doesn't fail its record. The newest two are kept.
 
 Threads: every method from any thread, `Checkpoints.write` from one at a time; appends of one process are serialised by
 a lock, which is never held by readers.

@@ -1,10 +1,8 @@
 """A writer's standing in the storage: the log, the epoch it claimed, and its lease.
 
-A root that already belongs to an index may start while the storage is down: the claim is then made by the life cycle,
-and until then files wait locally. The lease decides when another host may claim the index; correctness never depends on
-it, only the log's fences count. Renewals are numbered objects ``lease/EPOCH/N``, the greatest name counts. It names its
-root: whoever holds that root's lock takes over at once, anyone else waits until it has expired or was released.
-Threads: the life cycle's, and the opener's before that starts.
+A root may start while the storage is down: the life cycle claims then. The lease, numbered objects ``lease/EPOCH/N`` of
+which the greatest name counts, only decides when another host may claim; correctness depends on the log's fences alone.
+It names its root: who holds that root's lock takes over at once. Threads: the life cycle's, and the opener's before.
 """
 
 from __future__ import annotations

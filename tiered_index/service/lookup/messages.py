@@ -1,13 +1,10 @@
-"""Messages as the answer: the messages that a lookup's entries point to, fetched and checked against the real key.
+"""Messages as the answer: those that a lookup's entries point to, fetched and checked against the real key.
 
-A `MessageSource` knows the messages of one system. Every entry is accounted for, by a message or by its state and a
-reason. Only two kinds are dropped: entries of other keys with an equal hash, which are counted, and entries of messages
-that were overwritten where the index has the entry of the message now in their place.
-
-A log may be rewritten from some position on. Then the index has several entries of one place and queue, each of another
-second, and one message lies there. It is answered by its own entry, at that entry's position in the order, and so once
-however the answer is cut into pages. A page has only the newest entry of a place; a later one that a newer one hides is
-looked up. Threads: any; values are immutable; a `MessageLookup` belongs to one thread.
+Every entry is accounted for, by a message or by its state and a reason, but for entries of other keys with an equal
+hash (counted) and of overwritten messages whose successor has an entry. A rewritten log has several entries of one
+place and queue, each of another second: its message is answered by its own entry, at that entry's position in the
+order, looked up where a newer one hides it. Threads: any; values are immutable; a `MessageLookup` belongs to one
+thread.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """A pass over files: newest first, local ones in the caller's thread, stored ones side by side.
 
-Files are taken by greatest second, newest first. A file is skipped when the answer can't change by it any more, or when
-its filter or topic table, in a cache, exclude it. As many stored files are searched at once as answers are missing,
-since each is likely to hold one, and twice as many after each that held none, up to the bound: so `max_count` stops
-needless reads before they are made. Once none is missing, files that the found answers don't spare must be searched
-whatever the others hold, and so must files that reach to the newest second an answer may have: as many as the bound
-allows.
-
-Threads: one scan belongs to one lookup; the pool is shared by all lookups of an index.
+A file is skipped when the answer can't change by it any more, or when its cached filter or topic table exclude it. As
+many stored files are searched at once as answers are missing, and twice as many after each that held none; once none is
+missing, or a file reaches to the newest second an answer may have, as many as the bound allows. Threads: one scan
+belongs to one lookup; the pool is shared by all lookups of an index.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The inputs of a merge, read in bounded pieces: neighbouring base slots of all inputs at a time.
 
-How many entries lie where is known from the directories, so pieces are cut before a byte of items is read. A base slot
-with more entries than a piece may hold (one hot key) comes in several pieces of its own, each with a time of its own,
-newest first. Threads: one reader a task, which reads some inputs side by side. Memory: the directories, and some 100
-bytes an entry of one piece.
+Pieces are cut by the directories, before an item is read. A base slot of too many entries (one hot key) comes in
+several pieces, each with a time of its own, newest first. Memory: the directories, and some 100 bytes an entry of one
+piece.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """What a merge does, decided from the log's state alone: inputs, windows, tasks. Pure.
 
-Inputs are whole objects: every entry of an input goes to the table of its window in the same log record that removes
-the input. Files that share a window belong to one job. A window that has a table already gets a further, small one,
-until these are worth folding.
-
-A task is a run of base slots and a group of neighbouring windows: it holds two parts of an upload for each window that
-it writes, and 8 bytes an entry. An input that lies in several groups is read by a task of each; more runs of slots mean
-more shards, each smaller. Sizes are estimates, the numbers of windows are not.
+Inputs are whole objects: every entry goes to the table of its window in the same log record that removes the input.
+Files that share a window belong to one job; a window with a table gets a further, small one, until these are worth
+folding. A task is a run of base slots and a group of neighbouring windows: it holds two parts of an upload for each
+window that it writes, and 8 bytes an entry.
 """
 
 from __future__ import annotations

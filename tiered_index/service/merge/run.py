@@ -1,14 +1,9 @@
-"""A merge in this process: plan, tasks in threads, proof, one log record; and what it will cost, before anything is
-read. Small installations need nothing else; Spark runs the same tasks elsewhere.
+"""A merge in this process: plan, tasks in threads, proof, one log record; and what it will cost.
 
 Repeating it is harmless: what was merged is no input any more. A job that another merge has overtaken is planned anew,
-a bounded number of times. `publish` is called once with one result of each task; whatever fails before its record
-leaves the index as it was. Threads: several merges at once are safe, the log decides.
-
-Costs follow from how a task works: a range to the end of each input for its directory, a range an input and piece
-(8 MiB at most), and for each shard one put, or the parts of an upload. An input that lies in several groups of windows
-is read for each. Entries are taken to be spread evenly over tasks; what is so small that it fits fewer pieces or shards
-costs less, and a hot key more.
+a bounded number of times; whatever fails before its record leaves the index as it was. Estimates take entries to be
+spread evenly over tasks: small jobs cost less, a hot key more. Threads: several merges at once are safe, the log
+decides.
 """
 
 from __future__ import annotations

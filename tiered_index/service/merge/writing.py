@@ -1,10 +1,7 @@
-"""One task of a merge: its run of base slots and its windows of every input, sorted and written as shards, uploaded
-but not published.
+"""One task of a merge: its slots and windows of every input, written as shards, not published.
 
-The shards' names are unique to the attempt, and nothing refers to them until the job's log record does: a task may be
-repeated, run twice at once or die at any moment. Memory: one piece of the inputs, its sort, and for each window of the
-task two parts of an upload and 8 bytes an entry; `plan` bounds these. Threads: one task, and one run, by one thread;
-any number of tasks by as many threads or processes.
+Names are unique to the attempt, so a task may be repeated, run twice at once or die at any moment. Memory: one piece of
+the inputs, its sort, and for each window two parts of an upload and 8 bytes an entry. Threads: one a task and run.
 """
 
 from __future__ import annotations

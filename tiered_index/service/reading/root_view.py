@@ -1,9 +1,8 @@
 """A root as another process sees it: what the writer has flushed, read without its lock.
 
-Folders are listed in the direction in which files move (unsealed, compacted, uploaded), so a moving file is met at
-least once; one that vanished before it was opened restarts the look, a bounded number of times. Unsealed entries count
-as far as the journal confirms them and their CRC32 matches; they are found by a scan of the hash column, not through
-chains. Threads: any.
+Folders are listed in the direction in which files move, so a moving file is met at least once; one that vanished before
+it was opened restarts the look, a bounded number of times. Unsealed entries count as far as the journal confirms them
+and their CRC32 matches; they are found by a scan of the hash column. Threads: any.
 """
 
 from __future__ import annotations

@@ -1,12 +1,9 @@
 """One index as a reader sees it: the state of its storage's log, and the root beside its writer where there is one.
 
-A view has read the log up to one position and reads on when it is refreshed. It never writes to storage or root.
-
 A lookup with a deadline waits for the log at most half of its remaining time, and is then answered from what was read
-before; the reading goes on in a thread of its own, without a deadline, so that a view reads on however short the
-deadlines are. A lookup without one waits for the reading that another lookup has begun. Where the log has been overdue
-for too long, a lookup reports the log as a file that its budget did not reach for. Threads: every method from any
-thread.
+before, while the reading goes on in a thread of its own; one without waits for the reading that another has begun.
+Where the log has been overdue for too long it is a file that the budget did not reach for. Threads: every method from
+any.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Daemon threads that read a storage: neither a close nor the interpreter's end waits long for them.
-
-A request under way can't be interrupted, and one that hangs holds its thread until the storage's own time-out; the
-threads of `concurrent.futures` would delay a close, and the end of the process, as long.
+"""Daemon threads that read a storage: neither a close nor the interpreter's end waits long for a request that hangs.
 
 `side_by_side` runs the parts of one piece of work in them. The caller runs the parts that no thread has begun, so it
 never waits for a free thread, and parts may have parts. Threads: every function from any.

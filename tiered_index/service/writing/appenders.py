@@ -1,10 +1,9 @@
-"""Appenders: each writes one sequence of unsealed files, of which the last accepts entries: main files, or quarantine
-for implausible clocks.
+"""Appenders: each writes a sequence of unsealed files, the last of which accepts entries.
 
 It goes on in a fresh file where the present one is full, where a timestamp's difference would not fit 32 bits, and
-where an append failed: what that file's journal confirms stays in it, the rest of the batch goes to the next one.
-Whatever was raised, and at whatever line, the next write begins by letting go of a file that accepts no more (`_end`):
-nothing else has to be undone. Threads: the flusher's only, but for `active`, which anyone may read.
+where an append failed. Whatever was raised, at whatever line, the next write begins by letting go of a file that
+accepts no more (`_end`): nothing else has to be undone. Threads: the flusher's only, but for `active`, which anyone may
+read.
 """
 
 from __future__ import annotations

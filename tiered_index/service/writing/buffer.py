@@ -1,14 +1,10 @@
 """The write buffer: what was put and isn't in a file yet, searchable at once.
 
-`append_rows` and `append_columns` take a short lock and return; rows are hashed by whoever needs their chunk first, a
-query or the flusher. A chunk stays visible to queries until the flusher has it in a file. Order of chunks is order of
-puts. A closed chunk never changes but for its columns; a call is in one chunk whole; `size` counts entries not yet
-released. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes at
-once, between whose stores no signal handler runs), or leaves behind only what is put right when the chunk is closed.
-
-`OpenChunk` packs the numbers of messages into a block of bytes, their keys into a list. No object that the garbage
-collector would have to visit is made for a row, and a block is small, so that turning one into columns never keeps the
-interpreter lock for long. A message is in it from the one step on that adds its keys.
+An append takes a short lock and returns; rows are hashed by whoever needs their chunk first, a query or the flusher. A
+chunk is visible until the flusher has it in a file; a closed one never changes but for its columns, and a call is in
+one chunk whole. Callers may be interrupted at any line, and go on: each change is one assignment (to several attributes
+at once, between whose stores no signal handler runs), or leaves only what is put right when the chunk is closed.
+`OpenChunk` makes no object for a row that the garbage collector would visit; a message is in it once its keys are.
 """
 
 from __future__ import annotations
