@@ -90,7 +90,7 @@ class IndexService(Lookups):
             self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage))
             if rounds:
                 self._rounds.start()
-        except BaseException:
+        except BaseException:  # an interrupt, too: the root must not stay locked
             self._closed = True
             self._writer.finish(self._close, _PATIENCE_S)
             self._writer.stop(_PATIENCE_S)

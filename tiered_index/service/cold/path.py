@@ -167,7 +167,7 @@ class ColdPath:
                     )
                     mine.set_result(trailer)
                     return trailer
-            except BaseException as error:
+            except BaseException as error:  # an interrupt, too: whoever waits must not wait for ever
                 if not mine.done():
                     mine.set_exception(error if isinstance(error, TieredIndexError) else _Abandoned())
                 raise

@@ -22,7 +22,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
-from tiered_index.format.names import UNSEALED, new_file_id
+from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
 from tiered_index.service.answers.batch import LookupBatch, Matches
@@ -45,15 +45,13 @@ class Reserve:
     """Disk space for the next file: really allocated, under a temporary name."""
 
     def __init__(self, root: Root, layout: Layout) -> None:
-        self.layout = layout
         self.path = root.temporary(UNSEALED)
         self._disk = root.disk
         self.descriptor = self._disk.create(self.path)
-        try:
+        with contextlib.ExitStack() as undo:
+            undo.callback(self.discard)
             self._disk.allocate(self.descriptor, layout.unsealed_size)
-        except BaseException:
-            self.discard()
-            raise
+            undo.pop_all()
 
     def discard(self) -> None:
         self._disk.close(self.descriptor)
@@ -104,25 +102,10 @@ class UnsealedFile(LocalHandle):
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
 
     @classmethod
-    def begin(
-        cls,
-        root: Root,
-        reserve: Reserve,
-        begin_ms: int,
-        lane: str,
-        sequence: int,
-        offset_space: str,
-        created_ms: int,
-        predecessor: tuple[str, int] | None = None,
-        log_number: int = 0,
-    ) -> UnsealedFile:
+    def begin(cls, root: Root, reserve: Reserve, journal: Journal) -> UnsealedFile:
         """Make reserved space a file: header, journal with its open record, then their names, the journal's first."""
-        disk, layout = root.disk, reserve.layout
-        file_id = new_file_id(begin_ms)
-        table = UnsealedTable(layout, begin_ms)
-        journal = Journal(
-            file_id, layout, begin_ms, lane, sequence, offset_space, created_ms, predecessor, log_number=log_number
-        )
+        disk, file_id = root.disk, journal.file_id
+        table = UnsealedTable(journal.layout, journal.begin_ms)
         record = encode_open(journal)
         journal.valid_length = len(record)
         temporary = root.temporary(UNSEALED)
@@ -136,7 +119,7 @@ class UnsealedFile(LocalHandle):
             disk.rename(reserve.path, root.index_path(UNSEALED, file_id))
             disk.sync_folder(root.folder(UNSEALED))
             return cls(root, journal, table, reserve.descriptor, journal_descriptor)
-        except BaseException:
+        except BaseException:  # whatever it is, nothing half-begun may look like a file
             disk.close(journal_descriptor)
             for path in (temporary, root.index_path(UNSEALED, file_id), root.journal_path(file_id)):
                 with contextlib.suppress(OSError):  # what is left is dropped at the next start

@@ -72,11 +72,10 @@ class Recovered:
 def recover_root(root: Root, cold: ColdPath, state: LogState | None, layout: Layout) -> Recovered:
     """Return a root's files, put in order; `state`: the log's, None: unknown. Those of another layout are damaged."""
     found = Recovered(Deletions(root.disk))
-    try:
+    with contextlib.ExitStack() as undo:
+        undo.callback(found.let_go)
         _recover(root, cold, state, layout, found)
-    except BaseException:
-        found.let_go()
-        raise
+        undo.pop_all()
     for note in found.notes:
         _log.info("recovery: %s", note)
     return found

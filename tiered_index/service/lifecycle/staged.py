@@ -236,7 +236,7 @@ def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResul
             del entries
         trailer = parse_trailer(last, upload.name, upload.size_bytes)
         upload.finish()
-    except BaseException as error:
+    except BaseException as error:  # whatever ends the task, what it sent is taken back
         upload.abandon()
         if isinstance(error, ObjectNotFound):
             return StagedResult(ticket, left=f"its staged object is gone: {error}")

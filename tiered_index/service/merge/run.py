@@ -8,6 +8,7 @@ decides.
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -122,22 +123,22 @@ def merge(
     """Merge what there is. Raises `CorruptFile`, `SchemaMismatch`, as the storage; published jobs stay."""
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
-        results: list[TaskResult] = []
         futures: list[Future[TaskResult]] = []
-        try:
-            with ThreadPoolExecutor(threads, "tiered-index-merge") as pool:
-                try:
-                    for task in job.tasks:  # there may be no thread for one, and those before it have begun
-                        futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
-                    results += [future.result() for future in futures]
-                except BaseException:
-                    pool.shutdown(wait=False, cancel_futures=True)
-                    raise
-        except BaseException:
+
+        def take_back() -> None:
             # the pool has ended: whatever finished is known
             done = [future for future in futures if not future.cancelled() and future.exception() is None]
             abandon([shard for future in done for shard in future.result().shards], storage)
-            raise
+
+        with contextlib.ExitStack() as undo:
+            undo.callback(take_back)
+            with ThreadPoolExecutor(threads, "tiered-index-merge") as pool, contextlib.ExitStack() as cancelling:
+                cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
+                for task in job.tasks:  # there may be no thread for one, and those before it have begun
+                    futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
+                results = [future.result() for future in futures]
+                cancelling.pop_all()
+            undo.pop_all()
         return results
 
     report = MergeReport()

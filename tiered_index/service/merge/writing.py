@@ -173,7 +173,9 @@ def run_task(
         slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows))
         tables = [TableRun(task.descriptor, w, slots, reader.topics, task.sequence, *more) for w in task.windows]
         checksum = 0
-        try:
+        with contextlib.ExitStack() as undo:
+            for table in tables:
+                undo.callback(table.abandon)
             for piece in reader.pieces(PIECE_ITEMS):
                 checksum += entry_checksum(piece.items, piece.seconds)
                 for table in tables:
@@ -181,9 +183,6 @@ def run_task(
                 progress(len(piece.items))
             for table in tables:
                 table.finish()
-        except BaseException:
-            for table in tables:
-                table.abandon()
-            raise
+            undo.pop_all()
         shards = tuple(shard for table in tables for shard in table.finished)
         return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)

@@ -78,7 +78,7 @@ class ReaderParts:
                 if future in unfinished:
                     raise BudgetExceeded(f"timeout_s was reached while {doing}")
             return [future.result() for future in made]
-        except BaseException:
+        except BaseException:  # an interrupted wait, too: nobody else would close what comes
             for future in made:
                 if not future.cancel():
                     future.add_done_callback(partial(_hand_over, late))

@@ -81,7 +81,9 @@ class IndexView:
         self._log_error: TieredIndexError | None = None
         # the view is as old as the beginning of its reading, however long that takes
         self._refreshed_s = clock.monotonic_s()
-        try:
+        with contextlib.ExitStack() as undo:
+            if opened is not None:
+                undo.callback(opened.close)
             self.genesis = self._open_log(marker, must_answer=named or marker is None)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
@@ -95,10 +97,7 @@ class IndexView:
                 index_id=index_id,
             )
             apply_log_state(self.catalog, [], self._log.state, self.cold, lambda _: None)
-        except BaseException:
-            if opened is not None:
-                opened.close()
-            raise
+            undo.pop_all()
 
     def _open_log(self, marker: Marker | None, *, must_answer: bool) -> IndexDescriptor:
         try:

@@ -19,7 +19,9 @@ import numpy.typing as npt
 
 from tiered_index.clock import Clock
 from tiered_index.errors import BackPressure, TieredIndexError
+from tiered_index.format.journal import Journal
 from tiered_index.format.layout import Layout
+from tiered_index.format.names import new_file_id
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import Columns
 from tiered_index.service.catalog.catalog import Catalog
@@ -131,18 +133,19 @@ class Appender:
         self._carried = max_positions(self._carried, self.known())
         reserve, self._reserve = self._reserve or self._take_space(), None
         try:
-            self.active = UnsealedFile.begin(
-                self.context.root,
-                reserve,
+            journal = Journal(
+                new_file_id(begin_ms),
+                self.layout,
                 begin_ms,
                 self.name,
                 next(self.context.sequence),
                 self.context.offset_space,
                 self.context.clock.now_ms(),
                 self._last,
-                self.context.log_number(),
+                log_number=self.context.log_number(),
             )
-        except BaseException as error:
+            self.active = UnsealedFile.begin(self.context.root, reserve, journal)
+        except BaseException as error:  # whatever it is, the space is given back
             reserve.discard()
             if not isinstance(error, OSError):
                 raise
