@@ -14,7 +14,7 @@ from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
 from tiered_index.format import compacted
-from tiered_index.service.answers import batch, matches
+from tiered_index.service.answers import batch
 from tiered_index.service.files import search
 from tiered_index.storage.memory import MemoryStorage
 
@@ -121,9 +121,8 @@ def test_readers_equal_single_queries(index: IndexService) -> None:
 def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few pairs at a time, rows that are cut as soon as they come, windows of one group: nothing changes."""
     monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 50)
-    monkeypatch.setattr(matches, "PAIRS_AT_A_TIME", 50)
-    monkeypatch.setattr(matches, "_FEWEST", 10)
-    monkeypatch.setattr(matches, "_HELD_ROWS", 5)
+    monkeypatch.setattr(batch, "_FEWEST", 10)
+    monkeypatch.setattr(batch, "_HELD_ROWS", 5)
     monkeypatch.setattr(search, "_WINDOW_BYTES", 1)
     assert_same(index, lookups(random.Random(3), 200))
     hot = [
@@ -141,8 +140,8 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 ) -> None:
     """Blocks of a few items, times in disorder, many entries of one second, places that come again."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
-    monkeypatch.setattr(matches, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(matches, "_FEWEST", 3)
+    monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(batch, "_FEWEST", 3)
     rng = np.random.default_rng(7)
     storage = Recorder(MemoryStorage())
     with IndexService.open(
@@ -204,8 +203,8 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
 def test_hot_keys_in_the_write_buffer(preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seconds of many entries, put in no order; then the same in an unsealed file, beside the writer too."""
-    monkeypatch.setattr(matches, "PAIRS_AT_A_TIME", 20)
-    monkeypatch.setattr(matches, "_FEWEST", 3)
+    monkeypatch.setattr(batch, "PAIRS_AT_A_TIME", 20)
+    monkeypatch.setattr(batch, "_FEWEST", 3)
     rng = np.random.default_rng(3)
     count = 600
     asked = [

@@ -55,7 +55,7 @@ MUTANTS = (
     Mutant(
         "batch-holds-all-rows",
         "a batch holds every row that it finds until the end",
-        "service/answers/matches.py",
+        "service/answers/batch.py",
         "if self._count > self._most:",
         "if self._count < 0:",
         (f"{HOT}::test_rows_are_cut_as_they_come",),
@@ -63,15 +63,15 @@ MUTANTS = (
     Mutant(
         "batch-cut-to-the-page",
         "a batch forgets that there is more than its page",
-        "service/answers/matches.py",
-        "first_rows(self._batch.max_count + 1,",
-        "first_rows(self._batch.max_count,",
+        "service/answers/batch.py",
+        "first_rows(self.batch.max_count + 1,",
+        "first_rows(self.batch.max_count,",
         (f"{CUT}[native-0]",),
     ),
     Mutant(
         "hot-pairs-done-within-a-second",
         "a hot key's lookup is done though more entries of the same second follow",
-        "service/answers/matches.py",
+        "service/answers/batch.py",
         "page_ends(open_, gathered.first()) <= newest",
         "page_ends(open_, gathered.first()) < newest",
         (f"{MANY}::test_hot_keys_in_the_write_buffer[native]",),

@@ -1,14 +1,15 @@
 """Many lookups at once: every key is hashed in one pass, every file is read once.
 
 A file answers a `LookupBatch` with (lookup, row) pairs; those of all files are brought into answer order and cut while
-they come in (`matches`). Answers equal those of single lookups. Memory: some 100 bytes an answer and 60 a lookup.
+they come in. Answers equal those of single lookups. Memory: some 100 bytes an answer and 60 a lookup.
 Threads: a batch belongs to one call; results may be shared.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
 
@@ -24,6 +25,7 @@ from tiered_index.service.answers.rows import (
     check_key,
     check_range,
     check_topic,
+    concatenate,
     encode_cursor,
     order_key,
     query_digest,
@@ -43,8 +45,10 @@ from tiered_index.types import (
 
 NEVER = -(2**63)
 """A second before all others."""
-PAIRS_AT_A_TIME = 1 << 16
-"""Pairs that `pairs` makes at a time: some 8 MiB."""
+PAIRS_AT_A_TIME = 1 << 16  # some 8 MiB
+_HELD_ROWS = 1 << 14
+# items of a hot key that are matched at a time, at least
+_FEWEST = 1 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,6 +265,95 @@ def first_rows(
     rank = np.arange(len(rows)) - starts[:-1][lookups]
     kept = rank < limits[lookups]
     return Matches(lookups[kept], rows[kept]), np.diff(starts)
+
+
+@dataclass(eq=False)
+class MatchAccumulator:
+    """The rows found for a batch so far, as far as they can be in an answer: of each lookup its page, and one row more.
+    Memory: twice the answers, or `_HELD_ROWS` where that is more. Safe under threads.
+    """
+
+    batch: LookupBatch
+    schema: Schema
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _parts: list[Matches] = field(default_factory=list)
+    _count: int = 0
+    _most: int = field(default_factory=lambda: _HELD_ROWS)
+
+    def add(self, found: Matches) -> None:
+        if not len(found.rows):
+            return
+        with self._lock:
+            self._parts.append(found)
+            self._count += len(found.rows)
+            if self._count > self._most:
+                self._cut()
+                self._most = max(_HELD_ROWS, 2 * self._count)
+
+    def first(self) -> Matches:
+        """Return the first rows of each lookup, by lookup and in answer order."""
+        with self._lock:
+            return self._cut()
+
+    def found(self) -> Matches:
+        """Return what is held, in no order, at most one row more than `max_count` of each lookup."""
+        with self._lock:
+            if not self._parts:
+                return Matches(np.zeros(0, np.int64), concatenate([], self.schema))
+            lookups = np.concatenate([part.lookups for part in self._parts])
+            if (np.bincount(lookups, minlength=len(self.batch)) > self.batch.max_count + 1).any():
+                return self._cut()
+            return Matches(lookups, np.concatenate([part.rows for part in self._parts]))
+
+    def _cut(self) -> Matches:
+        left, _ = first_rows(self.batch.max_count + 1, self._parts, self.schema)
+        self._parts, self._count = [left], len(left.rows)
+        return left
+
+
+def matching(
+    batch: LookupBatch,
+    items: Array | Mapping[str, Array],
+    seconds_of: Callable[[Any], npt.NDArray[np.int64]],
+    topic_pairs: Sequence[tuple[int, str]] | None,
+    schema: Schema,
+    among: npt.NDArray[np.int64] | None = None,
+) -> Matches:
+    """Return the rows of `items` (as stored, or columns of that names) that answer lookups (only `among`), unordered.
+    At most one more than `max_count` of each lookup: the first ones. `seconds_of` returns the epoch seconds of items;
+    `topic_pairs` as `LookupBatch.select`.
+    """
+    gathered = MatchAccumulator(batch, schema)
+
+    def pick(places: npt.NDArray[np.int64]) -> Any:
+        return {name: values[places] for name, values in items.items()} if isinstance(items, Mapping) else items[places]
+
+    def look(picked: Any, lookups: npt.NDArray[np.int64]) -> None:
+        gathered.add(batch.select(picked, lookups, seconds_of(picked), topic_pairs, schema))
+
+    matched, pairs = batch.matched(items["key_hash"], among)
+    if pairs <= PAIRS_AT_A_TIME:
+        for places, lookups in batch.pairs(items["key_hash"], among):
+            look(pick(places), lookups)
+        return gathered.found()
+    # a hot key of many lookups: newest items first, and no more of them for a lookup that has its page
+    seconds = seconds_of(pick(matched))
+    order = np.argsort(-seconds, kind="stable")
+    matched, seconds = matched[order], seconds[order]
+    hashes = items["key_hash"][matched]
+    open_ = np.arange(len(batch)) if among is None else among
+    open_ = open_[np.isin(batch.key_hash[open_], normal_hashes(hashes))]
+    start, size = 0, max(_FEWEST, PAIRS_AT_A_TIME // len(open_))
+    while start < len(matched) and len(open_):
+        stop = min(start + size, len(matched))
+        here = open_[(batch.second_min[open_] <= seconds[start]) & (batch.second_max[open_] >= seconds[stop - 1])]
+        for places, lookups in batch.pairs(hashes[start:stop], here):
+            look(pick(matched[start + places]), lookups)
+        if stop < len(matched):
+            newest = int(seconds[stop])
+            open_ = open_[(batch.second_min[open_] <= newest) & (batch.page_ends(open_, gathered.first()) <= newest)]
+        start, size = stop, 2 * size
+    return gathered.found()
 
 
 @dataclass(eq=False)

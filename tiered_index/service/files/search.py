@@ -18,8 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.batch import NEVER, LookupBatch, Matches
-from tiered_index.service.answers.matches import MatchAccumulator, matching
+from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
 # blocks of a giant slot held in memory at a time

@@ -25,8 +25,7 @@ from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
-from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.matches import matching
+from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, concatenate, select_few, select_items
 from tiered_index.service.answers.validation import Columns
 from tiered_index.service.catalog.catalog import LocalHandle, unmap

@@ -22,8 +22,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.batch import LookupBatch, QueryResults, best_answers
-from tiered_index.service.answers.matches import MatchAccumulator
+from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, QueryResults, best_answers
 from tiered_index.service.answers.rows import (
     PreparedLookup,
     check_key,

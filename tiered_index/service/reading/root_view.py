@@ -18,8 +18,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
-from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.matches import matching
+from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, select_items
 from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local

@@ -22,8 +22,7 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.format.hashing import code_units
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.matches import matching
+from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import Columns, hash_columns

@@ -17,8 +17,7 @@ from tests.support.merging import BASE_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.matches import MatchAccumulator
+from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, Matches
 from tiered_index.service.answers.rows import row_dtype
 
 ENTRIES = 100_000
