@@ -192,8 +192,7 @@ def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
     rows = rows[(rows["second"] >= lookup.second_min) & (rows["second"] <= lookup.second_max)]
     if lookup.after is None or not len(rows):
         return rows
-    # strictly after in (second desc, offset desc, queue_id asc, ...): compare column by column while all before are
-    # equal
+    # strictly after in (second desc, offset desc, queue_id asc, ...): by column while all before are equal
     later = np.zeros(len(rows), bool)
     equal = np.ones(len(rows), bool)
     names = ("second", "offset", "queue_id", *schema.identity_extra)

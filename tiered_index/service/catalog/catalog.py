@@ -109,8 +109,7 @@ class Catalog:
         """While it is entered, nothing that was in the catalog at entry is disposed of."""
         ticket = next(self._tickets)
         try:
-            # single dictionary operations are atomic; the generation is read first, so a removal in between only waits
-            # longer
+            # one atomic operation each; the generation is read first, so a removal in between waits longer
             self._readers[ticket] = self._generation
             yield
         finally:
@@ -185,8 +184,7 @@ class Catalog:
         return waiting
 
     def _let_go(self) -> None:
-        # who announces itself from here on finds nothing; whoever of two that come here at once is late finds less to
-        # do
+        # who announces itself from here on finds nothing; the later of two that come at once finds less
         if not self._readers:
             cleared, self._cleared = self._cleared, []
             for handle in cleared:

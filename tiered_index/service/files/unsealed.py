@@ -202,8 +202,7 @@ class UnsealedFile(LocalHandle):
         self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
         self._disk.sync(self._journal_descriptor)
-        # where this ends early, what is wider than the entries does no harm, so it comes first; positions promise most
-        # and come last
+        # where this ends early, what is wider than the entries does no harm: it comes first, positions last
         for topic_id, name in fresh:
             self.topics[topic_id] = name
             self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}

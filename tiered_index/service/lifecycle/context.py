@@ -56,8 +56,7 @@ class LifecycleContext:
         """Read the log on, show its objects, and return its state."""
         with self._refresh_lock:
             self.session.log.refresh()
-            # The handles first: whatever is among them was published before, so the log's state taken after them knows
-            # it.
+            # the handles first: what is among them was published before, so the later state knows it
             handles = self.catalog.all()
             state = self.session.log.state
             for handle in handles:

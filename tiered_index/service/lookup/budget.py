@@ -159,8 +159,7 @@ class TopK:
         with self._lock:
             self._fresh.append(rows)
             self._fresh_count += len(rows)
-            # fewer than `max_count` spare no read; enough are brought in order at once where they are few or the first,
-            # many when they doubled
+            # fewer than `max_count` spare no read; enough are ordered at once if few or first, else when doubled
             total = len(self._rows) + self._fresh_count
             enough = total >= self._max_count and (total <= _FEW_ANSWERS or self._cutoff is None)
             if enough or self._fresh_count >= max(len(self._rows), _FEW_ANSWERS):

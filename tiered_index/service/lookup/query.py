@@ -137,21 +137,19 @@ def _reading(catalogs: Sequence[Catalog]) -> Iterator[None]:
         yield
 
 
+@dataclass(eq=False)
 class QueryEngine:
-    """Runs lookups over handles. One per service or reader; safe under threads."""
+    """Runs lookups over handles of one index, or of several (`sources`: names by number). Safe under threads."""
 
-    def __init__(
-        self,
-        schema: Schema,
-        item_type: type[IndexItem],
-        threads: int,
-        prices: PriceTable,
-        sources: Mapping[int, str] | None = None,
-    ) -> None:
-        """`sources` are the names of several indexes by their numbers (see `sourced_schema`)."""
-        self._schema = schema
-        self._make = item_maker(schema, item_type, sources)
-        self._files = FileReader(threads, prices)
+    schema: Schema
+    item_type: type[IndexItem]
+    threads: int
+    prices: PriceTable
+    sources: Mapping[int, str] | None = None
+
+    def __post_init__(self) -> None:
+        self._make = item_maker(self.schema, self.item_type, self.sources)
+        self._files = FileReader(self.threads, self.prices)
 
     def close(self, until_s: float | None = None) -> None:
         self._files.close(until_s)
@@ -166,7 +164,7 @@ class QueryEngine:
         after = None
         if cursor is not None:
             digest = query_digest(topic, key, second_min, second_max)
-            after = decode_cursor(cursor, digest, 3 + len(self._schema.identity_extra))
+            after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
         return PreparedLookup(
             topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after
         )
@@ -182,12 +180,12 @@ class QueryEngine:
     ) -> QueryResult:
         """Answer one lookup within `budget`, of which `elsewhere` is spent. Errors as `IndexService.query`."""
         started = time.perf_counter()
-        top = TopK(self._schema, lookup.max_count)
+        top = TopK(self.schema, lookup.max_count)
 
         def look(handle: Handle) -> int:
             rows = handle.search(lookup)
             if len(rows):
-                check_schema(rows, self._schema, handle.file_id)
+                check_schema(rows, self.schema, handle.file_id)
             return top.add(rows)
 
         # what is newer than the cursor was answered on the pages before
@@ -198,7 +196,7 @@ class QueryEngine:
         self._read(scan, handles(lookup.second_min, newest), missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors])
-        last = order_key(rows[-1], self._schema) if more and len(rows) else lookup.after
+        last = order_key(rows[-1], self.schema) if more and len(rows) else lookup.after
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
@@ -222,12 +220,12 @@ class QueryEngine:
         """Answer many lookups; arguments and errors as `query`. No file is skipped: each is read once for all."""
         started = time.perf_counter()
         batch = LookupBatch(lookups)
-        matches = MatchAccumulator(batch, self._schema)
+        matches = MatchAccumulator(batch, self.schema)
 
         def look(handle: Handle) -> int:
             found = handle.search_many(batch)
             if len(found.rows):
-                check_schema(found.rows, self._schema, handle.file_id)
+                check_schema(found.rows, self.schema, handle.file_id)
                 matches.add(found)
             return len(found.rows)
 
@@ -252,13 +250,13 @@ class QueryEngine:
         )
         if len(lookups) > len(pages):
             self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), missing)
-        rows, starts, more = best_answers(batch, [matches.found()], self._schema)
+        rows, starts, more = best_answers(batch, [matches.found()], self.schema)
         failed = tuple([report for report, _ in scan.errors])
         alone = [page.explain for page in pages.values()]
         explain = _explain(scan, started, RequestStats.of(*alone))
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
-        results = QueryResults(batch, rows, starts, more, failed, explain, self._schema, self._make, pages)
+        results = QueryResults(batch, rows, starts, more, failed, explain, self.schema, self._make, pages)
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _within_budget(scan, results)

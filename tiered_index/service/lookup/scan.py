@@ -224,8 +224,7 @@ class FileReader:
         """Wait for a search to end and return those that did; none where the time is up: all that run are given up."""
         ended: list[_Search] = []
         try:
-            # a queue, and not `wait`: that takes the locks of all futures for each that ends, and so holds up those
-            # that are about to
+            # a queue, not `wait`, which takes the locks of all futures for each that ends and holds up others
             future = scan.done.get(timeout=scan.remaining_s())
             while True:
                 future.result()

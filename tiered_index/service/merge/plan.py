@@ -195,8 +195,7 @@ def _job(
     inputs: Sequence[StoredObject], counts: dict[int, int], window_s: int, descriptor: IndexDescriptor, shard_bytes: int
 ) -> MergeJob:
     base, item_size = descriptor.layout.slots, descriptor.layout.schema.item.itemsize
-    # a piece holds whole slots of every window: those of a small one must not be so coarse that they are too many
-    # entries of a large one
+    # a piece holds whole slots of every window: no slot of a small one may have too many of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
     windows = tuple(
         Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count)

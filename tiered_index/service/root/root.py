@@ -304,8 +304,7 @@ class Deletions:
             return {paths[0].name: error for paths, error in self._undeleted}
 
 
-# as many mappings as Linux allows a process by default; each file that is open for reading takes a descriptor, and the
-# usual limit is 1,024
+# as many as Linux allows mappings a process; an open file takes a descriptor, usually of 1,024
 _WANTED = 1 << 16
 
 

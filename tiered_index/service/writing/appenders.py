@@ -87,8 +87,7 @@ class Appender:
                 self._end(file)
                 if tried:
                     raise disk_error(error, f"writing {file.path}") from error
-                # the space for one more try is reserved already or asked for now; a second failure is the caller's to
-                # wait out
+                # space for one more try is reserved, or asked for now; a second failure is the caller's
                 tried = True
                 continue
             tried = False
