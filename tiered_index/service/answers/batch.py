@@ -281,6 +281,7 @@ class MatchAccumulator:
     _most: int = field(default_factory=lambda: _HELD_ROWS)
 
     def add(self, found: Matches) -> None:
+        """Take in rows."""
         if not len(found.rows):
             return
         with self._lock:

@@ -114,6 +114,7 @@ def check_lookups(lookups: Iterable[Lookup]) -> list[Lookup]:
 
 @cache
 def row_dtype(schema: Schema) -> np.dtype[Any]:
+    """Return the dtype of rows for a schema."""
     columns = [
         ("second", "i8"),
         ("key_hash", "i4"),
@@ -208,6 +209,7 @@ def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
 
 
 def concatenate(parts: list[Array], schema: Schema) -> Array:
+    """Return the rows of all parts in one array."""
     filled = [part for part in parts if len(part)]
     if len(filled) == 1:
         return filled[0]
@@ -253,6 +255,7 @@ def tie_keys(rows: Array, schema: Schema) -> list[Array]:
 
 
 def order_key(row: Any, schema: Schema) -> OrderKey:
+    """Return the order key of one row."""
     return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
 
 

@@ -63,6 +63,7 @@ class TopicTable:
             self._add(topic_id, topic)
 
     def ids(self, topic: str) -> frozenset[int]:
+        """Return every id that means `topic`."""
         return self._ids.get(topic, frozenset())
 
     def name(self, topic_id: int) -> str:

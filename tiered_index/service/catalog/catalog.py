@@ -79,9 +79,11 @@ class LocalHandle:
     source: str | None = None
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
+        """Return None: search it."""
         return None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
+        """Return None: search it."""
         return None
 
     def let_go(self) -> None:
@@ -132,6 +134,7 @@ class Catalog:
         return [node.value for node in self._nodes.values() if node.value is not None]
 
     def get(self, file_id: str) -> Handle | None:
+        """Return the handle of a file, or None."""
         node = self._nodes.get(file_id)
         return node.value if node is not None else None
 

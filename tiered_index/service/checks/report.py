@@ -38,10 +38,12 @@ class Report:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, file: str, part: str, problem: str, offset: int | None = None) -> None:
+        """Add a finding."""
         with self._lock:
             self.findings.append(Defect(file, part, problem, offset))
 
     def add_all(self, file: str, findings: list[Finding]) -> None:
+        """Add what a file's own check found."""
         for finding in findings:
             self.add(file, finding.part, finding.problem, finding.offset)
 
@@ -65,10 +67,12 @@ class Report:
         self.__dict__.update(state, _lock=threading.Lock())
 
     def note(self, text: str) -> None:
+        """Add a note."""
         with self._lock:
             self.notes.append(text)
 
     def count(self, what: str, number: int = 1) -> None:
+        """Count something that was checked."""
         with self._lock:
             self.checked[what] += number
 
@@ -78,6 +82,7 @@ class Report:
         return "findings" if self.findings else "incomplete" if self.unchecked else "ok"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the report JSON-ready."""
         return {
             "status": self.status,
             "checked": dict(self.checked),

@@ -56,6 +56,7 @@ class ByteCache(Generic[K, V]):
         self._size_bytes = self._hits = self._misses = self._evictions = 0
 
     def get(self, key: K) -> V | None:
+        """Return the value, or None."""
         with self._lock:
             entry = self._entries.get(key)
             if entry is None:
@@ -70,6 +71,7 @@ class ByteCache(Generic[K, V]):
         return size_bytes * 2 <= self._max_bytes
 
     def has_room(self, size_bytes: int) -> bool:
+        """Return whether as much is free."""
         return self._size_bytes + size_bytes <= self._max_bytes
 
     def put(self, key: K, value: V, size_bytes: int) -> bool:
@@ -87,11 +89,13 @@ class ByteCache(Generic[K, V]):
         return True
 
     def clear(self) -> None:
+        """Drop everything."""
         with self._lock:
             self._entries.clear()
             self._size_bytes = 0
 
     def use(self) -> CacheUse:
+        """Return the counters at one moment."""
         with self._lock:
             return CacheUse(
                 self._hits, self._misses, self._evictions, len(self._entries), self._size_bytes, self._max_bytes
@@ -107,9 +111,11 @@ class Caches:
         self.filters: ByteCache[tuple[str, str, int], bytes] = ByteCache(directory_cache_bytes // 2)
 
     def use(self) -> dict[str, CacheUse]:
+        """Return how they were used: ``blocks``, ``directories``, ``filters``."""
         return {"blocks": self.blocks.use(), "directories": self.directories.use(), "filters": self.filters.use()}
 
     def clear(self) -> None:
+        """Drop everything."""
         for cache in (self.blocks, self.directories, self.filters):
             cache.clear()
 

@@ -88,6 +88,7 @@ class DiskCache:
             return self._size_bytes + size_bytes <= self.max_bytes * _SLACK
 
     def touch(self, path: Path) -> None:
+        """Record a use of an entry."""
         if self.read_only:
             return
         now = time.monotonic()
@@ -253,6 +254,7 @@ class CacheFolder:
         return True
 
     def takes(self, length: int) -> bool:
+        """Return whether an entry of `length` bytes may be written."""
         return self._cache.takes(_stored_bytes(length))
 
     def has_room(self, length: int) -> bool:

@@ -66,6 +66,7 @@ class ColdSettings:
 
     @classmethod
     def of(cls, config: IndexConfig) -> ColdSettings:
+        """Return what `config` sets."""
         return cls(**{field.name: getattr(config, field.name) for field in fields(cls)})
 
 

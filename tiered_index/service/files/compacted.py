@@ -65,15 +65,19 @@ class LocalBytes:
         self._trailer = parse_trailer(self.data[tail.directory_position :], self.file, self.size_bytes)
 
     def trailer(self) -> Trailer:
+        """Return the verified trailer."""
         return self._trailer
 
     def let_go(self) -> None:
+        """Close the map."""
         unmap(self.data)
 
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
+        """Return copies of the ranges."""
         return [self.data[r.start : r.start + r.length] for r in ranges]
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
+        """Return each run's verified bytes. Raises `CorruptFile`."""
         return read_runs(self, runs)
 
 
@@ -178,6 +182,7 @@ class CompactedFile:
 
     @property
     def is_local(self) -> bool:
+        """Whether a search needs no request."""
         return self.local is not None
 
     @property
@@ -191,6 +196,7 @@ class CompactedFile:
         return self.stored.search_bytes if self.local is None and self.stored is not None else 0
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
+        """As `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
         if self.stored.cold.filters.excludes(self.stored.stored, lookup_hash(lookup, keyed=self.stored.cold.keyed)):
@@ -198,6 +204,7 @@ class CompactedFile:
         return "topic" if self.stored.lacks_topic(lookup.topic) else None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
+        """As `excludes`, for all lookups of a batch."""
         if self.local is not None or self.stored is None:
             return None
         if not len(batch.overlapping(self.second_min, self.second_max)):
@@ -229,10 +236,12 @@ class CompactedFile:
         return self.stored.search_many(batch, self.stored.away(batch))
 
     def let_go(self) -> None:
+        """Close the local copy's map."""
         if self.local is not None:
             self.local.let_go()
 
     def metadata(self) -> Metadata:
+        """Return the file's metadata."""
         source: FileBytes | None = self.local or self.stored
         assert source is not None
         return source.trailer().metadata
@@ -281,9 +290,11 @@ class DamagedFile(LocalHandle):
     lane = "main"
 
     def search(self, lookup: PreparedLookup) -> Array:
+        """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
 
     def search_many(self, batch: LookupBatch) -> Matches:
+        """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)
 
 

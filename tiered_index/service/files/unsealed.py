@@ -53,6 +53,7 @@ class Reserve:
             undo.pop_all()
 
     def discard(self) -> None:
+        """Give the space back."""
         self._disk.close(self.descriptor)
         with contextlib.suppress(OSError):
             self._disk.unlink(self.path)
@@ -162,10 +163,12 @@ class UnsealedFile(LocalHandle):
 
     @property
     def second_min(self) -> int:
+        """Smallest second among the entries."""
         return self.seconds[0] if self.seconds else self.table.begin_ms // 1000
 
     @property
     def second_max(self) -> int:
+        """Greatest second among the entries."""
         return self.seconds[1] if self.seconds else self.table.begin_ms // 1000
 
     @property
@@ -180,6 +183,7 @@ class UnsealedFile(LocalHandle):
 
     @property
     def size_bytes(self) -> int:
+        """Bytes on disk."""
         return self.layout.unsealed_size + self._journal_length
 
     def append(self, columns: Columns, names: Iterable[tuple[int, str]], positions: dict[str, int]) -> None:
@@ -282,6 +286,7 @@ class UnsealedFile(LocalHandle):
         return verified_entries(self._map, self._as_journal(), str(self.path))
 
     def topic_ids(self, topic: str) -> frozenset[int]:
+        """Return the ids that mean `topic` in this file."""
         return self._ids.get(topic, frozenset())
 
     def search(self, lookup: PreparedLookup) -> Array:

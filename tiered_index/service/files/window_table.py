@@ -59,18 +59,21 @@ class WindowTable:
 
     @property
     def search_bytes(self) -> int:
+        """About how many bytes a search reads: of one shard."""
         return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
 
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
+        """As `Handle.excludes`, by filters."""
         hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
         if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(lookup)):
             return "filter"
         return None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
+        """As `excludes`, for all lookups of a batch."""
         if not len(batch.overlapping(self.second_min, self.second_max)):
             return "time"
         return None if self._excluded(batch) else "filter"

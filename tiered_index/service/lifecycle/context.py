@@ -78,6 +78,7 @@ class LifecycleContext:
         return lambda: self.deletions.unlink([self.root.index_path(UPLOADED, file_id)])
 
     def drop(self, file: UnsealedFile) -> None:
+        """Delete the local copy of an unsealed file."""
         file.release()
         # the journal first: to a reader beside this writer a file without one is not there
         self.deletions.unlink([file.journal_path, file.path])

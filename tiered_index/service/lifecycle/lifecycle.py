@@ -68,6 +68,7 @@ class Progress:
     adopted: int = 0
 
     def any(self) -> bool:
+        """Whether anything was done."""
         return bool(self.compacted or self.uploaded or self.retired or self.staged or self.adopted)
 
 
@@ -174,6 +175,7 @@ class Lifecycle:
                 _log.warning("the lease was not released and will expire by itself: %s", error)
 
     def local_bytes(self) -> int:
+        """Bytes of the root's files."""
         root, total = self._context.root, 0
         for state in STATES:
             with contextlib.suppress(OSError):  # whoever needs what can't be looked at raises

@@ -36,6 +36,7 @@ class Orphans:
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the objects."""
         return sum(info.size_bytes for info in self.objects)
 
 

@@ -62,9 +62,11 @@ class Ticket:
 
     @property
     def name(self) -> str:
+        """The ticket's own name."""
         return ticket_name(self.file_id, self.epoch)
 
     def encode(self) -> bytes:
+        """Return the ticket's bytes."""
         return encode_document({"kind": "ticket", **{name: getattr(self, name) for name in self.__slots__}})
 
     @classmethod

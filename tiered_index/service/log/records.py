@@ -63,6 +63,7 @@ class TableShard:
     slot_high: int
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
         return {**{name: getattr(self, name) for name in self.__slots__}, "slots": self.slots.to_json()}
 
 
@@ -97,6 +98,7 @@ class StoredObject:
         return self.trailer_position + self.filter_length
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
         document = {name: getattr(self, name) for name in _PLAIN}
         return document if self.shard is None else {**document, "shard": self.shard.to_json()}
 
@@ -131,6 +133,7 @@ class ArchivedSegment:
         return self.store, self.start
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
         return {name: getattr(self, name) for name in self.__slots__}
 
     @classmethod
@@ -148,6 +151,7 @@ class StreamBatch:
     checksum: int
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
@@ -160,6 +164,7 @@ class IndexDescriptor:
     offset_space: str
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in record 1."""
         return {"index_id": self.index_id, "layout": self.layout.to_json(), "offset_space": self.offset_space}
 
 
@@ -180,6 +185,7 @@ class LogRecord:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
 
     def encode(self) -> bytes:
+        """Return the record's bytes."""
         return encode_document(
             {
                 "kind": self.kind,

@@ -98,10 +98,12 @@ class Lease:
         self.storage.delete_many(name for name in names if name < lease_name(self.epoch, 1))
 
     def renew(self) -> None:
+        """Renew the lease where a third of its time has passed."""
         if self.clock.monotonic_s() - self._renewed_s >= self.ttl_s / 3:
             self._write(released=False)
 
     def release(self) -> None:
+        """Let another root claim the index at once."""
         self._write(released=True)
 
     def _write(self, *, released: bool) -> None:
@@ -202,10 +204,12 @@ class StorageSession:
         return state
 
     def renew(self) -> None:
+        """Renew the lease where it is time to."""
         if self._lease is not None and self.fenced is None:
             self._lease.renew()
 
     def release(self) -> None:
+        """Let another root claim the index at once."""
         lease, self._lease = self._lease, None
         if lease is not None and self.fenced is None:
             lease.release()

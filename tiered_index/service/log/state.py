@@ -69,6 +69,7 @@ class LogState:
         return found[at] if at >= 0 and offset < found[at].end else None
 
     def segments_of(self, store: str) -> list[ArchivedSegment]:
+        """Return the archived segments of `store`, by their start."""
         return self._by_store.get(store, [])
 
     @property
@@ -102,6 +103,7 @@ class LogState:
         return {o.file_id: o for o in reversed(self.objects.values())}
 
     def encode(self) -> bytes:
+        """Return a checkpoint's bytes."""
         return encode_document(
             {
                 "kind": "checkpoint",
@@ -164,6 +166,7 @@ class LogReplay:
         self._batches = {**held, **later} if later else held
 
     def state(self) -> LogState:
+        """Return the state reached."""
         return LogState(
             self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive, self._batches
         )

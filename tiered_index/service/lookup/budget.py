@@ -53,6 +53,7 @@ class LookupLimits:
 
     @property
     def any(self) -> bool:
+        """Whether there is a bound at all."""
         return self.max_requests is not None or self.max_bytes is not None or self.timeout_s is not None
 
 

@@ -65,6 +65,7 @@ class Fetched:
     """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""
 
     def to_dict(self) -> dict[str, Any]:
+        """Return it JSON-ready."""
         return {
             "state": self.state,
             "item": self.item.to_dict() if self.item is not None else None,
@@ -103,6 +104,7 @@ class MessagesResult:
         return len(self.messages)
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the answer JSON-ready."""
         return {
             "messages": [fetched.to_dict() for fetched in self.messages],
             "status": self.status,

@@ -152,6 +152,7 @@ class QueryEngine:
         self._files = FileReader(self.threads, self.prices)
 
     def close(self, until_s: float | None = None) -> None:
+        """As `FileReader.close`."""
         self._files.close(until_s)
 
     def prepare(

@@ -56,6 +56,7 @@ class Scan:
         return not self.allow_partial and any(not isinstance(error, BudgetExceeded) for _, error in self.errors)
 
     def remaining_s(self) -> float | None:
+        """Return the seconds left to the lookup; None: no bound."""
         return self.budget.remaining_s() if self.budget is not None else None
 
     def report(
@@ -69,6 +70,7 @@ class Scan:
         matched: int = 0,
         error: TieredIndexError | None = None,
     ) -> None:
+        """Add the report of a file, and its error."""
         report = FileReport(
             file=handle.file_id,
             place=place or handle.place,

@@ -124,10 +124,12 @@ class MergeJob:
 
     @property
     def entries(self) -> int:
+        """Entries that are read and written."""
         return sum(stored.count for stored in self.inputs)
 
     @property
     def size_bytes(self) -> int:
+        """Bytes of the inputs."""
         return sum(stored.size_bytes for stored in self.inputs)
 
 

@@ -107,6 +107,7 @@ class MergeReport:
 
 
 def plan(log: StorageLog, clock: Clock, options: MergeOptions) -> MergePlan:
+    """Return what a merge would do now."""
     return plan_merge(log.refresh(), now_s=clock.now_ms() // 1000, **asdict(options))
 
 
@@ -180,6 +181,7 @@ class MergeCost:
 
 
 def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
+    """Return what a job will cost."""
     item_size = job.tasks[0].descriptor.layout.schema.item.itemsize
     runs = len({task.base_low for task in job.tasks})
     readers = Counter(stored.name for task in job.tasks for stored in task.inputs)

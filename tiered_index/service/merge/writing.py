@@ -96,9 +96,11 @@ class TableRun:
         self._write(items)
 
     def finish(self) -> None:
+        """End the shard that is being written."""
         self._close(self._high)
 
     def abandon(self) -> None:
+        """Take back every upload."""
         for upload in self._uploads:
             upload.abandon()
 

@@ -132,9 +132,11 @@ class SourcedFile:
 
     @property
     def search_bytes(self) -> int:
+        """As the file's."""
         return self._handle.search_bytes
 
     def search(self, lookup: PreparedLookup) -> Array:
+        """As `Handle.search`, of sourced rows."""
         after = lookup.after
         if after is not None:
             *place, last = after
@@ -145,6 +147,7 @@ class SourcedFile:
         return self._sourced(self._handle.search(replace(lookup, after=after)))
 
     def search_many(self, batch: LookupBatch) -> Matches:
+        """As `Handle.search_many`, of sourced rows."""
         found = self._handle.search_many(batch)
         return Matches(found.lookups, self._sourced(found.rows)) if len(found.rows) else found
 

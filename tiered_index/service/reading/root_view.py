@@ -58,14 +58,17 @@ class UnsealedView(LocalHandle):
         return self._entries
 
     def let_go(self) -> None:
+        """Close the map."""
         self._entries = None
         unmap(self._map)
 
     def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
+        """As `Handle.search`."""
         ids = frozenset(topic_id for topic_id, name in self.journal.topics.items() if name == lookup.topic)
         return select_items(self.entries(), self.journal.begin_ms // 1000, lookup, ids, self.journal.layout.schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
+        """As `Handle.search_many`."""
         begin_s, topics = self.journal.begin_ms // 1000, tuple(self.journal.topics.items())
 
         def seconds_of(picked: npt.NDArray[Any]) -> npt.NDArray[np.int64]:

@@ -75,6 +75,7 @@ class Marker:
     storage: str
 
     def encode(self) -> bytes:
+        """Return the marker's bytes (JSON)."""
         document = {"tiered_index": MARKER_VERSION, **vars(self), "layout": self.layout.to_json()}
         return (json.dumps(document, indent=2) + "\n").encode()
 
@@ -142,15 +143,19 @@ class Root:
 
     @property
     def marker_path(self) -> Path:
+        """Path of `tiered_index.json`."""
         return self.path / "tiered_index.json"
 
     def folder(self, state: str) -> Path:
+        """Folder of a state, or of the followers."""
         return self.path / state
 
     def index_path(self, state: str, file_id: str) -> Path:
+        """Path of a file in a state."""
         return self.path / state / (file_id + INDEX_SUFFIX)
 
     def journal_path(self, file_id: str) -> Path:
+        """Path of an unsealed file's journal."""
         return self.path / "unsealed" / (file_id + JOURNAL_SUFFIX)
 
     def temporary(self, state: str) -> Path:

@@ -82,6 +82,7 @@ class OpenChunk:
         del self.data[len(self.keys) * self._size :]
 
     def columns(self) -> Columns:
+        """Return the rows as hashed columns."""
         codec = self._codec
         rows = np.frombuffer(self.data, codec.dtype, len(self.keys))
         given = np.ascontiguousarray(rows["topic_id"])
@@ -114,6 +115,7 @@ class Chunk:
         return content
 
     def merged_with(self, newer: Chunk) -> Chunk:
+        """Return this chunk and the next one as one."""
         a, b = self.columns(), newer.columns()
         return Chunk(
             newer.number,
@@ -144,9 +146,11 @@ class BufferedChunk(LocalHandle):
         self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
 
     def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
+        """Return the rows that answer `lookup`, in no order."""
         return rows_of_columns(self._columns, lookup, self._topics.ids(lookup.topic), self._schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
+        """Return the rows that answer each lookup, in no order."""
         pairs = [(topic_id, topic) for topic in batch.topics for topic_id in self._topics.ids(topic)]
         return matching(batch, self._columns, itemgetter("second"), pairs, self._schema)
 
@@ -171,10 +175,12 @@ class WriteBuffer:
 
     @property
     def size(self) -> int:
+        """Entries in the buffer."""
         return self._entries + len(self._open.keys)
 
     @property
     def size_bytes(self) -> int:
+        """Estimated bytes in the buffer."""
         return self._bytes + self._open.size_bytes
 
     def append_rows(
