@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 
 import pytest
 
@@ -357,7 +358,7 @@ def test_a_worker_outlives_errors_and_shows_them():
     worker = Worker("test", work, 1e-4)
     worker.start()
     while len(calls) < 4:
-        worker.wake()
+        time.sleep(1e-3)
     worker.stop()
     worker.stop()
     assert worker.error is None

@@ -285,13 +285,9 @@ class UnsealedFile(LocalHandle):
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
         return verified_entries(self._map, self._as_journal(), str(self.path))
 
-    def topic_ids(self, topic: str) -> frozenset[int]:
-        """Return the ids that mean `topic` in this file."""
-        return self._ids.get(topic, frozenset())
-
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered, along the chain, or by a scan where it is long."""
-        ids = self.topic_ids(lookup.topic)
+        ids = self._ids.get(lookup.topic, frozenset())
         begin_s = self.table.begin_ms // 1000
         schema = self.layout.schema
         count = self.table.count

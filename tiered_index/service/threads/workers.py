@@ -142,10 +142,6 @@ class Worker:
             self._refuse_rest()
         return task
 
-    def wake(self) -> None:
-        """Have the next round begin now."""
-        self._tasks.put(None)
-
     def stop(self, patience_s: float | None = None) -> None:
         """Stop after the running call, waiting at most `patience_s` for it; later calls are refused. Idempotent."""
         self._stopping = True
