@@ -164,11 +164,10 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     uri = config.storage or (marker.storage if marker is not None else None)
     if backend is None and uri is None:
         raise ConfigError("storage is not set: give a URI such as s3://bucket/prefix or file:///dir")
-    wanted = wanted_descriptor(
-        config, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None
-    )
-    if marker is not None:
-        check_descriptor(IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), wanted, str(root.path))
+    known = IndexDescriptor(marker.index_id, marker.layout, marker.offset_space) if marker is not None else None
+    wanted = wanted_descriptor(config, known)
+    if known is not None:
+        check_descriptor(known, wanted, str(root.path))
     with contextlib.ExitStack() as undo:
         storage = MeteredStorage(
             backend or open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads), config.prices

@@ -9,6 +9,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound, TieredIndexError
 from tiered_index.format.archived import SegmentTable
@@ -40,34 +42,30 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 
+@dataclass
 class _RecordCheck:
     """Checks the log's records in order: tables come and go whole, a merge adds as many entries as it removes."""
 
-    def __init__(self, report: Report) -> None:
-        self._report = report
-        self._seen: set[str] = set()
+    report: Report
+    seen: set[str] = field(default_factory=set)
 
     def check(self, record: LogRecord, before: LogState) -> None:
         """Check the next record; `before` is the state that it changes."""
-        name = log_name(record.number)
+        add = partial(self.report.add, log_name(record.number))
         added = {stored.shard.table for stored in record.add if stored.shard is not None}
-        for table in sorted(added & self._seen):
-            self._report.add(name, "table", f"adds shards to table {table}, which an earlier record added")
-        self._seen |= added
+        for table in sorted(added & self.seen):
+            add("table", f"adds shards to table {table}, which an earlier record added")
+        self.seen |= added
         gone = set(record.remove)
         removed = [before.objects[old] for old in record.remove if old in before.objects]
         for table in sorted({stored.shard.table for stored in removed if stored.shard is not None}):
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
-                self._report.add(
-                    name, "table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first"
-                )
+                add("table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
         if record.kind == "merge":
             lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
             if lost != gained:
-                self._report.add(
-                    name, "merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}"
-                )
+                add("merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}")
 
 
 def _check_tables(state: LogState, report: Report) -> None:
@@ -77,18 +75,13 @@ def _check_tables(state: LogState, report: Report) -> None:
         ordered = sorted(shards, key=lambda stored: (*_range(stored), -stored.second_max))
         first = ordered[0].part
         for stored in ordered:
-            shard = stored.part
+            shard, add = stored.part, partial(report.add, stored.name, "table")
             if (shard.slots, shard.begin_s, shard.window_s) != (first.slots, first.begin_s, first.window_s):
-                report.add(
-                    stored.name, "table", f"it is of another window or slot map than {ordered[0].name} of table {table}"
-                )
+                add(f"it is of another window or slot map than {ordered[0].name} of table {table}")
             if not 0 <= shard.slot_low < shard.slot_high <= shard.slots.slots:
-                report.add(
-                    stored.name, "table", f"slots {_range(stored)} are not among the {shard.slots.slots} of its map"
-                )
+                add(f"slots {_range(stored)} are not among the {shard.slots.slots} of its map")
             if not shard.begin_s <= stored.second_min <= stored.second_max < shard.begin_s + shard.window_s:
-                seconds = f"{stored.second_min}..{stored.second_max}"
-                report.add(stored.name, "table", f"its seconds {seconds} are not those of its window")
+                add(f"its seconds {stored.second_min}..{stored.second_max} are not those of its window")
         reached = ordered[0]
         for stored in ordered[1:]:
             low, high = _range(reached)

@@ -138,8 +138,7 @@ def check_descriptor(stored: IndexDescriptor, wanted: IndexDescriptor, where: st
     if stored.offset_space != wanted.offset_space:
         raise SchemaMismatch(
             f"{where} holds offsets in {stored.offset_space!r}, not in {wanted.offset_space!r}: an index keeps the "
-            f"offset space it was "
-            "created with, so these need a root and a storage of their own"
+            "offset space it was created with, so these need a root and a storage of their own"
         )
 
 

@@ -274,9 +274,8 @@ class WriteBuffer:
         held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):
             self.refusal = (
-                f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; "
-                f"its bounds are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat "
-                f"the call"
+                f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; its bounds "
+                f"are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
             raise BackPressure(self.refusal)
 
@@ -292,13 +291,8 @@ class WriteBuffer:
     def _append(self, chunk: Chunk, following: OpenChunk) -> None:
         """Add a closed chunk, and from here on have `following` take rows."""
         ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
-        self._ready, self._open, self._newest, self._entries, self._bytes = (
-            ready,
-            following,
-            chunk.number,
-            entries,
-            size_bytes,
-        )
+        state = ready, following, chunk.number, entries, size_bytes
+        self._ready, self._open, self._newest, self._entries, self._bytes = state
 
     @synchronized
     def _all(self) -> tuple[Chunk, ...]:
