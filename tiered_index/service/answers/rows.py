@@ -226,9 +226,7 @@ def check_schema(rows: Array, schema: Schema, file: str) -> None:
 
 
 def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
-    """Return the first `limit` answers: second desc, offset desc, queue_id asc; equal identities are one answer. Of
-    entries with one identity the newest is kept; `tie_keys` decide what else may differ.
-    """
+    """Return the first `limit` answers in order; of equal identities the newest one, then as `tie_keys` decide."""
     if len(rows) <= 1:
         return rows[:limit]
     identity = ("queue_id", "offset", *schema.identity_extra)
@@ -242,9 +240,7 @@ def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
 
 
 def tie_keys(rows: Array, schema: Schema) -> list[Array]:
-    """Return sort keys (last one first, as for `np.lexsort`) that decide between entries of one identity and second.
-    The greater size is kept, then the greater further columns, then the greater topic id, wherever the entries lie.
-    """
+    """Return sort keys (last one first) among equal identities: greater size, then further columns, then topic id."""
     keys: list[Array] = [-rows["topic_id"].astype(np.int64)]
     for c in reversed(schema.caller_columns):
         if not c.identity:

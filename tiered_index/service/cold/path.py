@@ -210,9 +210,7 @@ class ColdPath:
         return [pieces[run.offset] for run in runs]
 
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
-        """Fetch a file's filter where its misses make it due; return whether it is in a cache now. A lookup with a
-        budget leaves it to others. Only a missing object is an error; other failures are logged.
-        """
+        """Fetch a file's filter if it is due and no budget holds; return whether a cache has it now."""
         context = active_context()
         if context.deadline_s is not None or context.is_limited or not self.filters.begin_fetch(stored):
             return False

@@ -69,10 +69,7 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
 
 
 def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
-    """Delete those that weren't published, or asked for by a ticket, since they were found; return what was deleted.
-    Costs a listing of the log's end a thousand, and one of what is staged. Raises as the storage; the rest is found
-    again.
-    """
+    """Delete those that nothing names or asks for since they were found; return them. Raises as the storage."""
     deleted: list[ObjectInfo] = []
     doomed = {info.name for info in orphans.objects}
     for start in range(0, len(orphans.objects), _AT_ONCE):

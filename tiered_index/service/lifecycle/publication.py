@@ -169,9 +169,7 @@ class Publication:
         return publication
 
     def complete(self) -> None:
-        """Complete the uploads. Raises as the storage; where an object has another size than was sent `CorruptFile` to
-        a job, `StorageUnavailable` to a writer, which sends it again.
-        """
+        """Complete the uploads; of another size `CorruptFile` (to a job), `StorageUnavailable` (to a writer)."""
         for number, one in enumerate(self._objects):
             if one.upload is not None:
                 self._storage.complete_upload(one.upload, one.parts)

@@ -307,9 +307,7 @@ class StorageLog:
             return self._decoded(self._storage.get(name), name)
 
     def check_end(self, state: LogState | None = None) -> None:
-        """Raise `StorageUnavailable` where the newest record known is gone or another one. An empty folder where a disk
-        should be mounted looks like the log's end; a record written there would be lost.
-        """
+        """Raise `StorageUnavailable` where the newest record is gone or another, as where a disk isn't mounted."""
         state = state or self.state
         if not state.number:
             return

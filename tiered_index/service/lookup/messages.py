@@ -145,15 +145,13 @@ class MessageLookup:
         self._second_min, self._second_max, _ = check_range(lookup.begin_ms, lookup.end_ms, lookup.max_count)
 
     def run(self) -> MessagesResult:
-        """Look up, fetch, and page past collisions until `max_count` entries are accounted for or there are no more.
-        Raises as `query` does, and the first `Fetched.error` unless partial answers are allowed; the `result` of a
-        `BudgetExceeded` is the `MessagesResult` up to then.
-        """
+        """Look up, fetch, and page past collisions. Raises as `query`, and the first `Fetched.error` unless partial."""
         started = time.perf_counter()
         lookup = self.lookup
         found: list[Fetched] = []
         collisions = 0
         cursor, page = lookup.cursor, lookup.max_count
+        digest = query_digest(lookup.topic, lookup.key, self._second_min, self._second_max)
         while True:
             answer = self._look_up(lookup.begin_ms, lookup.end_ms, page, cursor)
             cursor, ahead = answer.cursor, list(answer.items)
@@ -168,7 +166,7 @@ class MessageLookup:
                 collisions += sum(not one.carries_key for one in kept)
                 last = kept[-1].item if behind else items[-1]
                 assert last is not None
-                cursor = self._cursor_behind(last) if behind or ahead else answer.cursor
+                cursor = encode_cursor(self._key(last), digest) if behind or ahead else answer.cursor
             if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None:
                 break
             page = max(lookup.max_count - len(found), _PAGE)
@@ -189,11 +187,6 @@ class MessageLookup:
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result
         raise BudgetExceeded(str(exceeded), failed=result.failed, result=result) from exceeded
-
-    def _cursor_behind(self, item: IndexItem) -> str:
-        """Return the cursor of a page that ended with `item`."""
-        digest = query_digest(self.lookup.topic, self.lookup.key, self._second_min, self._second_max)
-        return encode_cursor(self._key(item), digest)
 
     def _resolve(self, items: Sequence[IndexItem], ahead: list[IndexItem], *, is_last: bool) -> list[Fetched]:
         """Return what became of `items`, in answer order, other keys' messages included, overwritten entries left out.

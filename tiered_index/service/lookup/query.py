@@ -90,10 +90,7 @@ class MissingObjects:
         self._scans.append(scan)
 
     def resolve(self, scan: Scan) -> None:
-        """Replace the error of each object that a pass has missed by what that means. Where the lookup can't afford to
-        read the log, the object's file is one that its budget did not reach for. Raises `CorruptFile` where one is lost
-        and partial answers are not allowed, and what keeps the log from being read.
-        """
+        """Replace the error of each missing object by what that means. Raises `CorruptFile`, as reading the log."""
         if self._outdated and not self._reported:
             self._reported, scan.outdated = True, self._outdated
         unknown: dict[str, list[MissingObject]] = {}
