@@ -22,8 +22,6 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 
-__all__ = ["PIECE_BYTES", "SEGMENT_MAGIC", "SegmentSums", "SegmentTable", "segment_object_bytes"]
-
 SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 1
 PIECE_BYTES = 1 << 20

@@ -17,19 +17,6 @@ import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
 
-__all__ = [
-    "BITS_PER_KEY",
-    "FILTER_BLOCK_BYTES",
-    "SALTS",
-    "FilterBuilder",
-    "block_may_hold",
-    "block_number",
-    "block_numbers",
-    "blocks_may_hold",
-    "filter_hash",
-    "filter_hashes",
-]
-
 FILTER_BLOCK_BYTES = 32
 # Bits a distinct key: some 1.1% false positives
 BITS_PER_KEY = 10.5

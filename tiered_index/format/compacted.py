@@ -31,8 +31,6 @@ from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, Metada
 from tiered_index.format.slot_order import newest_first, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
 
-__all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "SealedFile", "bare_slot_run", "bare_slots"]
-
 Array = npt.NDArray[Any]
 # Items gathered at a time (2 MiB of native items): fits the CPU cache and holds the interpreter lock only briefly
 CHUNK = 1 << 16

@@ -36,18 +36,6 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
 from tiered_index.format.unsealed import entries_view
 
-__all__ = [
-    "HEAD_SIZE",
-    "FileKind",
-    "ForeignCompacted",
-    "ForeignUnsealed",
-    "Read",
-    "items_of",
-    "read_exactly",
-    "recognise",
-    "stored_ms",
-]
-
 Array = npt.NDArray[Any]
 # ``read(position, length)`` returns exactly these bytes of one file; it may be a range GET
 Read = Callable[[int, int], bytes]

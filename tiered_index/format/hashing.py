@@ -30,18 +30,6 @@ import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
 
-__all__ = [
-    "CodeUnits",
-    "absolute_hash",
-    "code_units",
-    "fingerprint",
-    "hash_batch",
-    "hash_key_sql",
-    "java_string_hash",
-    "key_hash",
-    "normal_hashes",
-]
-
 # Code units summed at a time; the tables of powers fit the CPU cache
 _BLOCK = 1 << 16
 # Most code units of a row of the matrix

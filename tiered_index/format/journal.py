@@ -35,8 +35,6 @@ from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
 
-__all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "parse_journal"]
-
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 1
 _START = struct.Struct(">8sI")

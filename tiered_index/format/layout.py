@@ -14,19 +14,6 @@ from tiered_index.documents import Malformed, integer, record, text
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
-__all__ = [
-    "HEADER_SIZE",
-    "NATIVE",
-    "PRESETS",
-    "ROCKETMQ",
-    "SHARD_MAGIC",
-    "SLOT_SIZE",
-    "Header",
-    "Layout",
-    "Preset",
-    "read_header",
-]
-
 HEADER_SIZE = 28
 # 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
 _HEADER = struct.Struct(">IqqiI")

@@ -30,8 +30,6 @@ from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.slot_map import SlotMap
 
-__all__ = ["FILE_ID", "POSITIONS", "PREDECESSOR", "TOPIC_ID", "Metadata", "topic_table"]
-
 # A file's id, which becomes part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
 TOPIC_ID = integer(-(2**31), 2**31 - 1)

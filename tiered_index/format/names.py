@@ -18,36 +18,6 @@ import secrets
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 
-__all__ = [
-    "CHECKPOINT_PREFIX",
-    "COMPACTED",
-    "DATA_PREFIX",
-    "INDEX_SUFFIX",
-    "JOURNAL_SUFFIX",
-    "LEASE_PREFIX",
-    "LOG_PREFIX",
-    "SEGMENTS_PREFIX",
-    "STAGING_PREFIX",
-    "STATES",
-    "TICKET_SUFFIX",
-    "UNSEALED",
-    "UPLOADED",
-    "checkpoint_name",
-    "data_name",
-    "data_prefix",
-    "epoch_name",
-    "file_id_of",
-    "lease_name",
-    "log_name",
-    "new_file_id",
-    "number_of",
-    "segment_epoch",
-    "segment_name",
-    "staged_name",
-    "store_prefix",
-    "ticket_name",
-]
-
 UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
 INDEX_SUFFIX = ".index"
 JOURNAL_SUFFIX = ".journal"

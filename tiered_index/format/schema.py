@@ -20,8 +20,6 @@ from tiered_index.documents import Malformed, flag, list_of, record, text, tuple
 from tiered_index.errors import ConfigError, SchemaMismatch
 from tiered_index.types import IndexItem, KeyedIndexItem, column
 
-__all__ = ["BASE_COLUMNS", "KEYED_SCHEMA", "PREVIOUS", "ROCKETMQ_SCHEMA", "Column", "Schema"]
-
 PREVIOUS = "previous"
 
 

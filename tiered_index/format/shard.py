@@ -32,8 +32,6 @@ from tiered_index.format.slot_map import SlotMap
 from tiered_index.format.slot_order import identity_columns
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
 
-__all__ = ["ShardWriter", "answer_sorted", "entry_checksum"]
-
 Array = npt.NDArray[Any]
 _MASK = (1 << 64) - 1
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)

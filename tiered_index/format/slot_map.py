@@ -16,8 +16,6 @@ import numpy.typing as npt
 from tiered_index.documents import integer, record
 from tiered_index.errors import ConfigError
 
-__all__ = ["SlotMap"]
-
 
 @dataclass(frozen=True, slots=True)
 class SlotMap:

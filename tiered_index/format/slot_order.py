@@ -17,8 +17,6 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
 
-__all__ = ["hash_rank", "identity_columns", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
-
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 # Entries placed at a time: what they touch fits the cache

@@ -23,19 +23,6 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.metadata import Metadata
 
-__all__ = [
-    "BLOCK_DTYPE",
-    "GROUP_DTYPE",
-    "TAIL_MAGIC",
-    "TAIL_SIZE",
-    "Directory",
-    "Run",
-    "Tail",
-    "Trailer",
-    "build_trailer",
-    "parse_trailer",
-]
-
 FORMAT_VERSION = 1
 TAIL_MAGIC = b"TIXTAIL\n"
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length

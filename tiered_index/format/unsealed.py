@@ -23,8 +23,6 @@ from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.slot_order import same_slot_rows
 
-__all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "time_differences", "walk_chain"]
-
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
 _INSERT_CHUNK = 1 << 15

@@ -27,8 +27,6 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import answer_sorted, entry_checksum
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 
-__all__ = ["WINDOW_BYTES", "FileCheck", "Finding", "WindowedRead", "verify_compacted", "verify_shard"]
-
 Array = npt.NDArray[Any]
 
 

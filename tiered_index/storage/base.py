@@ -25,27 +25,6 @@ from typing import TypeAlias, TypeVar
 
 from tiered_index.errors import InvalidArgument
 
-__all__ = [
-    "MAX_NAME_BYTES",
-    "MAX_PARTS",
-    "NAME",
-    "PAGE",
-    "ByteRange",
-    "Bytes",
-    "Call",
-    "ObjectInfo",
-    "PartInfo",
-    "Storage",
-    "UploadHandle",
-    "WrapperStorage",
-    "check_name",
-    "check_part_number",
-    "check_parts",
-    "check_prefix",
-    "check_range",
-    "check_suffix",
-]
-
 MAX_NAME_BYTES = 512
 # Regular expression of an object's name
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"

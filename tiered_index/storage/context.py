@@ -22,8 +22,6 @@ from tiered_index.errors import BudgetExceeded
 if TYPE_CHECKING:
     from tiered_index.storage.metering import MeteredStorage, RepeatCounter, Usage
 
-__all__ = ["RequestContext", "active_context", "check_deadline", "deadline_at", "remaining_s", "sending", "wasted"]
-
 
 @dataclass(frozen=True, slots=True)
 class RequestContext:

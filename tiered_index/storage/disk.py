@@ -21,8 +21,6 @@ from pathlib import Path
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
 
-__all__ = ["TEMPORARY_PREFIX", "Disk", "WriteBehind", "absolute_path", "make_path"]
-
 # Pieces that may wait to be written; bounds their memory
 _PENDING = 4
 # Synced in steps, so that the last sync is short

@@ -34,8 +34,6 @@ from tiered_index.storage.base import (
     check_suffix,
 )
 
-__all__ = ["MemoryStorage"]
-
 
 @dataclass(slots=True)
 class _Upload:

@@ -27,8 +27,6 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 
-__all__ = ["MeteredStorage", "PriceTable", "RepeatCounter", "Usage"]
-
 _READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
 

@@ -29,8 +29,6 @@ from tiered_index.storage.s3.options import S3Options, check_endpoint
 from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import PrefixedStorage
 
-__all__ = ["KNOWN_SCHEMES", "PROBE_PREFIX", "child_storages", "open_storage", "probe_put_if_absent", "split_uri"]
-
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 # Only a word is repeated in a message; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)

@@ -1,6 +1,6 @@
 """Storages made of another storage: `LatencyStorage` delays its calls, `PrefixedStorage` shows one prefix of it.
 
-Exports `MeteredStorage` and `WrapperStorage`, too. Threads: any number, as the inner storage's.
+Threads: any number, as the inner storage's.
 """
 
 from __future__ import annotations
@@ -15,9 +15,6 @@ from typing import TypeVar
 
 from tiered_index.errors import ObjectExists, ObjectNotFound
 from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage, check_name, check_prefix
-from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
-
-__all__ = ["Call", "LatencyStorage", "MeteredStorage", "PrefixedStorage", "PriceTable", "Usage", "WrapperStorage"]
 
 _T = TypeVar("_T")
 

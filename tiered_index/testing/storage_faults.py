@@ -19,8 +19,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.base import ByteRange, Bytes, Storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
+from tiered_index.storage.base import ByteRange, Bytes, Call, Storage, WrapperStorage
 
 __all__ = ["FaultStorage", "FaultTrigger", "Hang"]
 

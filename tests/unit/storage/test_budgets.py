@@ -12,9 +12,9 @@ from typing import TypeVar
 import pytest
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectNotFound
-from tiered_index.storage.base import ByteRange
+from tiered_index.storage.base import ByteRange, Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import Call, MeteredStorage, Usage, WrapperStorage
+from tiered_index.storage.metering import MeteredStorage, Usage
 
 _T = TypeVar("_T")
 THREADS = 32

@@ -14,7 +14,8 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, O
 from tiered_index.storage.base import PAGE, ByteRange, ObjectInfo
 from tiered_index.storage.context import sending
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import LatencyStorage, MeteredStorage, PrefixedStorage, PriceTable, Usage
+from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
+from tiered_index.storage.wrappers import LatencyStorage, PrefixedStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 

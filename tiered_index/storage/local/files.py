@@ -22,8 +22,6 @@ from tiered_index.errors import DiskFull, ObjectExists, StorageError, StorageMis
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["WORK_FOLDER", "DurableFiles", "check_regular", "typed_errors"]
-
 WORK_FOLDER = ".%work"
 
 _FULL = {errno.ENOSPC, errno.EDQUOT}

@@ -25,8 +25,6 @@ from pathlib import Path
 
 from tiered_index.storage.base import ObjectInfo
 
-__all__ = ["CHUNK", "Kind", "decode", "encode", "walk"]
-
 CHUNK = 200
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+@-]+")
 

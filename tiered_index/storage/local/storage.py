@@ -49,8 +49,6 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.local.files import DurableFiles, check_regular, typed_errors
 from tiered_index.storage.local.names import encode, walk
 
-__all__ = ["LocalStorage"]
-
 _DESCRIPTION = "upload.json"
 _BLOCK_BYTES = 4 << 20
 _UPLOAD_ID = re.compile(r"[0-9a-f]{32}")

@@ -23,8 +23,6 @@ from tiered_index.storage.s3.retry import RetryLoop, count_requests
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Calls", "build_client", "encryption", "epoch_ms", "page_token", "request_body"]
-
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 

@@ -20,8 +20,6 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 
-__all__ = ["REQUEST_ERRORS", "PassingFault", "RequestFault", "is_elsewhere", "may_pass", "translate"]
-
 # what botocore raises for a request that failed
 REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError)
 

@@ -12,8 +12,6 @@ from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
 
-__all__ = ["FEWEST_CONNECTIONS", "S3Options", "check_endpoint"]
-
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")
 _POSITIVE = ("connect_timeout_s", "read_timeout_s", "max_pool_connections", "max_attempts", "transfer_attempts")

@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from botocore.model import Shape
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["RangeGets", "VerifiedReads"]
-
 _SIGNATURE = "s3v4"
 _DELIVERED = (200, 206)
 _FIRST_ERROR = 301

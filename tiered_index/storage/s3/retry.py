@@ -20,8 +20,6 @@ from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, Reque
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["RetryLoop", "count_requests"]
-
 _LONGEST_WAIT_S = 5.0
 # a service that throttles is given more time
 _THROTTLED_BACKOFF_S = 0.5

@@ -49,8 +49,6 @@ from tiered_index.storage.s3.retry import RetryLoop
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Options", "S3Storage"]
-
 _MAX_KEY_BYTES = 1024
 _URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 _NAMES_SHOWN = 3

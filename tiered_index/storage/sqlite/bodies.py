@@ -19,8 +19,6 @@ from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool, typed
 
-__all__ = ["Bodies"]
-
 _T = TypeVar("_T")
 # 16 MiB: what the write-ahead log grows by, and how long other writers wait for their turn
 _ROWS_A_TRANSACTION = 16

@@ -49,8 +49,6 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 
-__all__ = ["APPLICATION_ID", "CHUNK_BYTES", "ConnectionPool", "adopt", "create"]
-
 # An extended result code holds the primary one in its lowest byte.
 _PRIMARY = 0xFF
 _PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_SCHEMA})

@@ -47,8 +47,6 @@ from tiered_index.storage.base import (
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 
-__all__ = ["SqliteStorage"]
-
 _DELETE_BATCH = 500
 # Sorts after every character of a name
 _LAST = "\x7f"
