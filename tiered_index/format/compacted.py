@@ -13,7 +13,6 @@ Pure; one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.c
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -23,10 +22,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, integer, nullable, record, text
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout
+from tiered_index.format.layout import Header, Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, Metadata, topic_table
 from tiered_index.format.slot_order import newest_first, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
@@ -38,7 +37,6 @@ CHUNK = 1 << 16
 GROUP_BYTES = 16 * 1024
 # Entries whose slots are counted at a time
 _COUNTED = 1 << 22
-_SLOT = struct.Struct(">ii")
 # A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
 
@@ -233,31 +231,6 @@ class _BlockBounds:
             block["hash_max"] = max(int(block["hash_max"]), int(hashes.max()))
             block["second_min"] = min(int(block["second_min"]), int(seconds.min()))
             block["second_max"] = max(int(block["second_max"]), int(seconds.max()))
-
-
-def bare_slots(first_slot_item: bytes, file: str) -> int:
-    """Return the slot count of a compacted file without a trailer.
-
-    Slot 0's position is where the slot table ends; the header holds only the slots *in use*, and the configuration may
-    have changed since. `first_slot_item` is the 8 bytes at position 28. Raises `CorruptFile`.
-    """
-    if len(first_slot_item) < SLOT_SIZE:
-        raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
-    position: int = _SLOT.unpack_from(first_slot_item)[0]
-    slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)
-    if rest or slots < 1:
-        raise CorruptFile(file, "slot 0 does not point behind a slot table", offset=HEADER_SIZE, found=position)
-    return slots
-
-
-def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
-    """Return (position, length) in bytes of a slot's array, from its 8 bytes. Raises `CorruptFile` for wrong ones."""
-    at = HEADER_SIZE + SLOT_SIZE * slot
-    position, length = _SLOT.unpack_from(slot_item)
-    size = layout.schema.item.itemsize
-    if length < 0 or length % size or position < layout.items_position or position + length > file_size:
-        raise CorruptFile(file, f"slot {slot} points outside the file", offset=at, found=(position, length))
-    return position, length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,10 +162,10 @@ MUTANTS = (
     Mutant(
         "slots-from-configuration",
         "a foreign file's slots are not counted from the file",
-        "format/compacted.py",
+        "format/foreign.py",
         "slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)",
         "slots, rest = 5_000_000, 0",
-        (f"{COMPACTED}::test_bare_slot_items",),
+        ("tests/unit/format/test_foreign.py::test_bare_slot_items",),
     ),
     Mutant(
         "filter-salts-swapped",

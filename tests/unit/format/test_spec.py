@@ -15,6 +15,7 @@ import pytest
 
 import tiered_index.format.layout as layout_module
 from tests.support.compacted_files import built_filter, unsealed_image
+from tests.support.foreign_lookups import find_unsealed
 from tiered_index.format.bloom import SALTS, block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
@@ -286,7 +287,7 @@ def test_generated_part_is_current(name):
 
 def test_the_printed_unsealed_file_reads():
     image = ForeignUnsealed(bytes_in("unsealed"), LAYOUT, "SPEC.md")
-    items = image.lookup(key_hash("orders", "A-1"), BEGIN_MS, BEGIN_MS + 5000)
+    items = find_unsealed(image, key_hash("orders", "A-1"), BEGIN_MS, BEGIN_MS + 5000)
     assert items["offset"].tolist() == [101, 100]
     assert items["fingerprint"].tolist() == [fingerprint("orders", "A-1")] * 2
 
