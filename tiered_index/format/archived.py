@@ -1,12 +1,5 @@
 """An archived segment: the bytes of a source's log file, followed by their CRC32s. SPEC.md section 9.
 
-```
- 0           S                        S + 4*P            S + 4*P + 48
- +-----------+------------------------+------------------+
- | segment   | u32 CRC32 of each of   | tail             |
- | S bytes   | P pieces               | 48 bytes         |
- +-----------+------------------------+------------------+
-```
 Offset o of the log is byte o - start of the object, so one range is one message. Pure.
 """
 

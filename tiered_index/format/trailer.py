@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -76,6 +77,34 @@ class Run:
     count: int
     second_min: int = -(2**62)
     second_max: int = 2**62
+
+
+@dataclass(slots=True)
+class OpenBlock:
+    """A row of the block table that is being written, fed with its items piece by piece."""
+
+    offset: int
+    length: int = 0
+    count: int = 0
+    crc32: int = 0
+    hash_min: int = 2**31 - 1
+    hash_max: int = -(2**31)
+    second_min: int = 2**63 - 1
+    second_max: int = -(2**63)
+
+    def add(self, data: memoryview, hashes: npt.NDArray[np.int32], seconds: npt.NDArray[np.int64]) -> None:
+        """Append items: their bytes, normal hashes (n) and epoch seconds (n)."""
+        self.length += len(data)
+        self.count += len(hashes)
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.hash_min, self.hash_max = min(self.hash_min, int(hashes.min())), max(self.hash_max, int(hashes.max()))
+        self.second_min = min(self.second_min, int(seconds.min()))
+        self.second_max = max(self.second_max, int(seconds.max()))
+
+
+def block_table(blocks: Iterable[OpenBlock]) -> Array:
+    """Return the rows (`BLOCK_DTYPE`, n) of finished blocks."""
+    return np.array([astuple(block) for block in blocks], BLOCK_DTYPE)
 
 
 @dataclass(frozen=True)

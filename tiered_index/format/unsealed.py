@@ -21,7 +21,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
-from tiered_index.format.slot_order import same_slot_rows
+from tiered_index.format.slots import same_slot_rows
 
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
