@@ -1,10 +1,8 @@
 """Index files without a journal or trailer, as RocketMQ writes them. SPEC.md sections 3 and 4.
 
-An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration). Its slots and `previous`
-fields are not used: chains are rebuilt from the entries. A compacted file's slot count follows from slot 0's position;
-a lookup costs two reads. Lookups compare stored times in milliseconds as RocketMQ does, have no caps, and return items
-newest insertion first, hashes normalised. Pure: bytes (or a `read(position, length)`) in, copies out; safe under
-threads. Source: RocketMQ's `IndexStoreFile`.
+An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); its slots and `previous`
+fields are only compared with its entries. Pure: bytes (or a `read(position, length)`) in, copies out, hashes
+normalised; safe under threads. Source: RocketMQ's `IndexStoreFile`.
 """
 
 from __future__ import annotations
@@ -116,9 +114,8 @@ class ForeignUnsealed:
             raise damage(f"not a {layout.preset.name} file", offset=0, expected=expected, found=found)
         if len(view) != layout.unsealed_size:
             cut_off = "file is cut off, or " if len(view) < layout.unsealed_size else ""
-            problem = (
-                f"{cut_off}the geometry is wrong: {layout.slots} slots and {layout.items} items do not fit its size"
-            )
+            geometry = f"{layout.slots} slots and {layout.items} items"
+            problem = f"{cut_off}the geometry is wrong: {geometry} do not fit its size"
             raise damage(problem, expected=layout.unsealed_size, found=len(view))
         if self.header.items > layout.capacity:
             problem = "more entries than the geometry holds"
@@ -220,12 +217,9 @@ class ForeignCompacted:
 
     def items(self, read: Read) -> Iterator[Array]:
         """Yield all items in order of slot, newest insertion first within a slot, at most `CHUNK` at a time."""
-        size = self.layout.schema.item.itemsize
-        for position in range(self.layout.items_position, self.file_size, CHUNK * size):
-            yield self._items(read, position, min(CHUNK * size, self.file_size - position))
-
-    def _items(self, read: Read, position: int, length: int) -> Array:
-        data = read_exactly(read, position, length, self.file)
-        items = np.frombuffer(data, self.layout.schema.item).copy()
-        items["key_hash"] = normal_hashes(items["key_hash"])
-        return items
+        size = CHUNK * self.layout.schema.item.itemsize
+        for position in range(self.layout.items_position, self.file_size, size):
+            data = read_exactly(read, position, min(size, self.file_size - position), self.file)
+            items = np.frombuffer(data, self.layout.schema.item).copy()
+            items["key_hash"] = normal_hashes(items["key_hash"])
+            yield items
