@@ -14,7 +14,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tiered_index.errors import ObjectExists, ObjectNotFound
-from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage, check_name, check_prefix
+from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage
+from tiered_index.storage.checks import check_name, check_prefix
 
 _T = TypeVar("_T")
 
@@ -65,8 +66,7 @@ class PrefixedStorage(WrapperStorage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As the inner storage's."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         found = self.inner.list(self._base + prefix, start_after=self._base + start_after)
         return (replace(info, name=info.name[len(self._base) :]) for info in found)
 

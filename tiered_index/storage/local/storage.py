@@ -31,20 +31,8 @@ from pathlib import Path
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.documents import MILLISECONDS, checked, load, record, text
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.storage.base import (
-    NAME,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
+from tiered_index.storage.base import NAME, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, chosen_uploads
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.local.files import DurableFiles, check_regular, typed_errors
 from tiered_index.storage.local.names import encode, walk
@@ -130,8 +118,7 @@ class LocalStorage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; a folder is read when the listing reaches it, if it can hold a match."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -166,7 +153,7 @@ class LocalStorage(Storage):
             folder = self._existing(handle)
             view = memoryview(data).cast("B")
             try:
-                self._write_in(folder, _part_file(check_part_number(number)), view)
+                self._write_in(folder, _part_file(check_part(number)), view)
             except FileNotFoundError as error:
                 raise _gone(handle) from error
         return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
@@ -191,12 +178,7 @@ class LocalStorage(Storage):
         check_prefix(prefix)
         with typed_errors("listing uploads"):
             found = [self._describe(entry) for entry in self._upload_folders() if _UPLOAD_ID.fullmatch(entry)]
-        chosen = [
-            one
-            for one in found
-            if one and one.name.startswith(prefix) and (older_than_ms is None or one.started_ms < older_than_ms)
-        ]
-        return iter(sorted(chosen, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id)))
+        return chosen_uploads(filter(None, found), prefix, older_than_ms)
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.

@@ -26,21 +26,8 @@ from urllib.parse import quote, urlencode
 from botocore.exceptions import ClientError
 
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.base import (
-    MAX_NAME_BYTES,
-    PAGE,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
+from tiered_index.storage.base import MAX_NAME_BYTES, PAGE, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
 from tiered_index.storage.s3.client import S3Calls, build_client, encryption, epoch_ms, page_token, request_body
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
@@ -138,8 +125,7 @@ class S3Storage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -166,7 +152,7 @@ class S3Storage(Storage):
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, with a CRC32 that the service checks; at most 5 GiB."""
-        sent = {"PartNumber": check_part_number(number), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
+        sent = {"PartNumber": check_part(number), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
         answer = self._of_upload("upload_part", f"uploading part {number} of {handle.name!r}", handle, **sent)
         etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
         return PartInfo(number, etag, memoryview(data).nbytes)

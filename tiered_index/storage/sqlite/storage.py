@@ -29,21 +29,8 @@ from typing import NoReturn
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import (
-    PAGE,
-    ByteRange,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
+from tiered_index.storage.base import PAGE, ByteRange, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 
@@ -126,8 +113,7 @@ class SqliteStorage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; each page of 1,000 is one state of the database."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -152,7 +138,7 @@ class SqliteStorage(Storage):
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, replacing an earlier one of that number; its `etag` is the SHA-256 of the bytes."""
-        check_part_number(number)
+        check_part(number)
         doing = f"writing part {number} of {handle.name!r}"
         # Spares a late part the writing; the check beside the part's row is what counts.
         self._pool.read(doing, lambda c: self._check_open(c, handle), lambda: self._refuse_upload(handle))
