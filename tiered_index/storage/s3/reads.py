@@ -29,8 +29,8 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.storage.s3.client import S3Calls
 from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, is_elsewhere, may_pass
+from tiered_index.storage.s3.retry import S3Calls
 
 if TYPE_CHECKING:
     from botocore.model import Shape

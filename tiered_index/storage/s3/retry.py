@@ -1,7 +1,6 @@
 """The one loop that repeats requests to S3: bounded in attempts, by the caller's deadline, and counted.
 
-botocore's own repeats are off in a client that `build_client` makes; only its redirects to a bucket's region remain.
-Threads: any number; nothing is kept between calls.
+botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Threads: any number.
 """
 
 from __future__ import annotations
@@ -88,6 +87,25 @@ class RetryLoop:
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
         self.sleep(wait_s)
+
+
+class S3Calls:
+    """One bucket behind one client: requests in, typed errors out."""
+
+    def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
+        self._client = client
+        self._bucket = bucket
+        self.uri = loop.uri
+        self.run = loop.run
+
+    def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
+        """Send a request, repeated as `RetryLoop` says, and return the parsed answer."""
+        return self.run(doing, name, lambda: self.once(operation, **parameters))
+
+    def once(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Make one attempt, within `run`: raises what botocore raises."""
+        answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+        return answer
 
 
 def count_requests(client: S3Client) -> None:
