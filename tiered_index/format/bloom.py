@@ -1,9 +1,7 @@
-"""The filter of compacted files: Parquet's split-block Bloom filter. SPEC.md section 6.
+"""The filter of compacted files: Parquet's split-block Bloom filter (`BloomFilter.md`). SPEC.md section 6.
 
-Its keys are a mix of key hash and fingerprint. A filter is whole blocks of 256 bits: 8 little-endian words of 32 bits.
-A key sets, and a lookup tests, one bit in each word of one block, so a lookup needs 32 bytes of a filter. No false
-negatives. Pure functions, safe under threads. Source: Apache Parquet's specification of Bloom filters
-(`BloomFilter.md`).
+Its keys are a mix of key hash and fingerprint. A key sets, and a lookup tests, one bit in each of the 8 words of one
+block of 256 bits, so a lookup needs 32 bytes of a filter. No false negatives. Pure functions, safe under threads.
 """
 
 from __future__ import annotations

@@ -1,14 +1,8 @@
 """Compaction: rewrites a sealed file's chains into one contiguous array per slot, and adds a trailer.
 
-`Compaction` counts where each slot's entries belong, then yields the file's bytes in pieces of less than 2 * `CHUNK`
-items; it never holds the items of the whole file. Memory: 12 bytes an entry, 32 a slot, one piece, and 40 bytes an
-entry of the largest slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot,
-for the filter.
-
-`SealedFile` is everything that the compacted form says beside the entries. From it and the entries the file's writer
-and a job elsewhere make the same bytes.
-
-Pure; one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+Memory: 12 bytes an entry, 32 a slot, one piece of less than 2 * `CHUNK` items, and 40 bytes an entry of the largest
+slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot, for the filter. Pure;
+one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
 """
 
 from __future__ import annotations

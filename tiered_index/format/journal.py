@@ -1,8 +1,7 @@
 """The journal beside an unsealed file: which entries are durable, and what they mean. SPEC.md section 7.
 
-``"TIXJRNL\n" u32 version``, then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the
-payload is JSON with a ``kind``. Each record is appended and synced by one write, after the entries that it describes,
-so a crash can tear only the last record. Pure.
+Each record is appended and synced by one write, after the entries that it describes, so a crash can tear only the last
+record. Pure.
 """
 
 from __future__ import annotations
@@ -112,11 +111,7 @@ def encode_open(journal: Journal) -> bytes:
         "kind": "open",
         "file_id": journal.file_id,
         "layout": journal.layout.to_json(),
-        "begin_ms": journal.begin_ms,
-        "lane": journal.lane,
-        "sequence": journal.sequence,
-        "offset_space": journal.offset_space,
-        "created_ms": journal.created_ms,
+        **{name: getattr(journal, name) for name in ("begin_ms", "lane", "sequence", "offset_space", "created_ms")},
         **({"predecessor": journal.predecessor} if journal.predecessor else {}),
         **({"log_number": journal.log_number} if journal.log_number else {}),
     }

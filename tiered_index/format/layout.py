@@ -1,7 +1,4 @@
-"""Positions, magics and limits of an index file, stated once; SPEC.md sections 2 to 4 describe the same.
-
-Everything is big-endian. Pure: no file handle, no clock.
-"""
+"""Positions, magics and limits of an index file, stated once, big-endian; SPEC.md sections 2 to 4. Pure."""
 
 from __future__ import annotations
 

@@ -1,13 +1,7 @@
 """Names of files, folders and objects. SPEC.md section 8.
 
-```
-root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index
-.tmp-*  half-made work, in any of them
-storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index  segments/STORE/START/ATTEMPT.log
-        staging/ID/ATTEMPT.entries  staging/ID/E.ticket
-```
-A local file's state is its folder's name. An object's name is never used twice. N, E and START have 20 digits, so names
-sort as numbers do. Pure, but for random bits in new names.
+A local file's state is its folder's name. An object's name is never used twice. Numbers in names have 20 digits, so
+names sort as numbers do. Pure, but for random bits in new names.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""The schema of an entry: its columns, as NumPy dtypes and as the declaration stored in every file.
+"""The schema of an entry: its columns, as NumPy dtypes and as the declaration stored in every file. Pure.
 
-A *compacted item* is the record without `previous`; an *unsealed entry* is the item followed by `previous` (i32, the
-index of the next older entry of the same slot). The first six columns are RocketMQ's; a subclass's columns follow in
-order of declaration. *Identity* columns decide whether two entries are the same answer. Pure.
+The first six columns are RocketMQ's; a subclass's columns follow in order of declaration. *Identity* columns decide
+whether two entries are the same answer.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
 """Shards of window tables: the arrays of a range of slots and a trailer. SPEC.md section 10.
 
-A shard is written in one pass from entries in their final order: by rank of their hash (slots.py), within a hash in
-answer order, whatever the index's preset. It has no slot table: the directory says where a slot lies. The header's
-counts are 0, since it is written first. Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few
-hundred bytes for each 16 KiB.
+A shard is written in one pass from entries in their final order, whatever the index's preset. It has no slot table: the
+directory says where a slot lies. Pure. Memory: 8 bytes an entry for the filter, some hundred bytes for each 16 KiB.
 """
 
 from __future__ import annotations

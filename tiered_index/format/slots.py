@@ -1,12 +1,8 @@
 """Slots: which slot a hash has, and a file's entries sorted by slot without a sort of the whole file.
 
-A window table's slots are the index's base slots, split for large windows and joined for small ones. The slots of every
-map rise with `hash_rank`, so all files and tables of an index have their entries in one order, and tables are merged
-without a shuffle. SPEC.md section 10.
-
-Slots are filled about evenly, so an entry's place is counted, not compared. Only rows of one chunk that share a slot,
-and entries that share a slot in the result, are sorted, by a plain sort of integers that fits the CPU cache. Pure
-functions.
+The slots of every map rise with `hash_rank`, so all files and tables of an index have their entries in one order, and
+tables are merged without a shuffle. SPEC.md section 10. Slots are filled about evenly, so an entry's place is counted,
+not compared: only entries that share a slot are sorted. Pure functions.
 """
 
 from __future__ import annotations

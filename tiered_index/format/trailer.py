@@ -1,11 +1,8 @@
 """The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
 
-The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) lies and what its CRC32 is,
-so that a lookup reads and verifies one range. A group of more than 256 KiB is cut into *blocks*, each with its own
-range and CRC32. A *run* is one such range: a block, or a group that is not cut.
-
-The tail, at the very end, has magic, version, lengths and CRCs; the rest is parsed only after it matches its CRC.
-RocketMQ ignores the trailer. Pure: bytes in, arrays out; safe under threads.
+The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) lies and what its CRC32 is.
+A group of more than 256 KiB is cut into *blocks*, each with its own. A *run* is what is read and verified at once: a
+block, or a group that is not cut. Pure: bytes in, arrays out; safe under threads.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """Unsealed files: hash chains, newest entry first, over an append-only array of entries. SPEC.md section 3.
 
-`UnsealedTable` is the state of one such file in memory: counters and chain heads. `prepare` turns a batch of columns
-into the bytes to append; `commit` makes them visible. Nothing here touches a file.
-
 Invariants: entry i of the file has index i, from 1; `heads[s]` is the newest committed entry of slot s or 0; an entry's
-`previous` is smaller than its own index. Threads: one writer; beside it any number of readers of `heads` and of entries
-up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
+`previous` is smaller than its own index. Pure. Threads: one writer; beside it any number of readers of `heads` and of
+entries up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
 """
 
 from __future__ import annotations

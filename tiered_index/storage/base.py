@@ -1,15 +1,9 @@
-"""The storage contract: named objects of bytes, whatever they hold; and the base class of wrappers.
+"""The storage contract: named objects of bytes; and the base class of wrappers.
 
 Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
-``..``. An object appears whole or not at all: a reader never sees half a put, nor parts of an unfinished multipart
-upload. Correctness depends on `put_if_absent` only; every other operation may be retried freely.
-
-Every method may be called from any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable`
-(retry later), `StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
-
-`WrapperStorage` passes every request through one method,
-`_around`, with a `Call` that describes it; a wrapper overrides it to count, delay or fail calls. A listing is one call
-a page of 1,000.
+``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; every other operation may be
+retried freely. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable` (retry later),
+`StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
 
 Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Amazon S3's.
 """

@@ -1,10 +1,9 @@
 """What requests are made for: who counts and limits them, and by when they must be sent.
 
-One lookup has one `RequestContext`. It is active for what runs in its `active` block, the storage's calls among it, so
-that `Storage` needs no argument for it and storages of others work as they are. Work handed to another thread has it if
-it runs in a copy of the context (`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline
-is checked before an attempt and before a wait and never interrupts an attempt, so that at most the attempt in flight
-ends after it. Values are immutable: share them between threads.
+A `RequestContext` is active for the storage's calls in its `active` block, so that `Storage` needs no argument for it
+and storages of others work as they are. Work handed to another thread has it if it runs in a copy of the context
+(`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
+before a wait and never interrupts an attempt. Values are immutable.
 """
 
 from __future__ import annotations

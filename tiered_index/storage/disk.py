@@ -1,10 +1,7 @@
 """`Disk`: every operation that changes local files, in one object; and the check of local paths.
 
-`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can replace it and crash,
-fail or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a time.
-Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never writes short.
-
-`WriteBehind` writes a large file in a thread of its own while the caller makes the next pieces.
+It is an object so that `testing/faults.py` can crash, fail or tear any single call. Any thread; a descriptor is used by
+one writer at a time. Raises `OSError` as the system does (callers turn it into typed errors).
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ import contextlib
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -190,13 +187,12 @@ class Disk:
             raise
         return position
 
-    def names(self, folder: Path) -> Iterator[str]:
-        """Yield the names of the files in `folder`, sorted; a folder that is not there is empty."""
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of the files in `folder`, sorted; a folder that is not there is empty."""
         try:
-            entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
+            return sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
         except FileNotFoundError:
-            return
-        yield from entries
+            return []
 
 
 _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}

@@ -1,8 +1,7 @@
 """Objects in this process's memory (`memory://name`): for tests, demonstrations, and caches that may be lost.
 
-Storages of the same name share one table of objects, like clients of one server; `MemoryStorage.forget` drops the name.
-Every method takes the table's lock once and works on immutable `bytes`, so no reader sees half of a change. Threads:
-any number. Other processes see nothing of it.
+Storages of the same name share one table of objects. Every method takes the table's lock once and works on immutable
+`bytes`, so no reader sees half of a change. Threads: any number.
 """
 
 from __future__ import annotations

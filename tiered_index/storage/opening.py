@@ -177,26 +177,23 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     yet stored: some servers ignore the condition and answer 200. Other errors pass as they are.
     """
     unique = f"{name}-{uuid.uuid4().hex}"
+    is_honoured = False
     try:
-        _probe(storage, unique)
+        # A backend that repeats the first put after a lost answer finds its own object: the name is unique.
+        with contextlib.suppress(ObjectExists):
+            storage.put_if_absent(unique, b"first")
+        try:
+            storage.put_if_absent(unique, b"second")
+        except ObjectExists:
+            is_honoured = storage.get(unique) == b"first"
+        if not is_honoured:
+            raise StorageMisconfigured(
+                f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
+                ". Use a server that honours it"
+            )
     except TieredIndexError:
         # the first error is the one to raise
         with contextlib.suppress(TieredIndexError):
             storage.delete(unique)
         raise
     storage.delete(unique)
-
-
-def _probe(storage: Storage, unique: str) -> None:
-    # A backend that retries the first put after a lost answer finds its own object: the name is unique, so it is there.
-    with contextlib.suppress(ObjectExists):
-        storage.put_if_absent(unique, b"first")
-    try:
-        storage.put_if_absent(unique, b"second")
-    except ObjectExists:
-        if storage.get(unique) == b"first":
-            return
-    raise StorageMisconfigured(
-        f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log. "
-        "Use a server that honours it"
-    )

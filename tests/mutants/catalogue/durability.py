@@ -156,8 +156,8 @@ MUTANTS = (
         "local-put-name-unsynced",
         "an object's name is not durable when the put returns",
         "storage/local/files.py",
-        "place(temporary)\n            self.disk.sync_folder(target.parent)",
-        "place(temporary)",
+        "absent)\n            self.disk.sync_folder(target.parent)",
+        "absent)",
         (f"{SYNCED}[put_if_absent]",),
     ),
     Mutant(

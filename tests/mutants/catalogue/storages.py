@@ -237,8 +237,8 @@ MUTANTS = (
         "budget-bytes-under-way-forgotten",
         "ranges under way at the same time pass the limit of bytes together",
         "storage/metering.py",
-        "known = self._bytes_read + self._bytes_held",
-        "known = self._bytes_read",
+        "known = self.bytes_read + self._bytes_held",
+        "known = self.bytes_read",
         (f"{BUDGETS}::test_bytes_of_calls_under_way_are_held",),
     ),
     Mutant(

@@ -1,17 +1,9 @@
 """How object names are spelled as local paths, and how a folder tree is read back in order of name.
 
 On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character
-that object names can't hold:
-
-    log/00000000000000000007   ->   log%/00000000000000000007
-    a  and  a/b                ->   a    and  a%/b              (both exist, as in an object store)
-
-A segment longer than `CHUNK` characters (file systems allow 255 bytes) is cut: each full chunk is a folder ending in
-``%%``, and what stands inside a chunk's folder starts with ``%`` (so that a rest of ``.`` or ``..`` is harmless).
-Whatever does not decode is not an object and is never listed: temporary files and the folders of unfinished uploads
-live under such names.
-
-Pure but for `walk`, which only reads; any thread.
+that object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A segment longer than `CHUNK` characters (file
+systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and what stands inside starts with ``%``
+(so that a rest of ``.`` or ``..`` is harmless). Whatever does not decode is not an object and is never listed.
 """
 
 from __future__ import annotations

@@ -1,19 +1,13 @@
 """Objects as files in a folder (`file:///dir`): the storage of one machine, or of a mounted file system.
 
-Invariants: an object is one file, published by a rename (or, for put-if-absent, a hard link) after it was synced, so it
-is old or new after a crash and never half; when a call returns, its effect is durable. After a call that raised, the
-old object or the new one is there. How names become paths is `names`; any name may be a prefix of another (`a`
-and `a/b`). Files in the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and
-not touched: asked for by name they are refused, as is whatever lies behind a link. The folder itself may be one.
+An object is one file, old or new after a crash and after a call that raised, and durable when a call returns. Files in
+the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and not touched; asked
+for by name they are refused, as is whatever lies behind a link. The folder itself may be one. A full disk or quota is
+`DiskFull`. Threads: any number, in any number of processes.
 
-Errors: a full disk or quota is `DiskFull`, refused permission `StorageMisconfigured`, any other trouble
-`StorageUnavailable`. Threads: any number, in any number of processes. The storage keeps no descriptor open.
-
-An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part, each published by a
-rename. It exists exactly while that path does: abort and the end of completion first rename the folder away in one
-step, then empty it, so a part that arrives late finds no folder and is refused. Completion verifies each part's SHA-256
-(the `etag`) while it concatenates. A crash between publishing and removing leaves the upload; completing it again
-publishes the same bytes.
+An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part. It exists exactly while
+that path does: abort and the end of completion first rename the folder away in one step, so a part that arrives late
+is refused. A crash between publishing and removing leaves the upload; completing it again publishes the same bytes.
 """
 
 from __future__ import annotations
@@ -103,7 +97,7 @@ class LocalStorage(Storage):
         if os.path.lexists(target):
             raise ObjectExists(name, str(self.folder))  # spares a loser the writing; the link is what decides
         with typed_errors(f"writing {name!r}"):
-            self._files.publish_if_absent(target, lambda: [data], name)
+            self._files.publish(target, lambda: [data], name)
 
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and the file's time of change."""

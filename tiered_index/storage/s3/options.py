@@ -1,6 +1,4 @@
-"""The knobs of an S3 storage, with their defaults.
-
-Kept apart from `storage`, so that reading settings does not load boto3.
+"""The knobs of an S3 storage, with their defaults; apart from `storage`, so that reading settings does not load boto3.
 
 Credentials are never among them: they come from the usual chain (environment, profile, container, instance role).
 """

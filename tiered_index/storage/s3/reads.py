@@ -1,16 +1,12 @@
 """Reads of S3 objects: what comes back is what was asked for, byte for byte in extent, or an error.
 
 Ranges are read by lean GETs: signed, sent and read by botocore's own parts, without what it does for every call of any
-service. For each call it checks parameters, chooses an endpoint, asks dozens of handlers and parses headers that nobody
-reads: most of the processor time of a GET, which a lookup in a hundred files pays a hundred times
-(docs/decisions/0047). A GET by the client's method shows the way (address of the bucket, region, name to sign for), and
-the GETs that follow are lean until the service or the network fails one; then the next goes by the client's method
-again. So does one that is sent to another region, which botocore knows how to follow. Credentials are asked for afresh
-by each, and handlers of `before-send` are asked, so that counters and moto see it.
+service, most of the processor time of a GET (docs/decisions/0047). A GET by the client's method shows the way (address
+of the bucket, region, name to sign for), and the GETs that follow are lean until the service or the network fails one
+or sends it to another region. Handlers of `before-send` are asked, so that counters and moto see it.
 
-A range's answer must be status 206 with the asked start and length in Content-Range and in Content-Length, and a body
-of exactly that length. Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused
-before its body is read. Threads: any number.
+Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused before its body is
+read. Threads: any number.
 """
 
 from __future__ import annotations

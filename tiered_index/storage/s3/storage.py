@@ -1,12 +1,8 @@
 """Objects in an S3 bucket (`s3://bucket/prefix`): Amazon's or any service that speaks its API.
 
-Invariants: object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed.
-Nothing is kept between calls but one boto3 client. Failures are sorted by `failures`; every repeat is bounded.
-
-Promises asked of the service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8
-bytes. `opening.probe_put_if_absent` tests the first; a listing out of order is refused.
-
-Threads: any number; `max_pool_connections` is how many connections are kept for them. After a fork, open a new storage.
+Object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed. Asked of the
+service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes. Threads: any
+number; after a fork, open a new storage.
 
 An uploaded part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service
 gave one: completing an upload that was begun with a checksum algorithm must repeat each part's checksum.

@@ -1,11 +1,8 @@
 """Bodies: the bytes behind the names of a `SqliteStorage`, in rows of a mebibyte.
 
-A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the
-transaction that writes its last rows. One that is given up is removed the same way, after the transaction that took its
-name. A killed process leaves drafts; `sweep` removes those that nobody has written to for long enough. The functions
-that take a connection run inside a transaction.
-
-Threads: any number, in any number of processes.
+A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the last one;
+one that is given up is removed the same way. A killed process leaves drafts; `sweep` removes those that nobody has
+written to for long enough. The functions that take a connection run inside a transaction. Threads: any number.
 """
 
 from __future__ import annotations

@@ -1,20 +1,14 @@
 """Objects in one SQLite database (`sqlite:///file.db`): a storage in a single file, for one machine and all its
 processes.
 
-Invariants: an object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible
-(`connections`, `bodies`), so an object is old or new and never half, however large; when a call returns, its
-effect is durable. The unique name decides put-if-absent. Readers beside a writer see one consistent state each call and
-wait for nobody (write-ahead log). The file is made by the first write; one that is not there holds nothing. Space of
-deleted objects is used again; the file itself never shrinks.
+An object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible; when a call returns, its
+effect is durable. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The
+file is made by the first write. Space of deleted objects is used again; the file never shrinks. Errors besides the
+contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`. Threads: any number, in any number of processes, also after
+a fork. Not for network file systems, which lack what its locks need.
 
-Errors: a full disk is `DiskFull`; locked for longer than `busy_timeout_s`, or trouble of the disk `StorageUnavailable`;
-no permission, no such folder, no database of ours `StorageMisconfigured`; a damaged one `CorruptFile`; a later
-version's `UnsupportedVersion`. Threads: any number, in any number of processes, also after a fork. Not for network file
-systems, which lack what its locks need.
-
-In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. An
-upload exists while its row does; a part that arrives after abort or completion finds no row and is refused, in the
-transaction that would have named it.
+In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. A
+part that arrives after abort or completion is refused, in the transaction that would have named it.
 """
 
 from __future__ import annotations
