@@ -48,10 +48,7 @@ class SegmentTable:
 
     @classmethod
     def decode(cls, data: bytes, object_bytes: int, file: str) -> SegmentTable:
-        """Return the table in `data`, the last bytes of an object of `object_bytes`.
-
-        Raises `CorruptFile`, also where `data` is shorter than table and tail, and `UnsupportedVersion`.
-        """
+        """Return the table in `data`, the last bytes of an object of `object_bytes`. Raises `CorruptFile`."""
         damage = partial(CorruptFile, file, offset=object_bytes - _TAIL.size)
         if len(data) < _TAIL.size or not data.endswith(zlib.crc32(data[-_TAIL.size : -4]).to_bytes(4, "big")):
             raise damage("the tail of an archived segment does not match its CRC32")

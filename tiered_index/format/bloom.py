@@ -56,13 +56,12 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 class FilterBuilder:
-    """Collects the hashes of one filter and builds it once. One thread.
+    """Collects the hashes (about `capacity`) of one filter and builds it once. One thread.
 
-    `capacity` is about how many hashes; more are allowed. In order of hashes equal ones are neighbours, and so are
-    those of one block, whose masks are then joined at once. A full sort would take longer than the rest: each chunk is
-    sorted by its first 8 bits as it comes, then those of all chunks with the same first 8 bits by the next 16, and the
-    rest is nearly in order. Memory: 8 bytes a hash that was added, in `build` 8 more and 48 for each of the hashes with
-    the most common first 8 bits.
+    In order, equal hashes and those of one block are neighbours. A full sort would take longer than the rest: each
+    chunk is sorted by its first 8 bits as it comes, then those of all chunks with the same first 8 bits by the next 16,
+    and the rest is nearly in order. Memory: 8 bytes a hash, in `build` 8 more and 48 for those with the most common
+    first 8 bits.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -39,9 +39,8 @@ BLOCK_BYTES = 256 * 1024
 class Compaction:
     """The compacted form of one file's entries.
 
-    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `layout` and
-    `begin_ms` are the file's, `end_ms` is its header's. Raises `InvalidArgument` for no entries: an empty file has no
-    compacted form.
+    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `begin_ms` and
+    `end_ms` are the header's. Raises `InvalidArgument` for no entries.
     """
 
     def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int) -> None:
@@ -81,10 +80,9 @@ class Compaction:
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def arrays(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items. Once only.
-
-        `directory` and `filter_bytes` are set when it ends. A gather with `take` on a void dtype copies whole records
-        and lets other threads run between chunks.
+        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items. Once only; then `directory` and
+        `filter_bytes` are set. A gather with `take` on a void dtype copies whole records and lets other threads run
+        between chunks.
         """
         schema = self.layout.schema
         item_size = schema.item.itemsize
@@ -187,9 +185,8 @@ def _parts(starts: Int64, ends: Int64, position: int, size: int) -> Iterator[tup
 class SealedFile:
     """A sealed file apart from its entries: everything else that its compacted form is made of.
 
-    `begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun (epoch milliseconds); `writer` is
-    stored in the metadata. `log_number` is that of a record of the storage's log before any that names the file; 0:
-    unknown.
+    Times are epoch milliseconds, `created_ms` that of the file's begin. `log_number` is that of a record of the
+    storage's log before any that names the file; 0: unknown.
     """
 
     file_id: str

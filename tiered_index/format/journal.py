@@ -61,10 +61,9 @@ _BATCH_FIELDS = tuple(each.name for each in fields(BatchRecord))
 class Journal:
     """A journal's content up to its last whole record, which ends at byte `valid_length`.
 
-    `sequence` orders the files of one root by creation, `created_ms` is that time by the writer's clock (epoch
-    milliseconds). `predecessor` is the file before this one in its lane (the sequence of files of one appender) and how
-    many durable entries it had, which reveals a journal that lost records since. `log_number` is that of a record of
-    the storage's log before any that names the file; 0: unknown.
+    `sequence` orders the files of one root by creation. `predecessor` is the file before this one in its lane (the
+    sequence of files of one appender) and how many durable entries it had, which reveals a journal that lost records
+    since. `log_number` is that of a record of the storage's log before any that names the file; 0: unknown.
     """
 
     file_id: str
@@ -119,11 +118,10 @@ def encode_open(journal: Journal) -> bytes:
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
-    """Return the record of a durable batch; `positions` (source -> position) are durable with it.
+    """Return the record of a durable batch, which may have no entries; `positions` are durable with it.
 
-    A batch may have no entries. `topics` are the (id, name) pairs that this batch is the first to use. They are part of
-    the batch's record: a crash may keep the second page of a write and lose the first one, and two records in one write
-    would then look like damage.
+    `topics` are the (id, name) pairs that this batch is the first to use: two records in one write, of which a crash
+    may lose the first page alone, would look like damage.
     """
     document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
     return _record(document | {"topics": topics} if topics else document)

@@ -94,10 +94,10 @@ _READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=in
 
 
 def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
-    """Return the rows whose slot occurs more than once, and which of them follow a row of the same slot.
+    """Return the rows (i64, m) whose slot occurs more than once, by slot, and which of them follow one of their slot.
 
-    The rows (i64, m) are ordered by slot and then by row; the second array (i64) holds the indices into them. `slots`
-    (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a slot.
+    `slots` (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a
+    slot.
     """
     other = np.flatnonzero(seen != np.arange(len(slots)))
     if not other.size:
@@ -139,10 +139,7 @@ def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np
 
 
 def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint64]:
-    """Return numbers (u64, n, below 2**32) that order normal hashes (n) by slot, then by hash.
-
-    With q = (2**31 - 1) // slots + 1 it is (hash mod slots) * q + hash div slots.
-    """
+    """Return (hash mod slots) * q + hash div slots (u64, n), q = (2**31 - 1) // slots + 1, of normal hashes (n)."""
     unsigned = hashes.view(np.uint32)
     quotients = np.uint32((2**31 - 1) // slots + 1)
     above, slot = np.divmod(unsigned, np.uint32(slots))
@@ -165,10 +162,7 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
-    """Return the permutation (i64, n) that sorts items of whole slots by slot, hash and answer order.
-
-    `items` come by slot, newest insertion first within each.
-    """
+    """Return the permutation (i64, n) that sorts whole slots' items, newest insertion first, by hash and answer order."""
     keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
     keys |= np.arange(len(items), dtype=np.uint64)
     keys.sort()
@@ -204,8 +198,8 @@ def order_giant(
 ) -> Int64:
     """Return the permutation (i64, n) that sorts one slot's entries by hash and in answer order.
 
-    `numbers` are the entries' places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes
-    an entry.
+    `numbers` are their places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes an
+    entry.
     """
     wide = differences.astype(np.int64)
     keys = hash_rank(hashes, layout.slots) << _SHIFT | (int(wide.max()) - wide).astype(np.uint64)

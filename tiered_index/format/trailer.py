@@ -64,8 +64,7 @@ Array = npt.NDArray[Any]
 class Run:
     """One range to read and its check: absolute byte position, length in bytes, CRC32, number of items.
 
-    `second_min` and `second_max` (inclusive, epoch seconds) are the bounds of a block's items; of a group, which has
-    none in the directory, they exclude no second.
+    Of a block the seconds are inclusive bounds of its items; of a group, which has none, they exclude nothing.
     """
 
     offset: int
@@ -133,11 +132,7 @@ class Directory:
         return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
 
     def check(self, metadata: Metadata, end: int, file: str) -> None:
-        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, every byte once.
-
-        `end` is the byte position where the arrays end. A checked directory names only ranges within the file, together
-        no longer than the file.
-        """
+        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, ending at byte `end`, once."""
         groups, blocks = self.groups, self.blocks
         low, high = metadata.slot_range if metadata.is_shard else (0, metadata.layout.slots)
         size = metadata.layout.schema.item.itemsize
@@ -164,10 +159,9 @@ class Directory:
             raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
     def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs to read to find every item of `key_hash` in the inclusive range of epoch seconds.
+        """Return the runs to read to find every item of `key_hash`, of slot `slot`, in the inclusive epoch seconds.
 
-        `slot` is the slot of `key_hash`. Empty where the slot's group is empty; one run for a group that is not cut; of
-        a cut group every block that may hold a match.
+        Empty where the slot's group is empty; one for a group that is not cut; else every block that may hold a match.
         """
         index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
         if index < 0:
@@ -195,10 +189,9 @@ class Directory:
         return self._runs_within(self.groups[marked[1:]], second_min, second_max)
 
     def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs to read to find every item of slots [first_slot, last_slot) in the seconds given.
+        """Return the runs, by position, of every item of slots [first_slot, last_slot) in the inclusive epoch seconds.
 
-        `second_min` and `second_max` are inclusive epoch seconds. In order of position. The first and the last run may
-        hold items of neighbouring slots, too.
+        The first and the last run may hold items of neighbouring slots, too.
         """
         low = max(0, int(np.searchsorted(self._first_slots, first_slot, "right")) - 1)
         high = int(np.searchsorted(self._first_slots, last_slot, "left"))

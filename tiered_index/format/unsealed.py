@@ -134,15 +134,10 @@ class UnsealedTable:
     def _insert(
         self, hashes: Array, first: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
-        """Insert a chunk into the writer's heads; return `previous`, slots, new heads, and how many slots were empty.
+        """Insert rows (normal hashes, i32, n) from index `first` on into the writer's heads.
 
-        `previous` (i32, n), slots (i64, n) and heads (i32, n) are one a row; `hashes` (i32, n) are normal, `first` is
-        the first row's index.
-
-        A row's `previous` is the old head of its slot, and its own index the new head: one gather and one scatter. Only
-        slots that occur more than once in the chunk, few unless keys repeat, need an order: one sort of (slot << 32 |
-        row) brings their rows together in order of insertion. Memory: 40 bytes a row of one chunk, which fits the
-        cache.
+        Return `previous` (i32, n), slots (i64, n), new heads (i32, n), and how many slots were empty. One gather and
+        one scatter; only slots that occur more than once in the chunk need an order. Memory: 40 bytes a row.
         """
         n = len(hashes)
         heads = self._next_heads
@@ -163,10 +158,10 @@ class UnsealedTable:
 
 
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
-    """Return the indices of a chain's entries of `key_hash`, newest first; None after `limit` steps.
+    """Return the indices of a chain's entries of `key_hash` from `head` on, newest first.
 
-    `data` is the file's bytes (a memory map), `head` the index to start at. None also where the chain is not in
-    descending order. A reader that gets None scans the hash column instead, which bounds the cost of giant chains.
+    None after `limit` steps, which bounds the cost of giant chains, and for one that does not fall: the reader scans
+    the hash column instead. `data` is the file's bytes (a memory map).
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position

@@ -43,8 +43,7 @@ class Finding:
 class _FileCheck:
     """What the checks of compacted files and shards share.
 
-    After the runs were read, `whole` says whether all passed their CRC32, and `interval` is the inclusive range of
-    epoch seconds of those that did.
+    After the runs were read, `whole` says whether all passed their CRC32, `interval` the seconds of those that did.
     """
 
     def __init__(self, read: Read, file_size: int, file: str) -> None:
@@ -113,11 +112,9 @@ class _FileCheck:
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
-        """Yield (run, items, their seconds, `joined`) of each run that passes its CRC32.
+        """Yield (run, items, their epoch seconds (i64, n), `joined`) of each run that passes its CRC32.
 
-        Seconds are epoch seconds (i64, n). `joined` are the run's items with the last item of the run before in front,
-        if that was sound. Reports defects of bytes, seconds, topics, block bounds and, given the filter's `words`, of
-        the filter.
+        `joined` are the items with the last item of the run before in front, if that was sound. Reports other defects.
         """
         meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}

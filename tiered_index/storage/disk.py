@@ -25,10 +25,10 @@ _SYNC_BYTES = 64 << 20
 
 
 class WriteBehind:
-    """Writes pieces in order on a thread of its own by `pwrite`, with a `sync` after every 64 MiB.
+    """Writes pieces in order on a thread of its own by `pwrite`, with a `sync` after every 64 MiB. One caller.
 
-    One caller. `write` waits while more than four pieces are queued, which bounds the memory. A later `write` or
-    `finish` raises the thread's error. The thread has ended when the context is left.
+    `write` waits while more than four pieces are queued, which bounds the memory. A later `write` or `finish` raises
+    the thread's error. The thread has ended when the context is left.
     """
 
     def __init__(self, pwrite: Callable[[Bytes, int], None], sync: Callable[[], None]) -> None:
@@ -201,9 +201,8 @@ _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 def absolute_path(given: str | Path) -> Path:
     """Return the absolute path of `given`; `~` and `~name` are expanded.
 
-    Raises `ConfigError` where no file can have that path: a name or path too long, a loop of symbolic links, an invalid
-    character, an unknown user. Raises `StorageMisconfigured` where a parent folder may not be entered. A missing file,
-    or a file in place of a folder, is left to the caller.
+    Raises `ConfigError` where no file can have that path, `StorageMisconfigured` where a parent folder may not be
+    entered. A missing file, or a file in place of a folder, is left to the caller.
     """
     shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
     try:

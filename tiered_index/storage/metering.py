@@ -185,11 +185,10 @@ class MeteredStorage(WrapperStorage):
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
-        """Count this storage's calls made in this thread, and by lookups begun in it, until the block ends; blocks may
-        nest, and each counts.
+        """Count this storage's calls made in this thread, and by lookups begun in it, in the block; blocks nest.
 
-        Pass `into` to add up several storages in one `Usage`, or one with limits. Work still running in other threads
-        goes on counting after the block, so wait for it inside.
+        Pass `into` to add up several storages in one `Usage`, or one with limits. Wait inside for work in other
+        threads.
         """
         usage = into if into is not None else Usage(self.prices)
         with active_context().counting(usage, self).active():

@@ -139,9 +139,9 @@ KNOWN_SCHEMES = tuple(sorted(_OPENERS))
 def child_storages(storage: Storage) -> Iterator[Storage]:
     """Yield the storages one step below `storage`, `uri/child` each, in order of name. Lazy.
 
-    Of a folder or a memory storage a child is a storage of its own. Any other storage, a wrapper included, is read as
-    an object store: its children are the first segments of the objects' names. That costs a listing for each page of
-    1,000 objects, at most one a child and one for every 1,000 objects beside them.
+    Any storage but a folder or a memory storage, a wrapper included, is read as an object store: its children are the
+    first segments of the objects' names. That costs at most a listing a child and one for every 1,000 objects beside
+    them.
     """
     if isinstance(storage, LocalStorage | MemoryStorage):
         yield from storage.children()

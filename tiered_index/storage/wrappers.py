@@ -23,8 +23,7 @@ _T = TypeVar("_T")
 class LatencyStorage(WrapperStorage):
     """Waits before each call that sends a request: a lognormal time of median `median_ms` milliseconds.
 
-    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits. `sleep` takes seconds and
-    may be a recorder.
+    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits; `sleep` takes seconds.
     """
 
     def __init__(

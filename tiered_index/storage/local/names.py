@@ -65,13 +65,11 @@ def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] |
 
 
 def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bool = False) -> Iterator[ObjectInfo]:
-    """Yield the objects under `path` in ascending order of whole name; one folder is read at a time.
+    """Yield the objects under `path`, where names begin with `stem`, in order of whole name, a folder at a time.
 
-    `stem` is what names begin with there, and `in_chunk` whether the folder is a chunk's.
-
-    Within a folder the order is that of ``text`` for an object and ``text/`` for a folder: then every name below a
-    folder sorts between its neighbours, because no sibling's key starts with ``text/``. Only a chunk and the folder of
-    the same text interleave (``K/...`` and ``K0...``), so those two are merged.
+    The key of an object is ``text``, of a folder ``text/``: then every name below a folder sorts between its
+    neighbours. Only a chunk and the folder of the same text interleave (``K/...`` and ``K0...``), so those two are
+    merged.
     """
     objects: dict[str, os.DirEntry[str]] = {}
     folders: dict[str, Path] = {}

@@ -41,11 +41,10 @@ class RetryLoop:
     uniform: Callable[[float, float], float] = random.uniform
 
     def run(self, doing: str, name: str, attempt: Callable[[], _T]) -> _T:
-        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` (may be empty) are for
-        messages.
+        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` are for messages.
 
-        `attempt` may raise whatever botocore raises: it becomes a typed error. Raises `StorageUnavailable` after the
-        last attempt, and `BudgetExceeded` instead of an attempt or a wait that would pass the deadline.
+        What botocore raises becomes a typed error: `StorageUnavailable` after the last attempt, and `BudgetExceeded`
+        instead of an attempt or a wait that would pass the deadline.
         """
         what = f"{doing} in {self.uri}"
         faults: Counter[type[PassingFault]] = Counter()

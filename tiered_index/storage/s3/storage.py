@@ -105,11 +105,8 @@ class S3Storage(Storage):
         self._put(name, data)
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist. Raises `ObjectExists`.
-
-        A request whose answer was lost is repeated inside, and the repeat of a success is answered 412: then this call
-        raises `ObjectExists` although its own data was stored. A caller who must know puts an attempt id into `data`
-        and reads it back.
+        """Store `data` where `name` does not exist. Raises `ObjectExists`, also where the repeat of a request whose
+        answer was lost finds that it had succeeded.
         """
         self._put(name, data, IfNoneMatch="*")
 
@@ -164,11 +161,9 @@ class S3Storage(Storage):
         return PartInfo(number, etag, memoryview(data).nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object.
-
-        A request whose answer was lost is repeated inside; then `ObjectNotFound` may be raised for an upload this very
-        call completed. A caller who must know uses a unique name and looks at it. Services differ over a part that was
-        uploaded but is not named: Amazon drops it, Ceph's gateway refuses the completion (`InvalidArgument`).
+        """Publish the object. Raises `ObjectNotFound`, also where the repeat of a request whose answer was lost finds
+        that it had succeeded: a caller who must know uses a unique name and looks at it. A part that was uploaded but
+        is not named is dropped by Amazon; Ceph's gateway refuses the completion.
         """
         documents: list[dict[str, Any]] = []
         for part in check_parts(handle.name, parts, self.min_part_bytes):

@@ -31,10 +31,8 @@ class Bodies:
         self._clock = clock
 
     def store(self, doing: str, data: memoryview, name_it: Callable[[sqlite3.Connection, int], _T]) -> _T:
-        """Store `data` (of bytes) and return what `name_it(connection, body)` does in the transaction that makes it
-        last.
-
-        After an error nothing is named; what was written is removed, or left to `sweep`. `name_it` may be called again.
+        """Store `data` (of bytes) and return what `name_it(connection, body)`, perhaps called again, does in the last
+        transaction. After an error nothing is named; what was written is removed, or left to `sweep`.
         """
         starts = range(0, data.nbytes, CHUNK_BYTES)
         firsts = range(0, max(len(starts), 1), _ROWS_A_TRANSACTION)
