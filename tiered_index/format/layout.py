@@ -40,6 +40,7 @@ NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000
 PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
 # The magic of shards of window tables, whatever the preset: "TIXS".
 SHARD_MAGIC = 0x54495853
+_MAGICS = {SHARD_MAGIC, *(magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic))}
 
 
 class Header(NamedTuple):
@@ -130,9 +131,7 @@ def read_header(data: bytes | memoryview, file: str) -> Header:
     if len(data) < HEADER_SIZE:
         raise CorruptFile(file, "shorter than a header", expected=HEADER_SIZE, found=len(data))
     header = Header(*_HEADER.unpack_from(data))
-    known = {magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)} | {SHARD_MAGIC}
-    if header.magic not in known:
-        raise CorruptFile(
-            file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(known)], found=f"{header.magic:#x}"
-        )
+    if header.magic not in _MAGICS:
+        expected, found = [f"{m:#x}" for m in sorted(_MAGICS)], f"{header.magic:#x}"
+        raise CorruptFile(file, "wrong magic", offset=0, expected=expected, found=found)
     return header

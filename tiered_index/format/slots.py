@@ -162,7 +162,7 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
-    """Return the permutation (i64, n) that sorts whole slots' items, newest insertion first, by hash and answer order."""
+    """Return the permutation (i64, n) that sorts items of whole slots, newest first within each, as a file has them."""
     keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
     keys |= np.arange(len(items), dtype=np.uint64)
     keys.sort()

@@ -243,14 +243,10 @@ class _CompactedCheck(_FileCheck):
         """Report neighbours within a slot that are out of order, as SPEC.md section 4 gives it."""
         slots = self._slots_at(offset, items, starts)
         falling = [~items[name].astype(np.int64) for name in ("time_diff_s", "offset")]
-        columns = [
-            items["key_hash"],
-            *falling,
-            *(items[name] for name in ("queue_id", *meta.layout.schema.identity_extra)),
-        ]
+        later = [items[name] for name in ("queue_id", *meta.layout.schema.identity_extra)]
         tied = slots[1:] == slots[:-1]
         wrong = np.zeros(len(tied), bool)
-        for column in columns:
+        for column in (items["key_hash"], *falling, *later):
             wrong |= tied & (column[1:] < column[:-1])
             tied = tied & (column[1:] == column[:-1])
         self._report("order", np.append(False, wrong), "are out of order", offset, items)
@@ -304,7 +300,10 @@ class _ShardCheck(_FileCheck):
             group = int(np.searchsorted(starts, run.offset, "right")) - 1
             wrong = (slots < first[group]) | (slots >= first[group + 1])
             self._report("slot", wrong, "lie in a slot group that is not their hash's", run.offset, items)
-            self._order(run.offset + items.nbytes - joined.nbytes, joined, meta)
+            # a stable sort moves what is out of order
+            order = answer_sorted(joined, joined["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
+            at = run.offset + items.nbytes - joined.nbytes
+            self._report("order", order != np.arange(len(joined)), "are out of order", at, joined)
         if not self.whole:
             return
         for part, name, found, said in (
@@ -314,12 +313,6 @@ class _ShardCheck(_FileCheck):
         ):
             if found != said:
                 self._add(part, f"{name} {found}, the metadata says {said}")
-
-    def _order(self, offset: int, items: Array, meta: Metadata) -> None:
-        """Report items that are not in a shard's order: those that a stable sort would move."""
-        seconds = items["time_diff_s"].astype(np.int64)
-        order = answer_sorted(items, seconds, meta.slot_map, meta.layout.schema)
-        self._report("order", order != np.arange(len(items)), "are out of order", offset, items)
 
 
 # Bytes of one window

@@ -311,14 +311,9 @@ def _gone(handle: UploadHandle) -> ObjectNotFound:
 
 def _read(name: str, descriptor: int, start: int, length: int) -> bytes:
     data = os.pread(descriptor, length, start)
-    if len(data) == length:
-        return data
     # Linux reads at most 2^31 - 4096 bytes a call; anything shorter than that means the file shrank under us.
-    pieces: list[bytes] = [data]
-    while data and (missing := length - sum(map(len, pieces))):
-        data = os.pread(descriptor, missing, start + length - missing)
-        pieces.append(data)
-    whole = b"".join(pieces)
-    if len(whole) != length:
-        raise StorageUnavailable(f"{name!r} ended after {len(whole)} of {length} bytes from {start}")
-    return whole
+    while len(data) < length and (more := os.pread(descriptor, length - len(data), start + len(data))):
+        data += more
+    if len(data) != length:
+        raise StorageUnavailable(f"{name!r} ended after {len(data)} of {length} bytes from {start}")
+    return data

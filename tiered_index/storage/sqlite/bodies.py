@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from tiered_index.clock import Clock
@@ -88,18 +89,19 @@ class Bodies:
             (body, start, end),
         )
         found: list[bytes] = []
+        damage = partial(CorruptFile, str(self._pool.path))
         position = start
         for piece_start, size, chunk in typed(self._pool.path, rows, int, int, int):
             if not piece_start <= position < piece_start + size:
                 break
             with connection.blobopen("chunks", "data", chunk, readonly=True) as blob:
                 if len(blob) != size:
-                    raise self._damage(f"row {chunk} has another length than is kept", expected=size, found=len(blob))
+                    raise damage(f"row {chunk} has another length than is kept", expected=size, found=len(blob))
                 blob.seek(position - piece_start)
                 found.append(blob.read(min(end, piece_start + size) - position))
             position += len(found[-1])
         if position != end:
-            raise self._damage(f"bytes of body {body} are missing", expected=end, found=position)
+            raise damage(f"bytes of body {body} are missing", expected=end, found=position)
         return found[0] if len(found) == 1 else b"".join(found)
 
     def give_up(self, connection: sqlite3.Connection, bodies: Iterable[int]) -> list[int]:
@@ -163,9 +165,6 @@ class Bodies:
             return False
         connection.execute("UPDATE drafts SET touched_ms = ? WHERE body = ?", (_GIVEN_UP_MS, body))
         return True
-
-    def _damage(self, problem: str, *, expected: int, found: int) -> CorruptFile:
-        return CorruptFile(str(self._pool.path), problem, expected=expected, found=found)
 
 
 def new_body(connection: sqlite3.Connection, now_ms: int) -> int:
