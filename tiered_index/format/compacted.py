@@ -62,7 +62,11 @@ class Compaction:
         self._order = newest_first(slots, self._first)
         del slots
         if not layout.preset.newest_first:
-            self._order_giants()
+            # slots that pieces may cut; other slots are sorted piece by piece
+            for slot in np.flatnonzero(counts > CHUNK):
+                part = self._order[self._first[slot] : self._first[slot] + counts[slot]]
+                hashes = normal_hashes(entries["key_hash"][part])
+                part[:] = part[order_giant(hashes, entries["time_diff_s"][part], entries, part, layout)]
         self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
         differences = entries["time_diff_s"]
@@ -136,13 +140,6 @@ class Compaction:
             **{"slot_base": self.layout.slots, "slot_range": (0, self.layout.slots), **about},
         )
         yield build_trailer(self.layout.compacted_size(self.count), self.directory, metadata, self.filter_bytes)
-
-    def _order_giants(self) -> None:
-        """Sort each slot of more than `CHUNK` entries, which pieces may cut; other slots are sorted piece by piece."""
-        for slot in np.flatnonzero(self._counts > CHUNK):
-            part = self._order[self._first[slot] : self._first[slot] + self._counts[slot]]
-            hashes = normal_hashes(self._entries["key_hash"][part])
-            part[:] = part[order_giant(hashes, self._entries["time_diff_s"][part], self._entries, part, self.layout)]
 
     def _runs(self) -> tuple[Array, Int64]:
         """Return the group table, its CRCs still 0, and where in the arrays each block begins and ends (m x 2)."""

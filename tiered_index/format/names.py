@@ -37,28 +37,24 @@ def file_id_of(name: str) -> str | None:
     return stem if _FILE_ID.fullmatch(stem) and dot + suffix in (INDEX_SUFFIX, JOURNAL_SUFFIX) else None
 
 
-def _digits(number: int) -> str:
-    return f"{number:020d}"
-
-
 def log_name(number: int) -> str:
     """Return the name of log record `number` (from 1)."""
-    return LOG_PREFIX + _digits(number)
+    return LOG_PREFIX + f"{number:020d}"
 
 
 def checkpoint_name(number: int) -> str:
     """Return the name of the checkpoint of log records 1..`number`."""
-    return CHECKPOINT_PREFIX + _digits(number)
+    return CHECKPOINT_PREFIX + f"{number:020d}"
 
 
 def epoch_name(epoch: int) -> str:
     """Return the name of the claim of writer epoch `epoch` (from 1)."""
-    return EPOCH_PREFIX + _digits(epoch)
+    return EPOCH_PREFIX + f"{epoch:020d}"
 
 
 def lease_name(epoch: int, number: int) -> str:
     """Return the name of renewal `number` of epoch `epoch`'s lease."""
-    return f"{LEASE_PREFIX}{_digits(epoch)}/{_digits(number)}"
+    return f"{LEASE_PREFIX}{epoch:020d}/{number:020d}"
 
 
 def data_prefix(file_id: str) -> str:
@@ -78,7 +74,7 @@ def staged_name(file_id: str, attempt: str) -> str:
 
 def ticket_name(file_id: str, epoch: int) -> str:
     """Return the object name of the ticket by which the writer of `epoch` asks for a staged file to be compacted."""
-    return f"{STAGING_PREFIX}{file_id}/{_digits(epoch)}{TICKET_SUFFIX}"
+    return f"{STAGING_PREFIX}{file_id}/{epoch:020d}{TICKET_SUFFIX}"
 
 
 def store_prefix(store: str) -> str:
@@ -99,7 +95,7 @@ def store_prefix(store: str) -> str:
 
 def segment_name(store: str, start: int, epoch: int) -> str:
     """Return a fresh object name for one upload attempt of the segment of `store` that begins at offset `start`."""
-    return f"{store_prefix(store)}{_digits(start)}/{_digits(epoch)}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
+    return f"{store_prefix(store)}{start:020d}/{epoch:020d}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
 
 
 def segment_epoch(name: str) -> int:

@@ -160,27 +160,23 @@ class Disk:
 
         From `_LARGE_BYTES` on a thread writes and syncs while the caller makes the next chunks.
         """
-        descriptor = self.create(temporary)
-        position = 0
+        descriptor, position = self.create(temporary), 0
         try:
-            try:
-                with contextlib.ExitStack() as large:
-                    behind: WriteBehind | None = None
-                    for chunk in chunks:
-                        if behind is not None:
-                            behind.write(chunk, position)
-                        else:
-                            self.pwrite(descriptor, chunk, position)
-                        position += memoryview(chunk).nbytes
-                        if behind is None and position >= _LARGE_BYTES:
-                            behind = large.enter_context(
-                                WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
-                            )
+            with contextlib.ExitStack() as opened:
+                opened.callback(self.close, descriptor)
+                behind: WriteBehind | None = None
+                for chunk in chunks:
                     if behind is not None:
-                        behind.finish()
+                        behind.write(chunk, position)
+                    else:
+                        self.pwrite(descriptor, chunk, position)
+                    position += memoryview(chunk).nbytes
+                    if behind is None and position >= _LARGE_BYTES:
+                        writer = WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
+                        behind = opened.enter_context(writer)
+                if behind is not None:
+                    behind.finish()
                 self.sync(descriptor)
-            finally:
-                self.close(descriptor)
         except Exception:
             with contextlib.suppress(OSError):
                 self.unlink(temporary)

@@ -12,21 +12,15 @@ import heapq
 import os
 import re
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from tiered_index.storage.base import ObjectInfo
 
 CHUNK = 200
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+@-]+")
-
-
-class Kind(Enum):
-    """What a directory entry stands for."""
-
-    OBJECT = "object"
-    FOLDER = "folder"
-    CHUNK = "chunk"
+# What a directory entry stands for
+Kind: TypeAlias = Literal["object", "folder", "chunk"]
 
 
 def encode(name: str) -> Path:
@@ -49,17 +43,17 @@ def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] |
         if not text.startswith("%"):
             return None
         text = text[1:]
-    kind = Kind.OBJECT
+    kind: Kind = "object"
     if is_folder:
         if text.endswith("%%"):
-            kind, text = Kind.CHUNK, text[:-2]
+            kind, text = "chunk", text[:-2]
         elif text.endswith("%"):
-            kind, text = Kind.FOLDER, text[:-1]
+            kind, text = "folder", text[:-1]
         else:
             return None
-    if not _SEGMENT.fullmatch(text) or len(text) > CHUNK or (kind is Kind.CHUNK and len(text) != CHUNK):
+    if not _SEGMENT.fullmatch(text) or len(text) > CHUNK or (kind == "chunk" and len(text) != CHUNK):
         return None
-    if not in_chunk and kind is not Kind.CHUNK and text in {".", ".."}:
+    if not in_chunk and kind != "chunk" and text in {".", ".."}:
         return None
     return kind, text
 
@@ -82,11 +76,11 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
                 if decoded is None or not (is_folder or entry.is_file(follow_symlinks=False)):
                     continue
                 kind, text = decoded
-                if kind is Kind.OBJECT:
+                if kind == "object":
                     name = stem + text
                     if name.startswith(prefix) and name > start_after:
                         objects[text] = entry
-                elif kind is Kind.FOLDER:
+                elif kind == "folder":
                     if _may_hold(stem + text + "/", prefix, start_after):
                         folders[text] = path / entry.name
                 elif _may_hold(stem + text, prefix, start_after):

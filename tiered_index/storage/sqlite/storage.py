@@ -45,7 +45,7 @@ class SqliteStorage(Storage):
 
     def get(self, name: str) -> bytes:
         """Return the whole object, out of one state of the database."""
-        return self._read(name, lambda size: ByteRange(0, size))[0]
+        return self._read(name, lambda size: [ByteRange(0, size)])[0][0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`."""
@@ -59,19 +59,19 @@ class SqliteStorage(Storage):
         if not any(r.length for r in ranges):
             return [b""] * len(ranges)
 
-        def read(connection: sqlite3.Connection) -> list[bytes]:
-            body, size, _ = self._find(connection, name)
+        def within(size: int) -> Sequence[ByteRange]:
             end = max(r.start + r.length for r in ranges if r.length)
             if end > size:
                 raise InvalidArgument(f"{name!r} has {size} bytes, not {end}")
-            return [self._bodies.read(connection, body, r.start, r.length) for r in ranges]
+            return ranges
 
-        return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
+        return self._read(name, within)[0]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
         check_suffix(length)
-        return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
+        found, size = self._read(name, lambda size: [ByteRange(max(0, size - length), min(length, size))])
+        return found[0], size
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`; up to 16 MiB in one transaction, more as a draft that the last one names."""
@@ -218,14 +218,13 @@ class SqliteStorage(Storage):
         """Close the connections; what is called afterwards is refused. Idempotent."""
         self._pool.close()
 
-    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
-        """Return the bytes that `extent(size)` asks for, and the size."""
+    def _read(self, name: str, ranges_of: Callable[[int], Sequence[ByteRange]]) -> tuple[list[bytes], int]:
+        """Return the bytes of the ranges that `ranges_of(size)` asks for, and the size."""
         check_name(name)
 
-        def read(connection: sqlite3.Connection) -> tuple[bytes, int]:
+        def read(connection: sqlite3.Connection) -> tuple[list[bytes], int]:
             body, size, _ = self._find(connection, name)
-            wanted = extent(size)
-            return self._bodies.read(connection, body, wanted.start, wanted.length), size
+            return [self._bodies.read(connection, body, r.start, r.length) for r in ranges_of(size)], size
 
         return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
 
