@@ -218,40 +218,49 @@ class S3Storage(Storage):
         self._bucket_seen = True
 
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        parameters: dict[str, str] = {"Prefix": self._base + prefix}
-        if start_after:
-            parameters["StartAfter"] = self._base + start_after
+        asked = {"StartAfter": self._base + start_after} if start_after else {}
+        tokens = {"ContinuationToken": "NextContinuationToken"}
         last = ""
-        while True:
-            answer = self._call("list_objects_v2", f"listing {prefix!r}", **parameters)
-            for item in answer.get("Contents", ()):
-                key = str(item["Key"])
-                self._check_asked(key, prefix)
-                if key <= last:
-                    raise StorageMisconfigured(
-                        f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
-                    )
-                last = key
-                if name := self._name(key):
-                    yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
-            if not answer.get("IsTruncated"):
-                return
-            parameters["ContinuationToken"] = _page_token(answer, "NextContinuationToken", self.uri)
+        for key, item in self._listed("list_objects_v2", f"listing {prefix!r}", prefix, "Contents", tokens, **asked):
+            if key <= last:
+                raise StorageMisconfigured(
+                    f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
+                )
+            last = key
+            if name := self._name(key):
+                yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
 
     def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
-        parameters: dict[str, str] = {"Prefix": self._base + prefix}
+        tokens = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        doing = "listing unfinished uploads"
+        for key, item in self._listed("list_multipart_uploads", doing, prefix, "Uploads", tokens):
+            name, started_ms = self._name(key), _epoch_ms(item["Initiated"])
+            if name and (older_than_ms is None or started_ms < older_than_ms):
+                yield UploadHandle(name, str(item["UploadId"]), started_ms)
+
+    def _listed(
+        self, operation: str, doing: str, prefix: str, member: str, tokens: dict[str, str], **asked: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield key and description of what `member` lists, on all pages; `tokens` (parameter: field) tell the next."""
+        parameters = {"Prefix": self._base + prefix, **asked}
         while True:
-            answer = self._call("list_multipart_uploads", "listing unfinished uploads", **parameters)
-            for item in answer.get("Uploads", ()):
-                key, started_ms = str(item["Key"]), _epoch_ms(item["Initiated"])
-                self._check_asked(key, prefix)
-                name = self._name(key)
-                if name and (older_than_ms is None or started_ms < older_than_ms):
-                    yield UploadHandle(name, str(item["UploadId"]), started_ms)
+            answer = self._call(operation, doing, **parameters)
+            for item in answer.get(member, ()):
+                key = str(item["Key"])
+                # what was not asked for would be deleted as something else than it is
+                if not key.startswith(self._base + prefix):
+                    raise StorageMisconfigured(
+                        f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}"
+                    )
+                yield key, item
             if not answer.get("IsTruncated"):
                 return
-            parameters["KeyMarker"] = _page_token(answer, "NextKeyMarker", self.uri)
-            parameters["UploadIdMarker"] = _page_token(answer, "NextUploadIdMarker", self.uri)
+            for parameter, field in tokens.items():
+                # without it the rest would be silently missing
+                if not answer.get(field):
+                    problem = f"a listing says that it goes on but not where ({field} is missing)"
+                    raise StorageUnavailable(f"{self.uri}: {problem}")
+                parameters[parameter] = str(answer[field])
 
     def _of_upload(self, operation: str, doing: str, handle: UploadHandle, **parameters: Any) -> dict[str, Any]:
         """Send a request about an upload; `ObjectNotFound` where it is gone."""
@@ -265,13 +274,6 @@ class S3Storage(Storage):
                 with contextlib.suppress(StorageUnavailable):
                     self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
             raise
-
-    def _check_asked(self, key: str, prefix: str) -> None:
-        """Refuse a listing of what was not asked for: what it names would be deleted as something else than it is."""
-        if not key.startswith(self._base + prefix):
-            raise StorageMisconfigured(
-                f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}"
-            )
 
 
 def _uri(bucket: str, prefix: str, options: S3Options) -> str:
@@ -288,13 +290,6 @@ def _request_body(data: Bytes) -> bytes | bytearray:
 def _epoch_ms(moment: datetime) -> int:
     """Return epoch milliseconds of an answer's time."""
     return round(moment.timestamp() * 1000)
-
-
-def _page_token(answer: dict[str, Any], field: str, uri: str) -> str:
-    """Return where a truncated listing goes on; without it the rest would be silently missing."""
-    if not answer.get(field):
-        raise StorageUnavailable(f"{uri}: a listing says that it goes on but not where ({field} is missing)")
-    return str(answer[field])
 
 
 def build_client(options: S3Options, uri: str) -> S3Client:
