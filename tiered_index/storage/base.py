@@ -88,10 +88,6 @@ class Storage(ABC):
         `length` 0 returns ``b""`` without asking the backend.
         """
 
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order given; ranges may overlap. Errors as `get_range`."""
-        return [self.get_range(name, r.start, r.length) for r in ranges]
-
     @abstractmethod
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes (the whole object where it is shorter) and the object's size in bytes."""
@@ -240,12 +236,6 @@ class WrapperStorage(Storage):
         """As the inner storage's."""
         call = Call("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
         return self._around(call, lambda: self.inner.get_range(self._full(name), start, length))
-
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """As the inner storage's; one call."""
-        lengths = [r.length for r in ranges if r.length > 0]
-        call = Call("get_ranges", name, requests=len(lengths), asked_bytes=sum(lengths))
-        return self._around(call, lambda: self.inner.get_ranges(self._full(name), ranges))
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """As the inner storage's."""

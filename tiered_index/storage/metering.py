@@ -23,7 +23,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 
-_READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
+_READS = frozenset({"get", "get_range", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
 
 
@@ -277,6 +277,4 @@ def _payload_bytes(call: Call, result: object) -> int:
         return len(result)
     if call.operation == "get_suffix" and isinstance(result, tuple):
         return len(result[0])
-    if call.operation == "get_ranges" and isinstance(result, list):
-        return sum(map(len, result))
     return 0

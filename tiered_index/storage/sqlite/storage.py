@@ -45,33 +45,26 @@ class SqliteStorage(Storage):
 
     def get(self, name: str) -> bytes:
         """Return the whole object, out of one state of the database."""
-        return self._read(name, lambda size: [ByteRange(0, size)])[0][0]
+        return self._read(name, lambda size: ByteRange(0, size))[0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`."""
-        return self.get_ranges(name, [ByteRange(start, length)])[0]
-
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, all out of one state of the database."""
         check_name(name)
-        for r in ranges:
-            check_range(r.start, r.length)
-        if not any(r.length for r in ranges):
-            return [b""] * len(ranges)
+        check_range(start, length)
+        if not length:
+            return b""
 
-        def within(size: int) -> Sequence[ByteRange]:
-            end = max(r.start + r.length for r in ranges if r.length)
-            if end > size:
-                raise InvalidArgument(f"{name!r} has {size} bytes, not {end}")
-            return ranges
+        def within(size: int) -> ByteRange:
+            if start + length > size:
+                raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
+            return ByteRange(start, length)
 
         return self._read(name, within)[0]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
         check_suffix(length)
-        found, size = self._read(name, lambda size: [ByteRange(max(0, size - length), min(length, size))])
-        return found[0], size
+        return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
 
     def put(self, name: str, data: Bytes) -> None:
         """Store `data` under `name`; up to 16 MiB in one transaction, more as a draft that the last one names."""
@@ -218,13 +211,14 @@ class SqliteStorage(Storage):
         """Close the connections; what is called afterwards is refused. Idempotent."""
         self._pool.close()
 
-    def _read(self, name: str, ranges_of: Callable[[int], Sequence[ByteRange]]) -> tuple[list[bytes], int]:
-        """Return the bytes of the ranges that `ranges_of(size)` asks for, and the size."""
+    def _read(self, name: str, extent: Callable[[int], ByteRange]) -> tuple[bytes, int]:
+        """Return the bytes that `extent(size)` asks for, and the size."""
         check_name(name)
 
-        def read(connection: sqlite3.Connection) -> tuple[list[bytes], int]:
+        def read(connection: sqlite3.Connection) -> tuple[bytes, int]:
             body, size, _ = self._find(connection, name)
-            return [self._bodies.read(connection, body, r.start, r.length) for r in ranges_of(size)], size
+            wanted = extent(size)
+            return self._bodies.read(connection, body, wanted.start, wanted.length), size
 
         return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
 
