@@ -64,9 +64,9 @@ class Compaction:
         if not layout.preset.newest_first:
             # slots that pieces may cut; other slots are sorted piece by piece
             for slot in np.flatnonzero(counts > CHUNK):
-                part = self._order[self._first[slot] : self._first[slot] + counts[slot]]
-                hashes = normal_hashes(entries["key_hash"][part])
-                part[:] = part[order_giant(hashes, entries["time_diff_s"][part], entries, part, layout)]
+                rows = self._order[self._first[slot] : self._first[slot] + counts[slot]]
+                hashes = normal_hashes(entries["key_hash"][rows])
+                rows[:] = rows[order_giant(hashes, entries["time_diff_s"][rows], entries, rows, layout)]
         self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
         differences = entries["time_diff_s"]
