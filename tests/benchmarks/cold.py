@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tests.support.foreign_lookups import bare_slot_run
 from tiered_index.cli.bench.cold import (
     COLD,
     LookupCost,
@@ -32,7 +33,6 @@ from tiered_index.cli.bench.cold import (
 from tiered_index.cli.bench.figures import Meter, Table
 from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
 from tiered_index.config import IndexConfig
-from tiered_index.format.compacted import bare_slot_run
 from tiered_index.format.hashing import code_units, hash_batch, key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout
 from tiered_index.service.files.compacted import StorageBytes

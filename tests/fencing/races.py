@@ -21,9 +21,8 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
-from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import WrapperStorage
 
 EACH = 15
 ROUNDS = 8

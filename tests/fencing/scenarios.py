@@ -26,9 +26,8 @@ from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
-from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import WrapperStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 TIMEOUT_S = 120

@@ -17,9 +17,8 @@ from typing import TypeVar
 
 from tiered_index import IndexService
 from tiered_index.errors import WriterFenced
-from tiered_index.storage.base import Bytes, Storage
+from tiered_index.storage.base import Bytes, Call, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
 
 NOW_MS = 1_700_000_000_000
 FIRST = 120

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.compacted_files import unsealed_image
+from tests.support.foreign_lookups import find_unsealed
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
@@ -101,7 +102,7 @@ def test_min_value_keys_are_neither_lost_nor_misplaced(min_value_case, codec, na
     assert not (entries["key_hash"] < 0).any()
     image = ForeignUnsealed(unsealed_image(table, entries), layout, "ours")
     for query in min_value_case.queries:
-        answer = image.lookup(naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
+        answer = find_unsealed(image, naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
         assert [naive.Found(*map(int, item)) for item in answer.tolist()] == naive.truth(
             rows, min_value_case.begin_ms, query
         )

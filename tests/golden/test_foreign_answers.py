@@ -13,8 +13,9 @@ from collections import Counter
 import pytest
 
 from tests.support.compacted_files import rebuilt
+from tests.support.foreign_lookups import find_compacted, find_unsealed, stored_ms
 from tiered_index.errors import CorruptFile
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise, stored_ms
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, recognise
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE
 
@@ -106,7 +107,7 @@ def test_unsealed(case, naive):
     reasons = Counter()
     for query in case.queries:
         whole = naive.truth(case.written_rows, case.begin_ms, query)
-        items = image.lookup(naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
+        items = find_unsealed(image, naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
         assert as_found(naive, items) == whole
         if not isinstance(query["unsealed"], dict) and (java := query["unsealed"]):
             times = dict(zip(as_found(naive, items), stored_ms(items, image.header.begin_ms).tolist(), strict=True))
@@ -162,7 +163,7 @@ def test_compacted(case, naive):
         wanted = naive.hash(query["topic"], query["key"])
         whole = naive.truth(kept, case.begin_ms, query)
         calls.clear()
-        assert as_found(naive, file.lookup(read, wanted, query["begin"], query["end"])) == whole
+        assert as_found(naive, find_compacted(file, read, wanted, query["begin"], query["end"])) == whole
         assert 1 <= len(calls) <= 2
         reason = why_different(naive, query["compacted"], whole, query["maxCount"], CAP_COMPACTED)
         if reason is None and wanted == 0 and kept != case.written_rows:

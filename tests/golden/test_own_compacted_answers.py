@@ -7,7 +7,8 @@ import zlib
 import numpy as np
 import pytest
 
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, recognise, stored_ms
+from tests.support.foreign_lookups import stored_ms
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, recognise
 from tiered_index.format.layout import NATIVE, ROCKETMQ
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted

@@ -10,7 +10,8 @@ from functools import cache
 
 import pytest
 
-from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed, stored_ms
+from tests.support.foreign_lookups import find_compacted, find_unsealed, stored_ms
+from tiered_index.format.foreign import ForeignCompacted, ForeignUnsealed
 from tiered_index.format.layout import ROCKETMQ, Layout
 
 BEGINS = [1_700_000_000_000 + 100_000 * number for number in range(4)]
@@ -63,9 +64,9 @@ def test_every_query_over_all_overlapping_files(naive, state):
             read_from += 1
             if state == "compacted":
                 file, read = compacted(naive, begin_ms)
-                items = file.lookup(read, wanted, query["begin"], query["end"])
+                items = find_compacted(file, read, wanted, query["begin"], query["end"])
             else:
-                items = image(naive, begin_ms, state).lookup(wanted, query["begin"], query["end"])
+                items = find_unsealed(image(naive, begin_ms, state), wanted, query["begin"], query["end"])
             answer += [tuple(row) for row in items.tolist()]
         expected = [tuple(f) for begin_ms in BEGINS for f in naive.truth(rows[begin_ms], begin_ms, query)]
         assert answer == expected

@@ -13,7 +13,8 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.format.names import DATA_PREFIX, LEASE_PREFIX, log_name
 from tiered_index.service.log.session import Lease
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 
 OLD = "2001-01-01T00:00:00.000Z"
 

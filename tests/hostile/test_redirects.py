@@ -15,7 +15,8 @@ from botocore.awsrequest import AWSResponse
 from tests.storage.scripted_server import Answer, ScriptedServer, part, scripted_server
 from tiered_index.errors import StorageError
 from tiered_index.storage.base import PartInfo, UploadHandle
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 
 HANDLE = UploadHandle("a", "id", 0)
 OPERATIONS: dict[str, Callable[[S3Storage], object]] = {

@@ -11,8 +11,8 @@ from tests.real_s3.conftest import Server
 from tests.storage.scripted_server import error
 from tests.support.counting_proxy import Action, Count, counting_proxy, times
 from tiered_index.errors import ObjectExists
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import MeteredStorage
 
 pytestmark = pytest.mark.real_s3
 

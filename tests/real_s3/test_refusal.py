@@ -12,7 +12,8 @@ import pytest
 from tests.storage.scripted_server import Answer, Request, error, scripted_server
 from tiered_index import IndexService
 from tiered_index.errors import StorageMisconfigured
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 

@@ -21,7 +21,8 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 
 pytestmark = pytest.mark.real_s3
 

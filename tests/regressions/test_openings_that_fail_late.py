@@ -11,9 +11,8 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.errors import LockHeld
-from tiered_index.storage.base import Bytes
+from tiered_index.storage.base import Bytes, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import WrapperStorage
 
 PAUSE_S = 0.001
 

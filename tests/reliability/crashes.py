@@ -46,8 +46,8 @@ from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import Call, WrapperStorage
 from tiered_index.testing.disk_faults import ERRORS, KEPT, FaultDisk, Kept
 
 __all__ = ["CAMPAIGNS", "Crashes"]

@@ -16,6 +16,7 @@ from tests.reliability.hostile_tree import NOW_MS
 from tests.reliability.resealed import Reseal
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find, query
+from tests.support.foreign_lookups import find_compacted, find_unsealed
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.archived import SegmentTable
@@ -154,14 +155,14 @@ def _bare(data: bytes, path: str) -> None:
     if kind.state == "compacted":
         file = ForeignCompacted.open(read, len(data), path)
         for key_hash in (0, 5, 2**31 - 1):
-            file.lookup(read, key_hash, 0, 2**62)
+            find_compacted(file, read, key_hash, 0, 2**62)
         for _ in file.items(read):
             pass
     slots = 101 if "m101" in path else 5 if "slots5" in path else 16
     unsealed = ForeignUnsealed(
         data, Layout(ROCKETMQ, ROCKETMQ.schema, slots, max(2, (len(data) - 28 - 8 * slots) // 32)), path
     )
-    unsealed.lookup(5, 0, 2**62)
+    find_unsealed(unsealed, 5, 0, 2**62)
     for _ in unsealed.items():
         pass
     assert unsealed.interval_ms is None or unsealed.interval_ms[0] <= unsealed.interval_ms[1]

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 
 from tests.reliability.scheduler import Scheduler
 from tests.reliability.simulated_truth import Truth
-from tiered_index.storage.base import Bytes, ObjectInfo, UploadHandle
+from tiered_index.storage.base import Bytes, Call, ObjectInfo, UploadHandle
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import Call
 from tiered_index.testing.disk_faults import FaultDisk
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -418,7 +418,7 @@ def simulate(seed: int) -> World:
         world = World(seed, folder)
         names = Disk.names
 
-        def names_and_pause(disk: Disk, place: Path) -> Iterator[str]:
+        def names_and_pause(disk: Disk, place: Path) -> list[str]:
             world.scheduler.pause(f"names {place.name}")
             return names(disk, place)
 

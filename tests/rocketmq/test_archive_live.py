@@ -21,9 +21,9 @@ from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.storage.base import Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
 
 _T = TypeVar("_T")
 PART = 5 << 20

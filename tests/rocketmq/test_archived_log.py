@@ -15,8 +15,8 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import WrapperStorage
 
 SEGMENT = 5 * PIECE_BYTES - 77
 BEGIN_MS = 1_700_000_000_000

@@ -27,8 +27,7 @@ from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge, open_session
 from tiered_index.spark.build import plan as planning
 from tiered_index.spark.executors import StorageAddress
-from tiered_index.storage.base import Storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
+from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 _WAIT_S = 240.0
 

@@ -11,9 +11,8 @@ from typing import Any
 from botocore.exceptions import ClientError
 
 from tiered_index.spark.executors import StorageAddress
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.s3.failures import translate
-from tiered_index.storage.wrappers import Call, WrapperStorage
 
 
 class Denying(WrapperStorage):

@@ -24,8 +24,7 @@ from tiered_index.cli.main import run
 from tiered_index.format.names import log_name
 from tiered_index.spark import build
 from tiered_index.spark.executors import StorageAddress
-from tiered_index.storage.base import Storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
+from tiered_index.storage.base import Call, Storage, WrapperStorage
 
 __all__: list[str] = []
 

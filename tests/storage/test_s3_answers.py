@@ -20,9 +20,9 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
-from tiered_index.storage.s3.client import build_client
 from tiered_index.storage.s3.failures import may_pass
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage, build_client
 
 DATA = bytes(range(256)) * 4
 HANDLE = UploadHandle("object", "upload-id", 0)

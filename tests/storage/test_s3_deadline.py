@@ -14,7 +14,8 @@ from tests.storage.scripted_server import Answer, Request, ScriptedServer, error
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PartInfo, UploadHandle
 from tiered_index.storage.context import deadline_at
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 
 DATA = bytes(range(256)) * 4
 LEFT_S = 100.0

@@ -18,7 +18,8 @@ from tests.support.counting_proxy import Action, CountingProxy, Request, countin
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.testing.s3_server import S3Server
 
 DATA = bytes(range(256)) * 16

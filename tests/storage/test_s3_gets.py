@@ -20,7 +20,8 @@ from moto import mock_aws
 from tests.storage.scripted_server import Answer, ScriptedServer, error, part, scripted_server
 from tiered_index.errors import BudgetExceeded, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.context import RequestContext, deadline_at
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 
 DATA = bytes(range(256)) * 4
 NAME = "data/a-1"

@@ -7,8 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from tests.support.foreign_lookups import stored_ms
 from tiered_index.format.bloom import FilterBuilder
-from tiered_index.format.foreign import ForeignUnsealed, stored_ms
+from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.unsealed import UnsealedTable

@@ -26,7 +26,7 @@ from tiered_index.testing.storage_faults import FaultStorage
 __all__ = ["BASE_MS", "Cluster", "Row", "Watched", "of", "rows"]
 
 BASE_MS = 1_700_000_000_000
-_READS = ("get", "get_range", "get_ranges", "get_suffix", "head", "list")
+_READS = ("get", "get_range", "get_suffix", "head", "list")
 Row = tuple[str, int, str | list[str], int, int, int]
 """Topic, queue_id, keys, offset, size, timestamp_ms."""
 

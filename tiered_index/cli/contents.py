@@ -35,7 +35,8 @@ from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, 
 from tiered_index.service.files.compacted import read_runs
 from tiered_index.service.files.unsealed import verified_entries
 from tiered_index.service.root.root import disk_error
-from tiered_index.storage.base import ByteRange, Storage, check_name
+from tiered_index.storage.base import ByteRange, Storage
+from tiered_index.storage.checks import check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
 

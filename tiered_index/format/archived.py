@@ -1,12 +1,5 @@
 """An archived segment: the bytes of a source's log file, followed by their CRC32s. SPEC.md section 9.
 
-```
- 0           S                        S + 4*P            S + 4*P + 48
- +-----------+------------------------+------------------+
- | segment   | u32 CRC32 of each of   | tail             |
- | S bytes   | P pieces               | 48 bytes         |
- +-----------+------------------------+------------------+
-```
 Offset o of the log is byte o - start of the object, so one range is one message. Pure.
 """
 
@@ -21,8 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-
-__all__ = ["PIECE_BYTES", "SEGMENT_MAGIC", "SegmentSums", "SegmentTable", "segment_object_bytes"]
 
 SEGMENT_MAGIC = b"TIXSEGM\n"
 SEGMENT_VERSION = 1
@@ -57,10 +48,7 @@ class SegmentTable:
 
     @classmethod
     def decode(cls, data: bytes, object_bytes: int, file: str) -> SegmentTable:
-        """Return the table in `data`, the last bytes of an object of `object_bytes`.
-
-        Raises `CorruptFile`, also where `data` is shorter than table and tail, and `UnsupportedVersion`.
-        """
+        """Return the table in `data`, the last bytes of an object of `object_bytes`. Raises `CorruptFile`."""
         damage = partial(CorruptFile, file, offset=object_bytes - _TAIL.size)
         if len(data) < _TAIL.size or not data.endswith(zlib.crc32(data[-_TAIL.size : -4]).to_bytes(4, "big")):
             raise damage("the tail of an archived segment does not match its CRC32")

@@ -1,9 +1,7 @@
-"""The filter of compacted files: Parquet's split-block Bloom filter. SPEC.md section 6.
+"""The filter of compacted files: Parquet's split-block Bloom filter (`BloomFilter.md`). SPEC.md section 6.
 
-Its keys are a mix of key hash and fingerprint. A filter is whole blocks of 256 bits: 8 little-endian words of 32 bits.
-A key sets, and a lookup tests, one bit in each word of one block, so a lookup needs 32 bytes of a filter. No false
-negatives. Pure functions, safe under threads. Source: Apache Parquet's specification of Bloom filters
-(`BloomFilter.md`).
+Its keys are a mix of key hash and fingerprint. A key sets, and a lookup tests, one bit in each of the 8 words of one
+block of 256 bits, so a lookup needs 32 bytes of a filter. No false negatives. Pure functions, safe under threads.
 """
 
 from __future__ import annotations
@@ -16,19 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
-
-__all__ = [
-    "BITS_PER_KEY",
-    "FILTER_BLOCK_BYTES",
-    "SALTS",
-    "FilterBuilder",
-    "block_may_hold",
-    "block_number",
-    "block_numbers",
-    "blocks_may_hold",
-    "filter_hash",
-    "filter_hashes",
-]
 
 FILTER_BLOCK_BYTES = 32
 # Bits a distinct key: some 1.1% false positives
@@ -71,13 +56,12 @@ def filter_hashes(key_hash: Array, fingerprint: Array | None) -> UInt64:
 
 
 class FilterBuilder:
-    """Collects the hashes of one filter and builds it once. One thread.
+    """Collects the hashes (about `capacity`) of one filter and builds it once. One thread.
 
-    `capacity` is about how many hashes; more are allowed. In order of hashes equal ones are neighbours, and so are
-    those of one block, whose masks are then joined at once. A full sort would take longer than the rest: each chunk is
-    sorted by its first 8 bits as it comes, then those of all chunks with the same first 8 bits by the next 16, and the
-    rest is nearly in order. Memory: 8 bytes a hash that was added, in `build` 8 more and 48 for each of the hashes with
-    the most common first 8 bits.
+    In order, equal hashes and those of one block are neighbours. A full sort would take longer than the rest: each
+    chunk is sorted by its first 8 bits as it comes, then those of all chunks with the same first 8 bits by the next 16,
+    and the rest is nearly in order. Memory: 8 bytes a hash, in `build` 8 more and 48 for those with the most common
+    first 8 bits.
     """
 
     def __init__(self, capacity: int) -> None:

@@ -1,19 +1,12 @@
 """Compaction: rewrites a sealed file's chains into one contiguous array per slot, and adds a trailer.
 
-`Compaction` counts where each slot's entries belong, then yields the file's bytes in pieces of less than 2 * `CHUNK`
-items; it never holds the items of the whole file. Memory: 12 bytes an entry, 32 a slot, one piece, and 40 bytes an
-entry of the largest slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot,
-for the filter.
-
-`SealedFile` is everything that the compacted form says beside the entries. From it and the entries the file's writer
-and a job elsewhere make the same bytes.
-
-Pure; one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+Memory: 12 bytes an entry, 32 a slot, one piece of less than 2 * `CHUNK` items, and 40 bytes an entry of the largest
+slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot, for the filter. Pure;
+one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
 """
 
 from __future__ import annotations
 
-import struct
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -23,24 +16,22 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, integer, nullable, record, text
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Header, Layout
+from tiered_index.format.layout import Header, Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, Metadata, topic_table
-from tiered_index.format.slot_order import newest_first, order_chunk, order_giant, pieces_of
-from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
-
-__all__ = ["BLOCK_BYTES", "CHUNK", "GROUP_BYTES", "Compaction", "SealedFile", "bare_slot_run", "bare_slots"]
+from tiered_index.format.slots import newest_first, order_chunk, order_giant, pieces_of
+from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 
 Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
 # Items gathered at a time (2 MiB of native items): fits the CPU cache and holds the interpreter lock only briefly
 CHUNK = 1 << 16
 # A slot group ends before the slot whose array starts 16 KiB or more after the previous multiple of 16 KiB
 GROUP_BYTES = 16 * 1024
 # Entries whose slots are counted at a time
 _COUNTED = 1 << 22
-_SLOT = struct.Struct(">ii")
 # A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
 
@@ -48,9 +39,8 @@ BLOCK_BYTES = 256 * 1024
 class Compaction:
     """The compacted form of one file's entries.
 
-    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `layout` and
-    `begin_ms` are the file's, `end_ms` is its header's. Raises `InvalidArgument` for no entries: an empty file has no
-    compacted form.
+    `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `begin_ms` and
+    `end_ms` are the header's. Raises `InvalidArgument` for no entries.
     """
 
     def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int) -> None:
@@ -72,7 +62,11 @@ class Compaction:
         self._order = newest_first(slots, self._first)
         del slots
         if not layout.preset.newest_first:
-            self._order_giants()
+            # slots that pieces may cut; other slots are sorted piece by piece
+            for slot in np.flatnonzero(counts > CHUNK):
+                rows = self._order[self._first[slot] : self._first[slot] + counts[slot]]
+                hashes = normal_hashes(entries["key_hash"][rows])
+                rows[:] = rows[order_giant(hashes, entries["time_diff_s"][rows], entries, rows, layout)]
         self.slots_in_use = int(np.count_nonzero(counts))
         self.header = Header(layout.preset.end_magic, begin_ms, end_ms, self.slots_in_use, n)
         differences = entries["time_diff_s"]
@@ -80,7 +74,6 @@ class Compaction:
         self.second_max = begin_ms // 1000 + int(differences.max())
         self.directory: Directory | None = None
         self.filter_bytes = b""
-        self._slots_crc32: int | None = None
 
     def slot_table(self) -> memoryview:
         """Return the slot table's bytes: position and length of each slot's array, also where that is empty."""
@@ -88,48 +81,53 @@ class Compaction:
         item_size = self.layout.schema.item.itemsize
         table[:, 0] = self._first * item_size + self.layout.items_position
         table[:, 1] = self._counts * item_size
-        data = memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
-        self._slots_crc32 = zlib.crc32(data)
-        return data
+        return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
     def arrays(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items. Once only.
-
-        `directory` and `filter_bytes` are set when it ends. A gather with `take` on a void dtype copies whole records
-        and lets other threads run between chunks.
+        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items. Once only; then `directory` and
+        `filter_bytes` are set. A gather with `take` on a void dtype copies whole records and lets other threads run
+        between chunks.
         """
         schema = self.layout.schema
         item_size = schema.item.itemsize
         records = self._entries.view(np.dtype((np.void, schema.entry.itemsize)))
-        groups, blocks = self._runs()
-        group_of_run = _Checksums(groups, self.layout.items_position)
-        block_of_run = _Checksums(blocks, self.layout.items_position)
+        groups, cuts = self._runs()
+        begins, stops = np.ascontiguousarray(cuts.T)
+        blocks = [OpenBlock(begin + self.layout.items_position) for begin in begins.tolist()]
+        starts = groups["offset"].astype(np.int64) - self.layout.items_position
+        ends, crc32s = starts + groups["length"], groups["crc32"]
         held = FilterBuilder(self.count)
         begin_s = self.header.begin_ms // 1000
-        first_items = (blocks["offset"].astype(np.int64) - self.layout.items_position) // item_size
-        bounds = _BlockBounds(blocks, first_items, begin_s)
         for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
             picked = records.take(self._order[start:stop])
             if not (ordered or self.layout.preset.newest_first):
                 picked = picked.take(order_chunk(picked.view(schema.entry), self.layout))
             piece = np.ascontiguousarray(picked.view(np.uint8).reshape(-1, schema.entry.itemsize)[:, :item_size])
             flat = piece.reshape(-1).data
-            group_of_run.add(start * item_size, flat)
-            block_of_run.add(start * item_size, flat)
             items = piece.reshape(-1).view(schema.item)
-            bounds.add(start, items)
+            for index, low, high in _parts(starts, ends, start * item_size, len(flat)):
+                crc32s[index] = zlib.crc32(flat[low:high], int(crc32s[index]))
+            for index, low, high in _parts(begins, stops, start * item_size, len(flat)):
+                part = items[low // item_size : high // item_size]
+                seconds = part["time_diff_s"].astype(np.int64) + begin_s
+                blocks[index].add(flat[low:high], normal_hashes(part["key_hash"]), seconds)
             held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
             yield flat
-        self.directory = Directory(groups, blocks)
+        self.directory = Directory(groups, block_table(blocks))
         # frees 4 bytes an entry before the filter is built
         del self._order
         self.filter_bytes = held.build()
 
-    def metadata(self, **about: Any) -> Metadata:
-        """Return the metadata: what follows from the entries, and `about` by name for the rest."""
-        about.setdefault("slot_base", self.layout.slots)
-        about.setdefault("slot_range", (0, self.layout.slots))
-        return Metadata(
+    def pieces(self, **about: Any) -> Iterator[bytes | memoryview]:
+        """Yield the whole file: header, slot table, arrays and trailer; `about` are the metadata's other fields."""
+        header, table = self.header.pack(), self.slot_table()
+        slots_crc32 = zlib.crc32(table)
+        yield header
+        yield table
+        del table
+        yield from self.arrays()
+        assert self.directory is not None
+        metadata = Metadata(
             layout=self.layout,
             count=self.count,
             begin_ms=self.header.begin_ms,
@@ -137,30 +135,14 @@ class Compaction:
             second_min=self.second_min,
             second_max=self.second_max,
             slots_in_use=self.slots_in_use,
-            header_crc32=zlib.crc32(self.header.pack()),
-            slots_crc32=self._slots_crc32 if self._slots_crc32 is not None else zlib.crc32(self.slot_table()),
-            **about,
+            header_crc32=zlib.crc32(header),
+            slots_crc32=slots_crc32,
+            **{"slot_base": self.layout.slots, "slot_range": (0, self.layout.slots), **about},
         )
+        yield build_trailer(self.layout.compacted_size(self.count), self.directory, metadata, self.filter_bytes)
 
-    def pieces(self, **about: Any) -> Iterator[bytes | memoryview]:
-        """Yield the whole file: header, slot table, arrays and trailer; `about` as in `metadata`."""
-        yield self.header.pack()
-        yield self.slot_table()
-        yield from self.arrays()
-        assert self.directory is not None
-        yield build_trailer(
-            self.layout.compacted_size(self.count), self.directory, self.metadata(**about), self.filter_bytes
-        )
-
-    def _order_giants(self) -> None:
-        """Sort each slot of more than `CHUNK` entries, which pieces may cut; other slots are sorted piece by piece."""
-        for slot in np.flatnonzero(self._counts > CHUNK):
-            part = self._order[self._first[slot] : self._first[slot] + self._counts[slot]]
-            hashes = normal_hashes(self._entries["key_hash"][part])
-            part[:] = part[order_giant(hashes, self._entries["time_diff_s"][part], self._entries, part, self.layout)]
-
-    def _runs(self) -> tuple[Array, Array]:
-        """Return the group and block tables, their CRCs still 0."""
+    def _runs(self) -> tuple[Array, Int64]:
+        """Return the group table, its CRCs still 0, and where in the arrays each block begins and ends (m x 2)."""
         # A group starts where floor(start / 16 KiB) changes and at each slot of 16 KiB or more: no loop over slots,
         # and a giant slot never drags neighbours along.
         item_size = self.layout.schema.item.itemsize
@@ -180,95 +162,28 @@ class Compaction:
         groups["length"] = lengths
         groups["count"] = lengths // item_size
         per_block = BLOCK_BYTES // item_size * item_size
-        block_rows: list[tuple[int, int]] = []
+        cuts: list[tuple[int, int]] = []
         # a loop, since only a few groups are this long
         for index in np.flatnonzero(lengths > BLOCK_BYTES):
-            groups["first_block"][index] = len(block_rows)
-            pieces = range(int(starts[index]), int(ends[index]), per_block)
-            groups["blocks"][index] = len(pieces)
-            block_rows += [(at, min(per_block, int(ends[index]) - at)) for at in pieces]
-        blocks = np.zeros(len(block_rows), BLOCK_DTYPE)
-        if block_rows:
-            table = np.array(block_rows, np.int64)
-            blocks["offset"] = table[:, 0] + self.layout.items_position
-            blocks["length"] = table[:, 1]
-            blocks["count"] = table[:, 1] // item_size
-        return groups, blocks
+            begins = range(int(starts[index]), int(ends[index]), per_block)
+            groups["first_block"][index], groups["blocks"][index] = len(cuts), len(begins)
+            cuts += [(begin, min(begin + per_block, int(ends[index]))) for begin in begins]
+        return groups, np.array(cuts, np.int64).reshape(-1, 2)
 
 
-class _Checksums:
-    """CRC32 of consecutive runs, fed with the arrays in pieces whose borders need not be those of runs."""
-
-    def __init__(self, runs: Array, base: int) -> None:
-        self._crc32 = runs["crc32"]
-        self._starts = runs["offset"].astype(np.int64) - base
-        self._ends = self._starts + runs["length"].astype(np.int64)
-
-    def add(self, position: int, piece: memoryview) -> None:
-        first = int(np.searchsorted(self._ends, position, "right"))
-        last = int(np.searchsorted(self._starts, position + len(piece), "left"))
-        for index in range(first, last):
-            low, high = max(int(self._starts[index]) - position, 0), min(int(self._ends[index]) - position, len(piece))
-            if high > low:
-                self._crc32[index] = zlib.crc32(piece[low:high], int(self._crc32[index]))
-
-
-class _BlockBounds:
-    """Smallest and greatest hash and second of each block."""
-
-    def __init__(self, blocks: Array, starts: Array, begin_s: int) -> None:
-        self._blocks, self._starts, self._begin_s = blocks, starts, begin_s
-        blocks["hash_min"], blocks["hash_max"] = np.iinfo(np.int32).max, np.iinfo(np.int32).min
-        blocks["second_min"], blocks["second_max"] = np.iinfo(np.int64).max, np.iinfo(np.int64).min
-
-    def add(self, first: int, items: Array) -> None:
-        for index in range(len(self._blocks)):
-            low = max(int(self._starts[index]) - first, 0)
-            high = min(int(self._starts[index]) + int(self._blocks["count"][index]) - first, len(items))
-            if high <= low:
-                continue
-            part = items[low:high]
-            hashes = normal_hashes(part["key_hash"])
-            seconds = part["time_diff_s"].astype(np.int64) + self._begin_s
-            block = self._blocks[index]
-            block["hash_min"] = min(int(block["hash_min"]), int(hashes.min()))
-            block["hash_max"] = max(int(block["hash_max"]), int(hashes.max()))
-            block["second_min"] = min(int(block["second_min"]), int(seconds.min()))
-            block["second_max"] = max(int(block["second_max"]), int(seconds.max()))
-
-
-def bare_slots(first_slot_item: bytes, file: str) -> int:
-    """Return the slot count of a compacted file without a trailer.
-
-    Slot 0's position is where the slot table ends; the header holds only the slots *in use*, and the configuration may
-    have changed since. `first_slot_item` is the 8 bytes at position 28. Raises `CorruptFile`.
-    """
-    if len(first_slot_item) < SLOT_SIZE:
-        raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
-    position: int = _SLOT.unpack_from(first_slot_item)[0]
-    slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)
-    if rest or slots < 1:
-        raise CorruptFile(file, "slot 0 does not point behind a slot table", offset=HEADER_SIZE, found=position)
-    return slots
-
-
-def bare_slot_run(slot_item: bytes, layout: Layout, file: str, file_size: int, slot: int) -> tuple[int, int]:
-    """Return (position, length) in bytes of a slot's array, from its 8 bytes. Raises `CorruptFile` for wrong ones."""
-    at = HEADER_SIZE + SLOT_SIZE * slot
-    position, length = _SLOT.unpack_from(slot_item)
-    size = layout.schema.item.itemsize
-    if length < 0 or length % size or position < layout.items_position or position + length > file_size:
-        raise CorruptFile(file, f"slot {slot} points outside the file", offset=at, found=(position, length))
-    return position, length
+def _parts(starts: Int64, ends: Int64, position: int, size: int) -> Iterator[tuple[int, int, int]]:
+    """Yield the index of each of ascending ranges that `size` bytes from `position` touch, and where in those bytes."""
+    first, last = int(np.searchsorted(ends, position, "right")), int(np.searchsorted(starts, position + size, "left"))
+    for index in range(first, last):
+        yield index, max(int(starts[index]) - position, 0), min(int(ends[index]) - position, size)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SealedFile:
     """A sealed file apart from its entries: everything else that its compacted form is made of.
 
-    `begin_ms` and `end_ms` are the header's, `created_ms` is when the file was begun (epoch milliseconds); `writer` is
-    stored in the metadata. `log_number` is that of a record of the storage's log before any that names the file; 0:
-    unknown.
+    Times are epoch milliseconds, `created_ms` that of the file's begin. `log_number` is that of a record of the
+    storage's log before any that names the file; 0: unknown.
     """
 
     file_id: str

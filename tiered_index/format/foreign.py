@@ -1,10 +1,8 @@
 """Index files without a journal or trailer, as RocketMQ writes them. SPEC.md sections 3 and 4.
 
-An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration). Its slots and `previous`
-fields are not used: chains are rebuilt from the entries. A compacted file's slot count follows from slot 0's position;
-a lookup costs two reads. Lookups compare stored times in milliseconds as RocketMQ does, have no caps, and return items
-newest insertion first, hashes normalised. Pure: bytes (or a `read(position, length)`) in, copies out; safe under
-threads. Source: RocketMQ's `IndexStoreFile`.
+An unsealed file needs its geometry from the caller (RocketMQ keeps it in its configuration); its slots and `previous`
+fields are only compared with its entries. Pure: bytes (or a `read(position, length)`) in, copies out, hashes
+normalised; safe under threads. Source: RocketMQ's `IndexStoreFile`.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import ConfigError, CorruptFile
-from tiered_index.format.compacted import CHUNK, bare_slot_run, bare_slots
+from tiered_index.format.compacted import CHUNK
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import (
     HEADER_SIZE,
@@ -35,18 +33,6 @@ from tiered_index.format.layout import (
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_MAGIC, TAIL_SIZE, Tail
 from tiered_index.format.unsealed import entries_view
-
-__all__ = [
-    "HEAD_SIZE",
-    "FileKind",
-    "ForeignCompacted",
-    "ForeignUnsealed",
-    "Read",
-    "items_of",
-    "read_exactly",
-    "recognise",
-    "stored_ms",
-]
 
 Array = npt.NDArray[Any]
 # ``read(position, length)`` returns exactly these bytes of one file; it may be a range GET
@@ -94,12 +80,6 @@ def recognise(head: bytes, tail: bytes, file_size: int, file: str) -> FileKind:
     return FileKind("compacted" if reaches_end else "unsealed", preset, False)
 
 
-def stored_ms(items: Array, begin_ms: int) -> npt.NDArray[np.int64]:
-    """Return the items' times (i64, n; epoch ms) as RocketMQ computes them: `begin_ms`, the header's, + difference."""
-    times: npt.NDArray[np.int64] = begin_ms + items["time_diff_s"].astype(np.int64) * 1000
-    return times
-
-
 def items_of(entries: Array, schema: Schema) -> Array:
     """Return unsealed entries (n) as compacted items (a copy, n), hashes normalised. Memory: 60 bytes an entry."""
     raw = np.ascontiguousarray(entries).view(np.uint8).reshape(len(entries), schema.entry.itemsize)
@@ -114,12 +94,6 @@ def read_exactly(read: Read, position: int, length: int, file: str) -> bytes:
     if len(data) != length:
         raise CorruptFile(file, "file is cut off", offset=position, expected=length, found=len(data))
     return data
-
-
-def _within(items: Array, key_hash: int, begin_ms: int, end_ms: int, file_begin_ms: int) -> Array:
-    times = stored_ms(items, file_begin_ms)
-    found: Array = items[(items["key_hash"] == key_hash) & (times >= begin_ms) & (times <= end_ms)]
-    return found
 
 
 class ForeignUnsealed:
@@ -140,9 +114,8 @@ class ForeignUnsealed:
             raise damage(f"not a {layout.preset.name} file", offset=0, expected=expected, found=found)
         if len(view) != layout.unsealed_size:
             cut_off = "file is cut off, or " if len(view) < layout.unsealed_size else ""
-            problem = (
-                f"{cut_off}the geometry is wrong: {layout.slots} slots and {layout.items} items do not fit its size"
-            )
+            geometry = f"{layout.slots} slots and {layout.items} items"
+            problem = f"{cut_off}the geometry is wrong: {geometry} do not fit its size"
             raise damage(problem, expected=layout.unsealed_size, found=len(view))
         if self.header.items > layout.capacity:
             problem = "more entries than the geometry holds"
@@ -175,26 +148,25 @@ class ForeignUnsealed:
         begin_ms = self.header.begin_ms
         return begin_ms + 1000 * int(differences.min()), begin_ms + 1000 * int(differences.max())
 
-    @cached_property
-    def _chains(self) -> npt.NDArray[np.uint64]:
-        # (hash << 32 | row), sorted: the entries of one hash are one range of it. 8 bytes an entry.
-        keys = normal_hashes(self.entries["key_hash"]).astype(np.uint64) << np.uint64(32)
-        keys |= np.arange(self.count, dtype=np.uint64)
-        keys.sort()
-        return keys
-
-    def lookup(self, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return the items (a copy, newest insertion first) of a normal hash in [begin_ms, end_ms], epoch ms."""
-        low, high = np.searchsorted(self._chains, np.array([key_hash << 32, (key_hash + 1) << 32], np.uint64))
-        rows = (self._chains[low:high] & np.uint64(0xFFFFFFFF))[::-1].astype(np.int64)
-        return _within(
-            items_of(self.entries[rows], self.layout.schema), key_hash, begin_ms, end_ms, self.header.begin_ms
-        )
-
     def items(self) -> Iterator[Array]:
         """Yield all items in order of insertion, at most `CHUNK` at a time."""
         for start in range(0, self.count, CHUNK):
             yield items_of(self.entries[start : start + CHUNK], self.layout.schema)
+
+
+def bare_slots(first_slot_item: bytes, file: str) -> int:
+    """Return the slot count of a compacted file without a trailer.
+
+    Slot 0's position is where the slot table ends; the header holds only the slots *in use*, and the configuration may
+    have changed since. `first_slot_item` is the 8 bytes at position 28. Raises `CorruptFile`.
+    """
+    if len(first_slot_item) < SLOT_SIZE:
+        raise CorruptFile(file, "no slot table", offset=HEADER_SIZE, expected=SLOT_SIZE, found=len(first_slot_item))
+    position = int.from_bytes(first_slot_item[:4], "big", signed=True)
+    slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)
+    if rest or slots < 1:
+        raise CorruptFile(file, "slot 0 does not point behind a slot table", offset=HEADER_SIZE, found=position)
+    return slots
 
 
 @dataclass(frozen=True)
@@ -243,29 +215,11 @@ class ForeignCompacted:
             raise damage(f"impossible geometry: {error}", offset=HEADER_SIZE) from error
         return cls(layout, header, count, file_size, file)
 
-    def lookup(self, read: Read, key_hash: int, begin_ms: int, end_ms: int) -> Array:
-        """Return the items (a copy) of `key_hash`, a normal hash, newest insertion first.
-
-        Of those stored in [begin_ms, end_ms], inclusive, epoch milliseconds. Two reads: the slot's 8 bytes, then its
-        array, unless it is empty. A hash of `Integer.MIN_VALUE` that survived RocketMQ's compaction lies in slot 0,
-        where its normal form 0 belongs. Raises `CorruptFile`.
-        """
-        slot = key_hash % self.layout.slots
-        slot_item = read_exactly(read, HEADER_SIZE + SLOT_SIZE * slot, SLOT_SIZE, self.file)
-        position, length = bare_slot_run(slot_item, self.layout, self.file, self.file_size, slot)
-        if not length:
-            return np.empty(0, self.layout.schema.item)
-        items = self._items(read, position, length)
-        return _within(items, key_hash, begin_ms, end_ms, self.header.begin_ms)
-
     def items(self, read: Read) -> Iterator[Array]:
         """Yield all items in order of slot, newest insertion first within a slot, at most `CHUNK` at a time."""
-        size = self.layout.schema.item.itemsize
-        for position in range(self.layout.items_position, self.file_size, CHUNK * size):
-            yield self._items(read, position, min(CHUNK * size, self.file_size - position))
-
-    def _items(self, read: Read, position: int, length: int) -> Array:
-        data = read_exactly(read, position, length, self.file)
-        items = np.frombuffer(data, self.layout.schema.item).copy()
-        items["key_hash"] = normal_hashes(items["key_hash"])
-        return items
+        size = CHUNK * self.layout.schema.item.itemsize
+        for position in range(self.layout.items_position, self.file_size, size):
+            data = read_exactly(read, position, min(size, self.file_size - position), self.file)
+            items = np.frombuffer(data, self.layout.schema.item).copy()
+            items["key_hash"] = normal_hashes(items["key_hash"])
+            yield items

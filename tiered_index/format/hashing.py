@@ -1,19 +1,8 @@
 """Key hash and fingerprint of ``topic + "#" + key``, vectorised and equal to Java's. SPEC.md section 5.
 
-Two polynomials over UTF-16 code units (a character above U+FFFF counts as its two surrogates) modulo 2**32: sum(unit[i]
-* m**(length-1-i)). With m = 31 it is `java.lang.String.hashCode`; with the other multiplier, finished by MurmurHash3's
-32-bit mix, it is the fingerprint.
-
-`polynomials` has two exact methods, chosen for each call:
-
-- *Matrix*, for short ASCII strings of similar lengths: they become right-aligned rows of zeros, and one product of that
-  matrix with the powers gives all sums. In f64 every partial sum is an integer below 127 * 2**32 * 256 < 2**53, so no
-  order of summation rounds.
-- *Running sums*: with c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value
-  (c[e] - c[s]) * m**(e-1).
-
-`hash_key_sql` is the key hash as SQL, for engines that compute the index's keys in a join. Pure functions, safe under
-threads.
+Two polynomials over UTF-16 code units modulo 2**32: sum(unit[i] * m**(length-1-i)). With m = 31 it is
+`java.lang.String.hashCode`; with the other multiplier, finished by MurmurHash3's 32-bit mix, it is the fingerprint.
+Pure functions, safe under threads.
 """
 
 from __future__ import annotations
@@ -29,18 +18,6 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
-
-__all__ = [
-    "CodeUnits",
-    "absolute_hash",
-    "code_units",
-    "fingerprint",
-    "hash_batch",
-    "hash_key_sql",
-    "java_string_hash",
-    "key_hash",
-    "normal_hashes",
-]
 
 # Code units summed at a time; the tables of powers fit the CPU cache
 _BLOCK = 1 << 16
@@ -80,7 +57,11 @@ def _masks(width: int) -> npt.NDArray[Any]:
 
 
 def _by_matrix(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int], width: int) -> list[UInt32]:
-    """Hash strings of at most `width` ASCII units by gathering the last bytes and masking those of earlier strings."""
+    """Hash strings of at most `width` ASCII units by gathering the last bytes and masking those of earlier strings.
+
+    The right-aligned rows of zeros and bytes, times the powers, give all sums. In f64 every partial sum is an integer
+    below 127 * 2**32 * 256 < 2**53, so no order of summation rounds.
+    """
     base, count = int(offsets[0]), len(offsets) - 1
     padded = np.zeros(width + int(offsets[-1]) - base, np.uint8)
     padded[width:] = units[base : int(offsets[-1])]
@@ -126,7 +107,10 @@ def power_at(multiplier: int, exponents: Int64) -> UInt32:
 
 
 def _by_running_sums(units: npt.NDArray[Any], offsets: Int64, multipliers: Sequence[int]) -> list[UInt32]:
-    """Hash strings of any units and lengths in three passes over the units, without a loop over strings."""
+    """Hash strings of any units and lengths in three passes over the units, without a loop over strings.
+
+    With c the running sum of unit[i] * m**-i over a block, a string at [s, e) has the value (c[e] - c[s]) * m**(e-1).
+    """
     count = len(offsets) - 1
     results = [np.zeros(count, np.uint32) for _ in multipliers]
     wide = np.empty(_BLOCK, np.uint32)
@@ -138,7 +122,7 @@ def _by_running_sums(units: npt.NDArray[Any], offsets: Int64, multipliers: Seque
         # one string longer than a block
         if last <= first:
             for out, multiplier in zip(results, multipliers, strict=True):
-                out[first] = _long_polynomial(units[base : int(offsets[first + 1])], multiplier)
+                out[first] = _polynomial(units[base : int(offsets[first + 1])].tolist(), multiplier)
             first += 1
             continue
         stop = int(offsets[last]) - base
@@ -154,15 +138,6 @@ def _by_running_sums(units: npt.NDArray[Any], offsets: Int64, multipliers: Seque
             out[first:last] = (at[1:] - at[:-1]) * powers[ends]
         first = last
     return results
-
-
-def _long_polynomial(units: npt.NDArray[Any], multiplier: int) -> int:
-    value = 0
-    for start in range(0, len(units), _BLOCK):
-        part = units[start : start + _BLOCK]
-        piece = int(_by_running_sums(part, np.array([0, len(part)]), (multiplier,))[0][0])
-        value = (value * pow(multiplier, len(part), 1 << 32) + piece) & 0xFFFFFFFF
-    return value
 
 
 _JAVA = 31
@@ -201,7 +176,10 @@ def _falling_powers(multiplier: int) -> tuple[int, ...]:
 
 def _hash_one(text: str, multiplier: int) -> int:
     """Return the polynomial of one string modulo 2**32."""
-    units = memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
+    return _polynomial(memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"), multiplier)
+
+
+def _polynomial(units: Sequence[int] | memoryview, multiplier: int) -> int:
     powers = _falling_powers(multiplier)
     value = 0
     for start in range(0, len(units), _SHORT):

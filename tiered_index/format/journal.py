@@ -1,8 +1,7 @@
 """The journal beside an unsealed file: which entries are durable, and what they mean. SPEC.md section 7.
 
-``"TIXJRNL\n" u32 version``, then records ``u32 length, u32 CRC32, payload``; the CRC covers length and payload, the
-payload is JSON with a ``kind``. Each record is appended and synced by one write, after the entries that it describes,
-so a crash can tear only the last record. Pure.
+Each record is appended and synced by one write, after the entries that it describes, so a crash can tear only the last
+record. Pure.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
 
-__all__ = ["JOURNAL_VERSION", "BatchRecord", "Journal", "encode_batch", "encode_open", "encode_seal", "parse_journal"]
-
 _MAGIC = b"TIXJRNL\n"
 JOURNAL_VERSION = 1
 _START = struct.Struct(">8sI")
@@ -64,10 +61,9 @@ _BATCH_FIELDS = tuple(each.name for each in fields(BatchRecord))
 class Journal:
     """A journal's content up to its last whole record, which ends at byte `valid_length`.
 
-    `sequence` orders the files of one root by creation, `created_ms` is that time by the writer's clock (epoch
-    milliseconds). `predecessor` is the file before this one in its lane (the sequence of files of one appender) and how
-    many durable entries it had, which reveals a journal that lost records since. `log_number` is that of a record of
-    the storage's log before any that names the file; 0: unknown.
+    `sequence` orders the files of one root by creation. `predecessor` is the file before this one in its lane (the
+    sequence of files of one appender) and how many durable entries it had, which reveals a journal that lost records
+    since. `log_number` is that of a record of the storage's log before any that names the file; 0: unknown.
     """
 
     file_id: str
@@ -114,11 +110,7 @@ def encode_open(journal: Journal) -> bytes:
         "kind": "open",
         "file_id": journal.file_id,
         "layout": journal.layout.to_json(),
-        "begin_ms": journal.begin_ms,
-        "lane": journal.lane,
-        "sequence": journal.sequence,
-        "offset_space": journal.offset_space,
-        "created_ms": journal.created_ms,
+        **{name: getattr(journal, name) for name in ("begin_ms", "lane", "sequence", "offset_space", "created_ms")},
         **({"predecessor": journal.predecessor} if journal.predecessor else {}),
         **({"log_number": journal.log_number} if journal.log_number else {}),
     }
@@ -126,11 +118,10 @@ def encode_open(journal: Journal) -> bytes:
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
-    """Return the record of a durable batch; `positions` (source -> position) are durable with it.
+    """Return the record of a durable batch, which may have no entries; `positions` are durable with it.
 
-    A batch may have no entries. `topics` are the (id, name) pairs that this batch is the first to use. They are part of
-    the batch's record: a crash may keep the second page of a write and lose the first one, and two records in one write
-    would then look like damage.
+    `topics` are the (id, name) pairs that this batch is the first to use: two records in one write, of which a crash
+    may lose the first page alone, would look like damage.
     """
     document = {"kind": "batch", **{name: getattr(batch, name) for name in _BATCH_FIELDS}, "positions": positions}
     return _record(document | {"topics": topics} if topics else document)

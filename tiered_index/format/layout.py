@@ -1,7 +1,4 @@
-"""Positions, magics and limits of an index file, stated once; SPEC.md sections 2 to 4 describe the same.
-
-Everything is big-endian. Pure: no file handle, no clock.
-"""
+"""Positions, magics and limits of an index file, stated once, big-endian; SPEC.md sections 2 to 4. Pure."""
 
 from __future__ import annotations
 
@@ -13,19 +10,6 @@ from typing import Any, NamedTuple
 from tiered_index.documents import Malformed, integer, record, text
 from tiered_index.errors import ConfigError, CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
-
-__all__ = [
-    "HEADER_SIZE",
-    "NATIVE",
-    "PRESETS",
-    "ROCKETMQ",
-    "SHARD_MAGIC",
-    "SLOT_SIZE",
-    "Header",
-    "Layout",
-    "Preset",
-    "read_header",
-]
 
 HEADER_SIZE = 28
 # 0 magic | 4 begin timestamp, ms | 12 end timestamp, ms | 20 slots in use | 24 items
@@ -56,6 +40,7 @@ NATIVE = Preset("native", 0x54495855, 0x54495843, False, KEYED_SCHEMA, 1_000_000
 PRESETS = {preset.name: preset for preset in (NATIVE, ROCKETMQ)}
 # The magic of shards of window tables, whatever the preset: "TIXS".
 SHARD_MAGIC = 0x54495853
+_MAGICS = {SHARD_MAGIC, *(magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic))}
 
 
 class Header(NamedTuple):
@@ -146,9 +131,7 @@ def read_header(data: bytes | memoryview, file: str) -> Header:
     if len(data) < HEADER_SIZE:
         raise CorruptFile(file, "shorter than a header", expected=HEADER_SIZE, found=len(data))
     header = Header(*_HEADER.unpack_from(data))
-    known = {magic for preset in PRESETS.values() for magic in (preset.begin_magic, preset.end_magic)} | {SHARD_MAGIC}
-    if header.magic not in known:
-        raise CorruptFile(
-            file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(known)], found=f"{header.magic:#x}"
-        )
+    if header.magic not in _MAGICS:
+        expected, found = [f"{m:#x}" for m in sorted(_MAGICS)], f"{header.magic:#x}"
+        raise CorruptFile(file, "wrong magic", offset=0, expected=expected, found=found)
     return header

@@ -28,9 +28,7 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
-from tiered_index.format.slot_map import SlotMap
-
-__all__ = ["FILE_ID", "POSITIONS", "PREDECESSOR", "TOPIC_ID", "Metadata", "topic_table"]
+from tiered_index.format.slots import SlotMap
 
 # A file's id, which becomes part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")

@@ -1,13 +1,7 @@
 """Names of files, folders and objects. SPEC.md section 8.
 
-```
-root/tiered_index.json  lock  unsealed/ID.index ID.journal  compacted/ID.index  uploaded/ID.index
-.tmp-*  half-made work, in any of them
-storage/log/N  checkpoint/N  epoch/E  lease/E/N  data/ID/ATTEMPT.index  segments/STORE/START/ATTEMPT.log
-        staging/ID/ATTEMPT.entries  staging/ID/E.ticket
-```
-A local file's state is its folder's name. An object's name is never used twice. N, E and START have 20 digits, so names
-sort as numbers do. Pure, but for random bits in new names.
+A local file's state is its folder's name. An object's name is never used twice. Numbers in names have 20 digits, so
+names sort as numbers do. Pure, but for random bits in new names.
 """
 
 from __future__ import annotations
@@ -17,36 +11,6 @@ import re
 import secrets
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-
-__all__ = [
-    "CHECKPOINT_PREFIX",
-    "COMPACTED",
-    "DATA_PREFIX",
-    "INDEX_SUFFIX",
-    "JOURNAL_SUFFIX",
-    "LEASE_PREFIX",
-    "LOG_PREFIX",
-    "SEGMENTS_PREFIX",
-    "STAGING_PREFIX",
-    "STATES",
-    "TICKET_SUFFIX",
-    "UNSEALED",
-    "UPLOADED",
-    "checkpoint_name",
-    "data_name",
-    "data_prefix",
-    "epoch_name",
-    "file_id_of",
-    "lease_name",
-    "log_name",
-    "new_file_id",
-    "number_of",
-    "segment_epoch",
-    "segment_name",
-    "staged_name",
-    "store_prefix",
-    "ticket_name",
-]
 
 UNSEALED, COMPACTED, UPLOADED = STATES = ("unsealed", "compacted", "uploaded")
 INDEX_SUFFIX = ".index"
@@ -73,28 +37,24 @@ def file_id_of(name: str) -> str | None:
     return stem if _FILE_ID.fullmatch(stem) and dot + suffix in (INDEX_SUFFIX, JOURNAL_SUFFIX) else None
 
 
-def _digits(number: int) -> str:
-    return f"{number:020d}"
-
-
 def log_name(number: int) -> str:
     """Return the name of log record `number` (from 1)."""
-    return LOG_PREFIX + _digits(number)
+    return LOG_PREFIX + f"{number:020d}"
 
 
 def checkpoint_name(number: int) -> str:
     """Return the name of the checkpoint of log records 1..`number`."""
-    return CHECKPOINT_PREFIX + _digits(number)
+    return CHECKPOINT_PREFIX + f"{number:020d}"
 
 
 def epoch_name(epoch: int) -> str:
     """Return the name of the claim of writer epoch `epoch` (from 1)."""
-    return EPOCH_PREFIX + _digits(epoch)
+    return EPOCH_PREFIX + f"{epoch:020d}"
 
 
 def lease_name(epoch: int, number: int) -> str:
     """Return the name of renewal `number` of epoch `epoch`'s lease."""
-    return f"{LEASE_PREFIX}{_digits(epoch)}/{_digits(number)}"
+    return f"{LEASE_PREFIX}{epoch:020d}/{number:020d}"
 
 
 def data_prefix(file_id: str) -> str:
@@ -114,7 +74,7 @@ def staged_name(file_id: str, attempt: str) -> str:
 
 def ticket_name(file_id: str, epoch: int) -> str:
     """Return the object name of the ticket by which the writer of `epoch` asks for a staged file to be compacted."""
-    return f"{STAGING_PREFIX}{file_id}/{_digits(epoch)}{TICKET_SUFFIX}"
+    return f"{STAGING_PREFIX}{file_id}/{epoch:020d}{TICKET_SUFFIX}"
 
 
 def store_prefix(store: str) -> str:
@@ -135,7 +95,7 @@ def store_prefix(store: str) -> str:
 
 def segment_name(store: str, start: int, epoch: int) -> str:
     """Return a fresh object name for one upload attempt of the segment of `store` that begins at offset `start`."""
-    return f"{store_prefix(store)}{_digits(start)}/{_digits(epoch)}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
+    return f"{store_prefix(store)}{start:020d}/{epoch:020d}-{secrets.token_hex(8)}{SEGMENT_SUFFIX}"
 
 
 def segment_epoch(name: str) -> int:

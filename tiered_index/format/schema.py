@@ -1,8 +1,7 @@
-"""The schema of an entry: its columns, as NumPy dtypes and as the declaration stored in every file.
+"""The schema of an entry: its columns, as NumPy dtypes and as the declaration stored in every file. Pure.
 
-A *compacted item* is the record without `previous`; an *unsealed entry* is the item followed by `previous` (i32, the
-index of the next older entry of the same slot). The first six columns are RocketMQ's; a subclass's columns follow in
-order of declaration. *Identity* columns decide whether two entries are the same answer. Pure.
+The first six columns are RocketMQ's; a subclass's columns follow in order of declaration. *Identity* columns decide
+whether two entries are the same answer.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ import numpy as np
 from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
 from tiered_index.errors import ConfigError, SchemaMismatch
 from tiered_index.types import IndexItem, KeyedIndexItem, column
-
-__all__ = ["BASE_COLUMNS", "KEYED_SCHEMA", "PREVIOUS", "ROCKETMQ_SCHEMA", "Column", "Schema"]
 
 PREVIOUS = "previous"
 
@@ -84,8 +81,7 @@ class Schema:
     def of(cls, item_type: type[IndexItem]) -> Schema:
         """Return the schema that `item_type` declares.
 
-        Raises `ConfigError` for a field without `column(...)`, for one that a class declares anew, and for a class with
-        fields of its own that is no dataclass.
+        Raises `ConfigError` for a field without `column(...)` or declared anew, and for fields in no dataclass.
         """
         base = {f.name for f in dataclasses.fields(IndexItem)}
         for owner in item_type.__mro__[: item_type.__mro__.index(IndexItem)]:

@@ -1,21 +1,14 @@
 """Shards of window tables: the arrays of a range of slots and a trailer. SPEC.md section 10.
 
-```
- 0        28              T                    file size
- +--------+---------------+--------------------+
- | header | arrays        | trailer            |      T = 28 + (bytes of an item) * items
- +--------+---------------+--------------------+
-```
-A shard is written in one pass from entries in their final order: by rank of their hash (slot_map.py), within a hash in
-answer order, whatever the index's preset. It has no slot table: the directory says where a slot lies. The header's
-counts are 0, since it is written first. Pure. One thread a writer. Memory: 8 bytes an entry for the filter, and a few
-hundred bytes for each 16 KiB.
+A shard is written in one pass from entries in their final order, whatever the index's preset. It has no slot table: the
+directory says where a slot lies. Pure. Memory: 8 bytes an entry for the filter, some hundred bytes for each 16 KiB.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -28,11 +21,8 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
-from tiered_index.format.slot_map import SlotMap
-from tiered_index.format.slot_order import identity_columns
-from tiered_index.format.trailer import BLOCK_DTYPE, GROUP_DTYPE, Directory, build_trailer
-
-__all__ = ["ShardWriter", "answer_sorted", "entry_checksum"]
+from tiered_index.format.slots import SlotMap, hash_rank, identity_columns
+from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 
 Array = npt.NDArray[Any]
 _MASK = (1 << 64) - 1
@@ -46,7 +36,7 @@ def answer_sorted(
 
     `seconds` (n) are epoch seconds. Stable. Memory: 40 bytes an entry.
     """
-    ranks = slots.ranks_of(normal_hashes(items["key_hash"]))
+    ranks = hash_rank(normal_hashes(items["key_hash"]), slots.base)
     return np.lexsort([*identity_columns(items, schema), ~items["offset"].astype(np.int64), -seconds, ranks])
 
 
@@ -77,20 +67,6 @@ def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
 
 
 @dataclass
-class _OpenBlock:
-    """A row of the block table."""
-
-    offset: int
-    length: int = 0
-    count: int = 0
-    crc32: int = 0
-    hash_min: int = 2**31 - 1
-    hash_max: int = -(2**31)
-    second_min: int = 2**63 - 1
-    second_max: int = -(2**63)
-
-
-@dataclass
 class _OpenGroup:
     first_slot: int
     offset: int
@@ -98,7 +74,7 @@ class _OpenGroup:
     giant: bool
     length: int = 0
     crc32: int = 0
-    blocks: list[_OpenBlock] = field(default_factory=list)
+    blocks: list[OpenBlock] = field(default_factory=list)
 
 
 class ShardWriter:
@@ -223,22 +199,15 @@ class ShardWriter:
         at = 0
         while group.giant and at < len(hashes):
             if not group.blocks or group.blocks[-1].count == self._per_block:
-                group.blocks.append(_OpenBlock(group.offset + len(group.blocks) * self._per_block * self._item_size))
+                group.blocks.append(OpenBlock(group.offset + len(group.blocks) * self._per_block * self._item_size))
             block = group.blocks[-1]
             stop = min(len(hashes), at + self._per_block - block.count)
-            block.count += stop - at
-            block.length = block.count * self._item_size
-            block.crc32 = zlib.crc32(data[at * self._item_size : stop * self._item_size], block.crc32)
-            block.hash_min = min(block.hash_min, int(hashes[at:stop].min()))
-            block.hash_max = max(block.hash_max, int(hashes[at:stop].max()))
-            block.second_min = min(block.second_min, int(seconds[at:stop].min()))
-            block.second_max = max(block.second_max, int(seconds[at:stop].max()))
+            piece = data[at * self._item_size : stop * self._item_size]
+            block.add(piece, hashes[at:stop], seconds[at:stop])
             at = stop
 
     def _directory(self) -> Directory:
         """Return the directory; a group of one block has no row in the block table."""
-        cut = [group for group in self._groups if len(group.blocks) > 1]
-        blocks = np.array([astuple(block) for group in cut for block in group.blocks], BLOCK_DTYPE)
         groups = np.zeros(len(self._groups), GROUP_DTYPE)
         groups["first_slot"] = [group.first_slot for group in self._groups]
         groups["first_slot"][:1] = self.slot_range[0]
@@ -246,7 +215,8 @@ class ShardWriter:
         groups["length"] = [group.length for group in self._groups]
         groups["count"] = groups["length"] // self._item_size
         groups["crc32"] = [group.crc32 for group in self._groups]
-        number = np.array([len(group.blocks) if len(group.blocks) > 1 else 0 for group in self._groups], np.int64)
+        cut = [group.blocks if len(group.blocks) > 1 else [] for group in self._groups]
+        number = np.array([len(blocks) for blocks in cut], np.int64)
         groups["blocks"] = number
         groups["first_block"] = np.where(number > 0, np.cumsum(number) - number, 0)
-        return Directory(groups, blocks)
+        return Directory(groups, block_table(chain.from_iterable(cut)))

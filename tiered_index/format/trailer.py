@@ -1,18 +1,16 @@
 """The trailer of compacted files and shards: ``[filter][directory][metadata][tail]``. SPEC.md section 6.
 
-The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) lies and what its CRC32 is,
-so that a lookup reads and verifies one range. A group of more than 256 KiB is cut into *blocks*, each with its own
-range and CRC32. A *run* is one such range: a block, or a group that is not cut.
-
-The tail, at the very end, has magic, version, lengths and CRCs; the rest is parsed only after it matches its CRC.
-RocketMQ ignores the trailer. Pure: bytes in, arrays out; safe under threads.
+The directory says where each *slot group* (the arrays of neighbouring slots, about 16 KiB) lies and what its CRC32 is.
+A group of more than 256 KiB is cut into *blocks*, each with its own. A *run* is what is read and verified at once: a
+block, or a group that is not cut. Pure: bytes in, arrays out; safe under threads.
 """
 
 from __future__ import annotations
 
 import struct
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import astuple, dataclass
 from functools import cached_property
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -22,19 +20,6 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.metadata import Metadata
-
-__all__ = [
-    "BLOCK_DTYPE",
-    "GROUP_DTYPE",
-    "TAIL_MAGIC",
-    "TAIL_SIZE",
-    "Directory",
-    "Run",
-    "Tail",
-    "Trailer",
-    "build_trailer",
-    "parse_trailer",
-]
 
 FORMAT_VERSION = 1
 TAIL_MAGIC = b"TIXTAIL\n"
@@ -79,8 +64,7 @@ Array = npt.NDArray[Any]
 class Run:
     """One range to read and its check: absolute byte position, length in bytes, CRC32, number of items.
 
-    `second_min` and `second_max` (inclusive, epoch seconds) are the bounds of a block's items; of a group, which has
-    none in the directory, they exclude no second.
+    Of a block the seconds are inclusive bounds of its items; of a group, which has none, they exclude nothing.
     """
 
     offset: int
@@ -89,6 +73,34 @@ class Run:
     count: int
     second_min: int = -(2**62)
     second_max: int = 2**62
+
+
+@dataclass(slots=True)
+class OpenBlock:
+    """A row of the block table that is being written, fed with its items piece by piece."""
+
+    offset: int
+    length: int = 0
+    count: int = 0
+    crc32: int = 0
+    hash_min: int = 2**31 - 1
+    hash_max: int = -(2**31)
+    second_min: int = 2**63 - 1
+    second_max: int = -(2**63)
+
+    def add(self, data: memoryview, hashes: npt.NDArray[np.int32], seconds: npt.NDArray[np.int64]) -> None:
+        """Append items: their bytes, normal hashes (n) and epoch seconds (n)."""
+        self.length += len(data)
+        self.count += len(hashes)
+        self.crc32 = zlib.crc32(data, self.crc32)
+        self.hash_min, self.hash_max = min(self.hash_min, int(hashes.min())), max(self.hash_max, int(hashes.max()))
+        self.second_min = min(self.second_min, int(seconds.min()))
+        self.second_max = max(self.second_max, int(seconds.max()))
+
+
+def block_table(blocks: Iterable[OpenBlock]) -> Array:
+    """Return the rows (`BLOCK_DTYPE`, n) of finished blocks."""
+    return np.array([astuple(block) for block in blocks], BLOCK_DTYPE)
 
 
 @dataclass(frozen=True)
@@ -120,11 +132,7 @@ class Directory:
         return cls(table, np.frombuffer(data, BLOCK_DTYPE, blocks, _DIRECTORY.size + table.nbytes))
 
     def check(self, metadata: Metadata, end: int, file: str) -> None:
-        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, every byte once.
-
-        `end` is the byte position where the arrays end. A checked directory names only ranges within the file, together
-        no longer than the file.
-        """
+        """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, ending at byte `end`, once."""
         groups, blocks = self.groups, self.blocks
         low, high = metadata.slot_range if metadata.is_shard else (0, metadata.layout.slots)
         size = metadata.layout.schema.item.itemsize
@@ -151,10 +159,9 @@ class Directory:
             raise CorruptFile(file, "directory's blocks are empty, or end before they begin")
 
     def runs(self, slot: int, key_hash: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs to read to find every item of `key_hash` in the inclusive range of epoch seconds.
+        """Return the runs to read to find every item of `key_hash`, of slot `slot`, in the inclusive epoch seconds.
 
-        `slot` is the slot of `key_hash`. Empty where the slot's group is empty; one run for a group that is not cut; of
-        a cut group every block that may hold a match.
+        Empty where the slot's group is empty; one for a group that is not cut; else every block that may hold a match.
         """
         index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
         if index < 0:
@@ -182,10 +189,9 @@ class Directory:
         return self._runs_within(self.groups[marked[1:]], second_min, second_max)
 
     def runs_between(self, first_slot: int, last_slot: int, second_min: int, second_max: int) -> list[Run]:
-        """Return the runs to read to find every item of slots [first_slot, last_slot) in the seconds given.
+        """Return the runs, by position, of every item of slots [first_slot, last_slot) in the inclusive epoch seconds.
 
-        `second_min` and `second_max` are inclusive epoch seconds. In order of position. The first and the last run may
-        hold items of neighbouring slots, too.
+        The first and the last run may hold items of neighbouring slots, too.
         """
         low = max(0, int(np.searchsorted(self._first_slots, first_slot, "right")) - 1)
         high = int(np.searchsorted(self._first_slots, last_slot, "left"))

@@ -1,11 +1,8 @@
 """Unsealed files: hash chains, newest entry first, over an append-only array of entries. SPEC.md section 3.
 
-`UnsealedTable` is the state of one such file in memory: counters and chain heads. `prepare` turns a batch of columns
-into the bytes to append; `commit` makes them visible. Nothing here touches a file.
-
 Invariants: entry i of the file has index i, from 1; `heads[s]` is the newest committed entry of slot s or 0; an entry's
-`previous` is smaller than its own index. Threads: one writer; beside it any number of readers of `heads` and of entries
-up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
+`previous` is smaller than its own index. Pure. Threads: one writer; beside it any number of readers of `heads` and of
+entries up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
 """
 
 from __future__ import annotations
@@ -21,9 +18,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
-from tiered_index.format.slot_order import same_slot_rows
-
-__all__ = ["PreparedBatch", "UnsealedTable", "entries_view", "time_differences", "walk_chain"]
+from tiered_index.format.slots import same_slot_rows
 
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
@@ -139,15 +134,10 @@ class UnsealedTable:
     def _insert(
         self, hashes: Array, first: int
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int64], npt.NDArray[np.int32], int]:
-        """Insert a chunk into the writer's heads; return `previous`, slots, new heads, and how many slots were empty.
+        """Insert rows (normal hashes, i32, n) from index `first` on into the writer's heads.
 
-        `previous` (i32, n), slots (i64, n) and heads (i32, n) are one a row; `hashes` (i32, n) are normal, `first` is
-        the first row's index.
-
-        A row's `previous` is the old head of its slot, and its own index the new head: one gather and one scatter. Only
-        slots that occur more than once in the chunk, few unless keys repeat, need an order: one sort of (slot << 32 |
-        row) brings their rows together in order of insertion. Memory: 40 bytes a row of one chunk, which fits the
-        cache.
+        Return `previous` (i32, n), slots (i64, n), new heads (i32, n), and how many slots were empty. One gather and
+        one scatter; only slots that occur more than once in the chunk need an order. Memory: 40 bytes a row.
         """
         n = len(hashes)
         heads = self._next_heads
@@ -168,10 +158,10 @@ class UnsealedTable:
 
 
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
-    """Return the indices of a chain's entries of `key_hash`, newest first; None after `limit` steps.
+    """Return the indices of a chain's entries of `key_hash` from `head` on, newest first.
 
-    `data` is the file's bytes (a memory map), `head` the index to start at. None also where the chain is not in
-    descending order. A reader that gets None scans the hash column instead, which bounds the cost of giant chains.
+    None after `limit` steps, which bounds the cost of giant chains, and for one that does not fall: the reader scans
+    the hash column instead. `data` is the file's bytes (a memory map).
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position

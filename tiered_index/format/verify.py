@@ -1,10 +1,7 @@
 """Full check of one compacted file or shard: every byte against its CRC32, every item against the metadata.
 
-`verify_compacted` and `verify_shard` use nothing that is not checked yet and report every defect instead of stopping at
-the first one. A shard has no slot table: its directory alone says where a slot lies. `WindowedRead` turns their many
-small, mostly forward reads into few large ones.
-
-Memory: the trailer, the filter and one run of items; of a compacted file 24 bytes a slot more. Pure: reads through
+The checks use nothing that is not checked yet and report every defect instead of stopping at the first one. Memory: the
+trailer, the filter and one run of items; of a compacted file 24 bytes a slot more. Pure: reads through
 `read(position, length)`; one thread. SPEC.md sections 2, 4, 6 and 10.
 """
 
@@ -27,8 +24,6 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import answer_sorted, entry_checksum
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 
-__all__ = ["WINDOW_BYTES", "FileCheck", "Finding", "WindowedRead", "verify_compacted", "verify_shard"]
-
 Array = npt.NDArray[Any]
 
 
@@ -45,11 +40,10 @@ class Finding:
     offset: int | None = None
 
 
-class FileCheck:
-    """What the checks of compacted files and shards share; `findings` are the defects found so far.
+class _FileCheck:
+    """What the checks of compacted files and shards share.
 
-    After the runs were read, `whole` says whether all passed their CRC32, and `interval` is the inclusive range of
-    epoch seconds of those that did.
+    After the runs were read, `whole` says whether all passed their CRC32, `interval` the seconds of those that did.
     """
 
     def __init__(self, read: Read, file_size: int, file: str) -> None:
@@ -76,12 +70,10 @@ class FileCheck:
         part = "tail"
         try:
             raw = read_exactly(self._read, self._size - TAIL_SIZE, TAIL_SIZE, self._file)
-            tail = Tail.decode(raw, self._file, self._size)
+            start = Tail.decode(raw, self._file, self._size).directory_position
             part = "directory"
-            start = tail.directory_position
-            trailer = parse_trailer(
-                read_exactly(self._read, start, self._size - start, self._file), self._file, self._size
-            )
+            raw = read_exactly(self._read, start, self._size - start, self._file)
+            return parse_trailer(raw, self._file, self._size)
         except UnsupportedVersion:
             raise
         except CorruptFile as error:
@@ -89,7 +81,6 @@ class FileCheck:
                 part = "metadata"
             self._add(part, str(error), error.offset)
             return None
-        return trailer
 
     def filter(self, tail: Tail) -> Array | None:
         """Return the filter's words (u32, blocks x 8), or None where there is none or it is damaged."""
@@ -121,11 +112,9 @@ class FileCheck:
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
 
     def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
-        """Yield (run, items, their seconds, `joined`) of each run that passes its CRC32.
+        """Yield (run, items, their epoch seconds (i64, n), `joined`) of each run that passes its CRC32.
 
-        Seconds are epoch seconds (i64, n). `joined` are the run's items with the last item of the run before in front,
-        if that was sound. Reports defects of bytes, seconds, topics, block bounds and, given the filter's `words`, of
-        the filter.
+        `joined` are the items with the last item of the run before in front, if that was sound. Reports other defects.
         """
         meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
@@ -144,38 +133,33 @@ class FileCheck:
             low, high = self.interval or (int(seconds[0]), int(seconds[0]))
             self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
             outside = (seconds < meta.second_min) | (seconds > meta.second_max)
-            self._report("interval", outside, "lie outside the file's interval", run, items)
+            self._report("interval", outside, "lie outside the file's interval", run.offset, items)
             if len(topics):
-                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run, items)
-            if words is not None and len(absent := _denied(items, meta, words)):
-                first_denied = run.offset + dtype.itemsize * int(absent[0]) if not denied else first_denied
+                self._report(
+                    "topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run.offset, items
+                )
+            if words is not None:
+                keys = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
+                absent = np.flatnonzero(~blocks_may_hold(words[block_numbers(keys, len(words))], keys))
+                if len(absent) and not denied:
+                    first_denied = run.offset + dtype.itemsize * int(absent[0])
                 denied += len(absent)
             if run.offset in bounds:
-                self._block_bounds(run, bounds[run.offset], items, seconds)
+                block, hashes = bounds[run.offset], normal_hashes(items["key_hash"])
+                found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
+                stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
+                if found != stored:
+                    problem = f"block's hashes and seconds are {found}, the directory says {stored}"
+                    self._add("bounds", problem, run.offset)
             yield run, items, seconds, np.frombuffer(last + data, dtype)
             last = data[-dtype.itemsize :]
         if denied:
             self._add("filter", f"{denied} items are absent, says the filter", first_denied)
 
-    def _report(self, part: str, wrong: Array, problem: str, run: Run, items: Array) -> None:
-        """Report the items of a run that `wrong` (bool, n) marks, if any."""
+    def _report(self, part: str, wrong: Array, problem: str, offset: int, items: Array) -> None:
+        """Report the items from byte `offset` on that `wrong` (bool, n) marks, if any."""
         if wrong.any():
-            self._add(
-                part, f"{int(wrong.sum())} items {problem}", run.offset + items.itemsize * int(np.flatnonzero(wrong)[0])
-            )
-
-    def _block_bounds(self, run: Run, block: Any, items: Array, seconds: Array) -> None:
-        hashes = normal_hashes(items["key_hash"])
-        found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
-        stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
-        if found != stored:
-            self._add("bounds", f"block's hashes and seconds are {found}, the directory says {stored}", run.offset)
-
-
-def _denied(items: Array, meta: Metadata, words: Array) -> Array:
-    """Return the indices of the items that the filter, wrongly, reports as absent."""
-    hashes = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
-    return np.flatnonzero(~blocks_may_hold(words[block_numbers(hashes, len(words))], hashes))
+            self._add(part, f"{int(wrong.sum())} items {problem}", offset + items.itemsize * int(wrong.argmax()))
 
 
 def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
@@ -202,7 +186,7 @@ def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
     return check.findings
 
 
-class _CompactedCheck(FileCheck):
+class _CompactedCheck(_FileCheck):
     def slot_table(self, trailer: Trailer) -> Array | None:
         """Return the slots' begins and the last's end (i64, slots + 1); None for a table that contradicts itself."""
         meta, layout = trailer.metadata, trailer.metadata.layout
@@ -243,13 +227,12 @@ class _CompactedCheck(FileCheck):
         for run, items, _, joined in self._sound_runs(trailer, words):
             lies_in = self._slots_at(run.offset, items, starts)
             wrong = normal_hashes(items["key_hash"]) % meta.layout.slots != lies_in
-            self._report("slot", wrong, "lie in a slot that is not their hash's", run, items)
+            self._report("slot", wrong, "lie in a slot that is not their hash's", run.offset, items)
             if not meta.layout.preset.newest_first:
                 self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
         if self.whole and self.interval != (meta.second_min, meta.second_max):
-            self._add(
-                "interval", f"seconds are {self.interval}, the metadata says {(meta.second_min, meta.second_max)}"
-            )
+            said = (meta.second_min, meta.second_max)
+            self._add("interval", f"seconds are {self.interval}, the metadata says {said}")
 
     def _slots_at(self, offset: int, items: Array, starts: Array) -> Array:
         """Return the slot (i64, n) in which each item lies, by its position; `offset` is the first item's byte."""
@@ -259,21 +242,14 @@ class _CompactedCheck(FileCheck):
     def _order(self, offset: int, items: Array, meta: Metadata, starts: Array) -> None:
         """Report neighbours within a slot that are out of order, as SPEC.md section 4 gives it."""
         slots = self._slots_at(offset, items, starts)
-        columns = [
-            items["key_hash"],
-            ~items["time_diff_s"].astype(np.int64),
-            ~items["offset"].astype(np.int64),
-            items["queue_id"],
-        ]
-        columns += [items[name] for name in meta.layout.schema.identity_extra]
+        falling = [~items[name].astype(np.int64) for name in ("time_diff_s", "offset")]
+        later = [items[name] for name in ("queue_id", *meta.layout.schema.identity_extra)]
         tied = slots[1:] == slots[:-1]
         wrong = np.zeros(len(tied), bool)
-        for column in columns:
+        for column in (items["key_hash"], *falling, *later):
             wrong |= tied & (column[1:] < column[:-1])
             tied = tied & (column[1:] == column[:-1])
-        if wrong.any():
-            at = int(np.flatnonzero(wrong)[0])
-            self._add("order", f"{int(wrong.sum())} items are out of order", offset + items.itemsize * (at + 1))
+        self._report("order", np.append(False, wrong), "are out of order", offset, items)
 
 
 def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
@@ -292,7 +268,7 @@ def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
     return check.findings
 
 
-class _ShardCheck(FileCheck):
+class _ShardCheck(_FileCheck):
     def metadata(self, meta: Metadata) -> bool:
         """Return whether the metadata is a shard's and its times are its window's; reports where not."""
         before = len(self.findings)
@@ -302,16 +278,12 @@ class _ShardCheck(FileCheck):
             return False
         window_s = meta.more["window_s"]
         if meta.begin_ms % 1000 or meta.end_ms != meta.begin_ms + 1000 * window_s - 1:
-            self._add(
-                "metadata", f"header's times {meta.begin_ms}..{meta.end_ms} are not those of a window of {window_s} s"
-            )
+            times = f"{meta.begin_ms}..{meta.end_ms}"
+            self._add("metadata", f"header's times {times} are not those of a window of {window_s} s")
         begin_s = meta.begin_ms // 1000
         if not begin_s <= meta.second_min <= meta.second_max < begin_s + window_s:
-            self._add(
-                "interval",
-                f"seconds {meta.second_min}..{meta.second_max} are not within the window of {window_s} s from "
-                f"{begin_s}",
-            )
+            seconds = f"{meta.second_min}..{meta.second_max}"
+            self._add("interval", f"seconds {seconds} are not within the window of {window_s} s from {begin_s}")
         return len(self.findings) == before
 
     def items(self, trailer: Trailer, words: Array | None) -> None:
@@ -327,8 +299,11 @@ class _ShardCheck(FileCheck):
             last_slot = int(slots[-1])
             group = int(np.searchsorted(starts, run.offset, "right")) - 1
             wrong = (slots < first[group]) | (slots >= first[group + 1])
-            self._report("slot", wrong, "lie in a slot group that is not their hash's", run, items)
-            self._order(run.offset + items.nbytes - joined.nbytes, joined, meta)
+            self._report("slot", wrong, "lie in a slot group that is not their hash's", run.offset, items)
+            # a stable sort moves what is out of order
+            order = answer_sorted(joined, joined["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
+            at = run.offset + items.nbytes - joined.nbytes
+            self._report("order", order != np.arange(len(joined)), "are out of order", at, joined)
         if not self.whole:
             return
         for part, name, found, said in (
@@ -338,14 +313,6 @@ class _ShardCheck(FileCheck):
         ):
             if found != said:
                 self._add(part, f"{name} {found}, the metadata says {said}")
-
-    def _order(self, offset: int, items: Array, meta: Metadata) -> None:
-        """Report items that are not in a shard's order: those that a stable sort would move."""
-        seconds = items["time_diff_s"].astype(np.int64)
-        order = answer_sorted(items, seconds, meta.slot_map, meta.layout.schema)
-        wrong = np.flatnonzero(order != np.arange(len(items)))
-        if len(wrong):
-            self._add("order", f"{len(wrong)} items are out of order", offset + items.itemsize * int(wrong[0]))
 
 
 # Bytes of one window
@@ -372,16 +339,13 @@ class WindowedRead:
     def __call__(self, position: int, length: int) -> bytes:
         """Return `length` bytes from `position`; shorter at the file's end."""
         pieces = []
-        length = max(0, min(length, self._size_bytes - position))
-        while length:
-            offset = position - self._start
-            if not 0 <= offset < len(self._window):
+        end = min(position + length, self._size_bytes)
+        while position < end:
+            if not 0 <= position - self._start < len(self._window):
                 self._fetch(position // WINDOW_BYTES * WINDOW_BYTES)
                 continue
-            piece = self._window[offset : offset + length]
-            pieces.append(piece)
-            position += len(piece)
-            length -= len(piece)
+            pieces.append(self._window[position - self._start : end - self._start])
+            position += len(pieces[-1])
         return b"".join(pieces)
 
     def _fetch(self, start: int) -> None:

@@ -43,7 +43,7 @@ from tiered_index.service.threads.workers import Stopped, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.wrappers import MeteredStorage
+from tiered_index.storage.metering import MeteredStorage
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160

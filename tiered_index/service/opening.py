@@ -48,8 +48,8 @@ from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import MeteredStorage
 
 # Small: a bad clock, which sends everything to quarantine, must not cost a second file of full size
 _QUARANTINE_ITEMS = 1 << 16

@@ -1,56 +1,26 @@
-"""The storage contract: named objects of bytes, whatever they hold; and the base class of wrappers.
+"""The storage contract: named objects of bytes; and the base class of wrappers.
 
 Names are non-empty strings of `/`-separated segments from ``[A-Za-z0-9._=+@-]``, at most 512 bytes, no segment ``.`` or
-``..``. An object appears whole or not at all: a reader never sees half a put, nor parts of an unfinished multipart
-upload. Correctness depends on `put_if_absent` only; every other operation may be retried freely.
-
-Every method may be called from any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable`
-(retry later), `StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
-
-The `check_*` functions are pure and hold in every backend. `WrapperStorage` passes every request through one method,
-`_around`, with a `Call` that describes it; a wrapper overrides it to count, delay or fail calls. A listing is one call
-a page of 1,000.
+``..``. An object appears whole or not at all. Correctness depends on `put_if_absent` only; every other operation may be
+retried freely. Any number of threads. Errors: `ObjectNotFound`, `ObjectExists`, `StorageUnavailable` (retry later),
+`StorageMisconfigured` (fix the set-up), `InvalidArgument` (fix the call).
 
 Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Amazon S3's.
 """
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice, pairwise
+from itertools import islice
 from typing import TypeAlias, TypeVar
-
-from tiered_index.errors import InvalidArgument
-
-__all__ = [
-    "MAX_NAME_BYTES",
-    "MAX_PARTS",
-    "NAME",
-    "PAGE",
-    "ByteRange",
-    "Bytes",
-    "Call",
-    "ObjectInfo",
-    "PartInfo",
-    "Storage",
-    "UploadHandle",
-    "WrapperStorage",
-    "check_name",
-    "check_part_number",
-    "check_parts",
-    "check_prefix",
-    "check_range",
-    "check_suffix",
-]
 
 MAX_NAME_BYTES = 512
 # Regular expression of an object's name
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
-_NAME = re.compile(NAME)
-_PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
+# Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends.
+MAX_PARTS = 10_000
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -117,10 +87,6 @@ class Storage(ABC):
         `StorageUnavailable` for a backend that answers with fewer or more bytes than asked. Raises `ObjectNotFound`.
         `length` 0 returns ``b""`` without asking the backend.
         """
-
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, in the order given; ranges may overlap. Errors as `get_range`."""
-        return [self.get_range(name, r.start, r.length) for r in ranges]
 
     @abstractmethod
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
@@ -209,58 +175,11 @@ class Storage(ABC):
         self.close()
 
 
-def check_name(name: str) -> str:
-    """Return `name` if it is a valid object name, else raise `InvalidArgument`."""
-    if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
-        raise InvalidArgument(f"not a valid object name: {name[:80]!r}")
-    return name
-
-
-def check_prefix(prefix: str) -> str:
-    """Return `prefix` if object names can start with it, else raise `InvalidArgument`."""
-    if len(prefix) > MAX_NAME_BYTES or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
-        raise InvalidArgument(f"not a valid prefix: {prefix[:80]!r}")
-    return prefix
-
-
-# Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends.
-MAX_PARTS = 10_000
-
-
-def check_part_number(number: int) -> int:
-    """Return `number` if it may number a part, else raise `InvalidArgument`."""
-    if not 1 <= number <= MAX_PARTS:
-        raise InvalidArgument(f"a part's number is from 1 to {MAX_PARTS:,}, not {number}")
-    return number
-
-
-def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> list[PartInfo]:
-    """Return `parts` in order of number; raise `InvalidArgument` for none, a repeated number, or one too small."""
-    if not parts:
-        raise InvalidArgument(f"an upload of {name!r} can't be completed with no parts")
-    ordered = sorted(parts, key=lambda part: part.number)
-    for part, following in pairwise(ordered):
-        if part.number == following.number:
-            raise InvalidArgument(f"part {part.number} of {name!r} is named twice")
-        if part.size_bytes < min_part_bytes:
-            raise InvalidArgument(
-                f"part {part.number} of {name!r} has {part.size_bytes} bytes; all but the last need {min_part_bytes}"
-            )
-    for part in ordered:
-        check_part_number(part.number)
-    return ordered
-
-
-def check_range(start: int, length: int) -> None:
-    """Raise `InvalidArgument` for a range that no object can have."""
-    if start < 0 or length < 0:
-        raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
-
-
-def check_suffix(length: int) -> None:
-    """Raise `InvalidArgument` for a suffix that no object can have."""
-    if length < 0:
-        raise InvalidArgument(f"a suffix's length is not negative: {length}")
+def chosen_uploads(handles: Iterable[UploadHandle], prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
+    """Return the uploads under `prefix` that were started before `older_than_ms`, ordered by name and start."""
+    old = (one for one in handles if older_than_ms is None or one.started_ms < older_than_ms)
+    chosen = (one for one in old if one.name.startswith(prefix))
+    return iter(sorted(chosen, key=lambda one: (one.name, one.started_ms, one.upload_id)))
 
 
 # Most objects that one request may list or delete; Amazon S3's bound
@@ -317,12 +236,6 @@ class WrapperStorage(Storage):
         """As the inner storage's."""
         call = Call("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
         return self._around(call, lambda: self.inner.get_range(self._full(name), start, length))
-
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """As the inner storage's; one call."""
-        lengths = [r.length for r in ranges if r.length > 0]
-        call = Call("get_ranges", name, requests=len(lengths), asked_bytes=sum(lengths))
-        return self._around(call, lambda: self.inner.get_ranges(self._full(name), ranges))
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """As the inner storage's."""

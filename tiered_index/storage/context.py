@@ -1,10 +1,9 @@
 """What requests are made for: who counts and limits them, and by when they must be sent.
 
-One lookup has one `RequestContext`. It is active for what runs in its `active` block, the storage's calls among it, so
-that `Storage` needs no argument for it and storages of others work as they are. Work handed to another thread has it if
-it runs in a copy of the context (`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline
-is checked before an attempt and before a wait and never interrupts an attempt, so that at most the attempt in flight
-ends after it. Values are immutable: share them between threads.
+A `RequestContext` is active for the storage's calls in its `active` block, so that `Storage` needs no argument for it
+and storages of others work as they are. Work handed to another thread has it if it runs in a copy of the context
+(`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
+before a wait and never interrupts an attempt. Values are immutable.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ from tiered_index.errors import BudgetExceeded
 
 if TYPE_CHECKING:
     from tiered_index.storage.metering import MeteredStorage, RepeatCounter, Usage
-
-__all__ = ["RequestContext", "active_context", "check_deadline", "deadline_at", "remaining_s", "sending", "wasted"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +63,6 @@ class RequestContext:
         left = [usage.requests_left for _, usage in self.usages]
         return min((number for number in left if number is not None), default=None)
 
-    def remaining_s(self) -> float | None:
-        """Return the seconds left, negative past the deadline; None where there is none."""
-        return None if self.deadline_s is None else self.deadline_s - time.monotonic()
-
-    def check_deadline(self, doing: str) -> None:
-        """Raise `BudgetExceeded` where the deadline is reached; `doing` is for the message."""
-        if self.deadline_s is not None and self.deadline_s <= time.monotonic():
-            raise BudgetExceeded(f"timeout_s was reached while {doing}")
-
     @contextlib.contextmanager
     def active(self) -> Iterator[None]:
         """Have the storage calls of this thread made for this context until the block ends."""
@@ -85,8 +73,8 @@ class RequestContext:
             _active.reset(token)
 
 
-UNBOUNDED = RequestContext()
-_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
+_UNBOUNDED = RequestContext()
+_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=_UNBOUNDED)
 
 
 def active_context() -> RequestContext:
@@ -100,13 +88,16 @@ def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[
 
 
 def remaining_s() -> float | None:
-    """Return the seconds left to the storage calls of this thread; as `RequestContext.remaining_s`."""
-    return _active.get().remaining_s()
+    """Return the seconds left to this thread's storage calls, negative past the deadline; None where there is none."""
+    deadline_s = _active.get().deadline_s
+    return None if deadline_s is None else deadline_s - time.monotonic()
 
 
 def check_deadline(doing: str) -> None:
-    """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached."""
-    _active.get().check_deadline(doing)
+    """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached while `doing`."""
+    deadline_s = _active.get().deadline_s
+    if deadline_s is not None and deadline_s <= time.monotonic():
+        raise BudgetExceeded(f"timeout_s was reached while {doing}")
 
 
 def sending() -> None:

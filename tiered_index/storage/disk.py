@@ -1,10 +1,7 @@
 """`Disk`: every operation that changes local files, in one object; and the check of local paths.
 
-`Disk` is the only code that writes local files. It is an object so that `testing/faults.py` can replace it and crash,
-fail or tear any single call. Every method may be called from any thread; a descriptor is used by one writer at a time.
-Raises `OSError` as the system does (callers turn it into typed errors); `pwrite` never writes short.
-
-`WriteBehind` writes a large file in a thread of its own while the caller makes the next pieces.
+It is an object so that `testing/faults.py` can crash, fail or tear any single call. Any thread; a descriptor is used by
+one writer at a time. Raises `OSError` as the system does (callers turn it into typed errors).
 """
 
 from __future__ import annotations
@@ -13,15 +10,13 @@ import contextlib
 import errno
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.storage.base import Bytes
-
-__all__ = ["TEMPORARY_PREFIX", "Disk", "WriteBehind", "absolute_path", "make_path"]
 
 # Pieces that may wait to be written; bounds their memory
 _PENDING = 4
@@ -30,10 +25,10 @@ _SYNC_BYTES = 64 << 20
 
 
 class WriteBehind:
-    """Writes pieces in order on a thread of its own by `pwrite`, with a `sync` after every 64 MiB.
+    """Writes pieces in order on a thread of its own by `pwrite`, with a `sync` after every 64 MiB. One caller.
 
-    One caller. `write` waits while more than four pieces are queued, which bounds the memory. A later `write` or
-    `finish` raises the thread's error. The thread has ended when the context is left.
+    `write` waits while more than four pieces are queued, which bounds the memory. A later `write` or `finish` raises
+    the thread's error. The thread has ended when the context is left.
     """
 
     def __init__(self, pwrite: Callable[[Bytes, int], None], sync: Callable[[], None]) -> None:
@@ -165,40 +160,35 @@ class Disk:
 
         From `_LARGE_BYTES` on a thread writes and syncs while the caller makes the next chunks.
         """
-        descriptor = self.create(temporary)
-        position = 0
+        descriptor, position = self.create(temporary), 0
         try:
-            try:
-                with contextlib.ExitStack() as large:
-                    behind: WriteBehind | None = None
-                    for chunk in chunks:
-                        if behind is not None:
-                            behind.write(chunk, position)
-                        else:
-                            self.pwrite(descriptor, chunk, position)
-                        position += memoryview(chunk).nbytes
-                        if behind is None and position >= _LARGE_BYTES:
-                            behind = large.enter_context(
-                                WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
-                            )
+            with contextlib.ExitStack() as opened:
+                opened.callback(self.close, descriptor)
+                behind: WriteBehind | None = None
+                for chunk in chunks:
                     if behind is not None:
-                        behind.finish()
+                        behind.write(chunk, position)
+                    else:
+                        self.pwrite(descriptor, chunk, position)
+                    position += memoryview(chunk).nbytes
+                    if behind is None and position >= _LARGE_BYTES:
+                        writer = WriteBehind(partial(self.pwrite, descriptor), partial(self.sync, descriptor))
+                        behind = opened.enter_context(writer)
+                if behind is not None:
+                    behind.finish()
                 self.sync(descriptor)
-            finally:
-                self.close(descriptor)
         except Exception:
             with contextlib.suppress(OSError):
                 self.unlink(temporary)
             raise
         return position
 
-    def names(self, folder: Path) -> Iterator[str]:
-        """Yield the names of the files in `folder`, sorted; a folder that is not there is empty."""
+    def names(self, folder: Path) -> list[str]:
+        """Return the names of the files in `folder`, sorted; a folder that is not there is empty."""
         try:
-            entries = sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
+            return sorted(entry.name for entry in os.scandir(folder) if entry.is_file(follow_symlinks=False))
         except FileNotFoundError:
-            return
-        yield from entries
+            return []
 
 
 _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
@@ -207,9 +197,8 @@ _UNUSABLE = {errno.ENAMETOOLONG, errno.ELOOP, errno.EINVAL}
 def absolute_path(given: str | Path) -> Path:
     """Return the absolute path of `given`; `~` and `~name` are expanded.
 
-    Raises `ConfigError` where no file can have that path: a name or path too long, a loop of symbolic links, an invalid
-    character, an unknown user. Raises `StorageMisconfigured` where a parent folder may not be entered. A missing file,
-    or a file in place of a folder, is left to the caller.
+    Raises `ConfigError` where no file can have that path, `StorageMisconfigured` where a parent folder may not be
+    entered. A missing file, or a file in place of a folder, is left to the caller.
     """
     shown = f"{str(given)[:100]!r}" + ("..." if len(str(given)) > 100 else "")
     try:

@@ -1,8 +1,7 @@
 """Objects in this process's memory (`memory://name`): for tests, demonstrations, and caches that may be lost.
 
-Storages of the same name share one table of objects, like clients of one server; `MemoryStorage.forget` drops the name.
-Every method takes the table's lock once and works on immutable `bytes`, so no reader sees half of a change. Threads:
-any number. Other processes see nothing of it.
+Storages of the same name share one table of objects. Every method takes the table's lock once and works on immutable
+`bytes`, so no reader sees half of a change. Threads: any number.
 """
 
 from __future__ import annotations
@@ -19,22 +18,8 @@ from sortedcontainers import SortedDict
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import (
-    PAGE,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
-
-__all__ = ["MemoryStorage"]
+from tiered_index.storage.base import PAGE, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, chosen_uploads
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
 
 
 @dataclass(slots=True)
@@ -125,8 +110,7 @@ class MemoryStorage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name, a page at a time as a server would."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -145,7 +129,7 @@ class MemoryStorage(Storage):
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part; its `etag` is the SHA-256 of the bytes."""
         value = bytes(data)
-        part = PartInfo(check_part_number(number), hashlib.sha256(value).hexdigest(), len(value))
+        part = PartInfo(check_part(number), hashlib.sha256(value).hexdigest(), len(value))
         with self._shelf.lock:
             self._upload(handle).parts[number] = (part, value)
         return part
@@ -173,10 +157,7 @@ class MemoryStorage(Storage):
         check_prefix(prefix)
         with self._shelf.lock:
             handles = [upload.handle for upload in self._shelf.uploads.values()]
-        handles = [
-            h for h in handles if h.name.startswith(prefix) and (older_than_ms is None or h.started_ms < older_than_ms)
-        ]
-        return iter(sorted(handles, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id)))
+        return chosen_uploads(handles, prefix, older_than_ms)
 
     def _find(self, name: str) -> tuple[bytes, int]:
         check_name(name)

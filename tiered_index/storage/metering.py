@@ -1,16 +1,12 @@
-"""Counts a storage's requests and bytes, estimates their cost, and enforces limits on them.
-
-`MeteredStorage.total` counts everything; the usages of the active `RequestContext` count one piece of work on its own,
-however many threads work at the same time.
+"""Counts a storage's requests and bytes, estimates their cost, and enforces limits on them. Threads: any number.
 
 Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
 call is made, so failed ones count. A backend reports its further requests (retries, pages) through `sending` just
-before it sends them, and bytes of broken or wrong bodies, which are read again, through `wasted`. Bytes are
-payload that was delivered; a body that broke off counts whole.
+before it sends them, and bytes of bodies that are read again through `wasted`. Bytes are payload that was delivered.
 
 A `Usage` with limits admits each call before it is passed on: a call that would exceed a limit raises `BudgetExceeded`,
 is not sent, and no usage in scope counts it. Admitting and counting are one step, and the bytes that calls under way
-have asked for are reserved. Threads: any number; a listener is called from the thread that sends.
+have asked for are reserved.
 """
 
 from __future__ import annotations
@@ -27,9 +23,7 @@ from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.context import RequestContext, active_context
 
-__all__ = ["MeteredStorage", "PriceTable", "RepeatCounter", "Usage"]
-
-_READS = frozenset({"get", "get_range", "get_ranges", "get_suffix", "head"})
+_READS = frozenset({"get", "get_range", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
 
 
@@ -89,14 +83,9 @@ class Usage:
         self.max_bytes = max_bytes
         self._lock = threading.RLock()
         self._requests: Counter[str] = Counter()
-        self._bytes_read = 0
-        self._bytes_written = 0
+        # payload bytes delivered by reads, and accepted by writes
+        self.bytes_read = self.bytes_written = 0
         self._bytes_held = 0
-
-    def __repr__(self) -> str:
-        return (
-            f"Usage(requests={self.requests_by_kind}, bytes_read={self.bytes_read}, bytes_written={self.bytes_written})"
-        )
 
     @property
     def requests(self) -> int:
@@ -117,34 +106,22 @@ class Usage:
             return dict(self._requests)
 
     @property
-    def bytes_read(self) -> int:
-        """Payload bytes delivered by reads."""
-        with self._lock:
-            return self._bytes_read
-
-    @property
     def bytes_asked(self) -> int:
         """Payload bytes delivered by reads, and those that reads under way have asked for."""
         with self._lock:
-            return self._bytes_read + self._bytes_held
+            return self.bytes_read + self._bytes_held
 
     @property
     def bytes_left(self) -> int | None:
         """How many more bytes `max_bytes` allows, those asked for by reads under way deducted; None: no limit."""
         with self._lock:
-            return None if self.max_bytes is None else max(0, self.max_bytes - self._bytes_read - self._bytes_held)
-
-    @property
-    def bytes_written(self) -> int:
-        """Payload bytes accepted by writes."""
-        with self._lock:
-            return self._bytes_written
+            return None if self.max_bytes is None else max(0, self.max_bytes - self.bytes_read - self._bytes_held)
 
     @property
     def cost_usd(self) -> float:
         """The estimated price of it all, in US dollars."""
         with self._lock:
-            return self.prices.cost_usd(self._requests, self._bytes_read)
+            return self.prices.cost_usd(self._requests, self.bytes_read)
 
     @property
     def limited(self) -> bool:
@@ -162,8 +139,8 @@ class Usage:
         """Count the payload (of a failed call: none) and release the reserved bytes of a call that `begin` admitted."""
         with self._lock:
             self._bytes_held -= call.asked_bytes or 0
-            self._bytes_read += read
-            self._bytes_written += written
+            self.bytes_read += read
+            self.bytes_written += written
 
     def _count(self, call: Call) -> None:
         with self._lock:
@@ -179,7 +156,7 @@ class Usage:
                     f"max_requests={self.max_requests} reached: {call.operation} of {call.name!r} is request {requests}"
                 )
         if self.max_bytes is not None:
-            known = self._bytes_read + self._bytes_held
+            known = self.bytes_read + self._bytes_held
             past = known >= self.max_bytes if call.asked_bytes is None else known + call.asked_bytes > self.max_bytes
             if past:
                 asks = "an unknown number of" if call.asked_bytes is None else call.asked_bytes
@@ -208,11 +185,10 @@ class MeteredStorage(WrapperStorage):
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
-        """Count this storage's calls made in this thread, and by lookups begun in it, until the block ends; blocks may
-        nest, and each counts.
+        """Count this storage's calls made in this thread, and by lookups begun in it, in the block; blocks nest.
 
-        Pass `into` to add up several storages in one `Usage`, or one with limits. Work still running in other threads
-        goes on counting after the block, so wait for it inside.
+        Pass `into` to add up several storages in one `Usage`, or one with limits. Wait inside for work in other
+        threads.
         """
         usage = into if into is not None else Usage(self.prices)
         with active_context().counting(usage, self).active():
@@ -301,6 +277,4 @@ def _payload_bytes(call: Call, result: object) -> int:
         return len(result)
     if call.operation == "get_suffix" and isinstance(result, tuple):
         return len(result[0])
-    if call.operation == "get_ranges" and isinstance(result, list):
-        return sum(map(len, result))
     return 0

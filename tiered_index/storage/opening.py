@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import re
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
@@ -29,8 +29,8 @@ from tiered_index.storage.s3.options import S3Options, check_endpoint
 from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import PrefixedStorage
 
-__all__ = ["KNOWN_SCHEMES", "PROBE_PREFIX", "child_storages", "open_storage", "probe_put_if_absent", "split_uri"]
-
+# The schemes that `open_storage` accepts
+KNOWN_SCHEMES = ("file", "memory", "s3", "sqlite")
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 # Only a word is repeated in a message; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
@@ -47,13 +47,31 @@ def open_storage(
     unless `options` say how many. Raises `ConfigError`, among them `StorageMisconfigured` for an unknown profile.
     """
     parts = split_uri(uri)
-    return _OPENERS[parts.scheme](parts, (options or S3Options()).sized_for(parallel_reads), disk)
+    path = unquote(parts.path)
+    if parts.scheme == "s3":
+        return _open_s3(parts, (options or S3Options()).sized_for(parallel_reads))
+    if parts.scheme == "memory":
+        try:
+            return MemoryStorage((unquote(parts.netloc) + path).rstrip("/"))
+        except InvalidArgument as error:
+            raise ConfigError("a memory URI has a name of letters, digits and ._=+@-: memory://name") from error
+    example = "file:///dir" if parts.scheme == "file" else "sqlite:///file.db"
+    if parts.netloc not in {"", "localhost"}:
+        raise ConfigError(f"{parts.scheme}://{parts.netloc}... is not absolute: write {example}")
+    is_absolute = path.startswith("/") and "\0" not in path
+    if parts.scheme == "file":
+        if not is_absolute:
+            raise ConfigError(f"a file URI is absolute: {example}")
+        return LocalStorage(absolute_path(path), disk=disk)
+    if not is_absolute or path.endswith("/"):
+        raise ConfigError(f"a sqlite URI names a file, absolute: {example}")
+    return SqliteStorage(absolute_path("/" + path.lstrip("/")))
 
 
 def split_uri(uri: str) -> SplitResult:
     """Return a storage URI's parts. Raises `ConfigError` for an unknown scheme or parameter, or credentials. Pure."""
     scheme, separator, _ = uri.partition("://")
-    if not separator or scheme.lower() not in _OPENERS:
+    if not separator or scheme.lower() not in KNOWN_SCHEMES:
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
         raise ConfigError(f"not a storage URI{shown}: it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}")
     try:
@@ -71,20 +89,7 @@ def split_uri(uri: str) -> SplitResult:
     return parts
 
 
-def _local_path(parts: SplitResult, example: str) -> str:
-    if parts.netloc not in {"", "localhost"}:
-        raise ConfigError(f"{parts.scheme}://{parts.netloc}... is not absolute: write {example}")
-    return unquote(parts.path)
-
-
-def _open_file(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    folder = _local_path(parts, "file:///dir")
-    if not folder.startswith("/") or "\0" in folder:
-        raise ConfigError("a file URI is absolute: file:///dir")
-    return LocalStorage(absolute_path(folder), disk=disk)
-
-
-def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
+def _open_s3(parts: SplitResult, options: S3Options) -> Storage:
     # Imported on use: boto3 takes longer to load than everything else here together.
     from tiered_index.storage.s3.storage import S3Storage
 
@@ -95,20 +100,6 @@ def _open_s3(parts: SplitResult, options: S3Options, disk: Disk | None) -> Stora
         raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")
     parameters: dict[str, Any] = {**_parameters(parts)}
     return S3Storage(parts.netloc, prefix, replace(options, **parameters))
-
-
-def _open_sqlite(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    path = _local_path(parts, "sqlite:///file.db")
-    if not path.startswith("/") or path.endswith("/") or "\0" in path:
-        raise ConfigError("a sqlite URI names a file, absolute: sqlite:///file.db")
-    return SqliteStorage(absolute_path("/" + path.lstrip("/")))
-
-
-def _open_memory(parts: SplitResult, options: S3Options, disk: Disk | None) -> Storage:
-    try:
-        return MemoryStorage(unquote(parts.netloc + parts.path).rstrip("/"))
-    except InvalidArgument as error:
-        raise ConfigError("a memory URI has a name of letters, digits and ._=+@-: memory://name") from error
 
 
 def _parameters(parts: SplitResult) -> dict[str, str]:
@@ -128,22 +119,12 @@ def _parameters(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-_OPENERS: dict[str, Callable[[SplitResult, S3Options, Disk | None], Storage]] = {
-    "file": _open_file,
-    "memory": _open_memory,
-    "s3": _open_s3,
-    "sqlite": _open_sqlite,
-}
-# The schemes that `open_storage` accepts
-KNOWN_SCHEMES = tuple(sorted(_OPENERS))
-
-
 def child_storages(storage: Storage) -> Iterator[Storage]:
     """Yield the storages one step below `storage`, `uri/child` each, in order of name. Lazy.
 
-    Of a folder or a memory storage a child is a storage of its own. Any other storage, a wrapper included, is read as
-    an object store: its children are the first segments of the objects' names. That costs a listing for each page of
-    1,000 objects, at most one a child and one for every 1,000 objects beside them.
+    Any storage but a folder or a memory storage, a wrapper included, is read as an object store: its children are the
+    first segments of the objects' names. That costs at most a listing a child and one for every 1,000 objects beside
+    them.
     """
     if isinstance(storage, LocalStorage | MemoryStorage):
         yield from storage.children()
@@ -179,26 +160,23 @@ def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-abs
     yet stored: some servers ignore the condition and answer 200. Other errors pass as they are.
     """
     unique = f"{name}-{uuid.uuid4().hex}"
+    is_honoured = False
     try:
-        _probe(storage, unique)
+        # A backend that repeats the first put after a lost answer finds its own object: the name is unique.
+        with contextlib.suppress(ObjectExists):
+            storage.put_if_absent(unique, b"first")
+        try:
+            storage.put_if_absent(unique, b"second")
+        except ObjectExists:
+            is_honoured = storage.get(unique) == b"first"
+        if not is_honoured:
+            raise StorageMisconfigured(
+                f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log"
+                ". Use a server that honours it"
+            )
     except TieredIndexError:
         # the first error is the one to raise
         with contextlib.suppress(TieredIndexError):
             storage.delete(unique)
         raise
     storage.delete(unique)
-
-
-def _probe(storage: Storage, unique: str) -> None:
-    # A backend that retries the first put after a lost answer finds its own object: the name is unique, so it is there.
-    with contextlib.suppress(ObjectExists):
-        storage.put_if_absent(unique, b"first")
-    try:
-        storage.put_if_absent(unique, b"second")
-    except ObjectExists:
-        if storage.get(unique) == b"first":
-            return
-    raise StorageMisconfigured(
-        f"{storage.uri} ignores put-if-absent (If-None-Match: *): two writers would overwrite each other's log. "
-        "Use a server that honours it"
-    )

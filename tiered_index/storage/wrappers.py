@@ -1,6 +1,6 @@
 """Storages made of another storage: `LatencyStorage` delays its calls, `PrefixedStorage` shows one prefix of it.
 
-Exports `MeteredStorage` and `WrapperStorage`, too. Threads: any number, as the inner storage's.
+Threads: any number, as the inner storage's.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tiered_index.errors import ObjectExists, ObjectNotFound
-from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage, check_name, check_prefix
-from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
-
-__all__ = ["Call", "LatencyStorage", "MeteredStorage", "PrefixedStorage", "PriceTable", "Usage", "WrapperStorage"]
+from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage
+from tiered_index.storage.checks import check_name, check_prefix
 
 _T = TypeVar("_T")
 
@@ -25,8 +23,7 @@ _T = TypeVar("_T")
 class LatencyStorage(WrapperStorage):
     """Waits before each call that sends a request: a lognormal time of median `median_ms` milliseconds.
 
-    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits. `sleep` takes seconds and
-    may be a recorder.
+    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits; `sleep` takes seconds.
     """
 
     def __init__(
@@ -68,8 +65,7 @@ class PrefixedStorage(WrapperStorage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As the inner storage's."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         found = self.inner.list(self._base + prefix, start_after=self._base + start_after)
         return (replace(info, name=info.name[len(self._base) :]) for info in found)
 

@@ -6,21 +6,20 @@
     hang = faulty.hang("complete_upload")                 # the next one waits; hang.entered, hang.release
 
 Operations are the names of `Storage`'s methods, or ``*`` for any; `nth` counts matching calls from now on (1: the
-next), `times` is how many in a row fail (None: all from then on). `get_ranges` is made of `get_range` calls, a listing
-of one call a page. Threads: any number; each script strikes exactly as often as it says.
+next), `times` is how many in a row fail (None: all from then on). A listing is one call a page. Threads: any number;
+each script strikes exactly as often as it says.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal, TypeVar, cast
 
 from tiered_index.errors import StorageUnavailable
-from tiered_index.storage.base import ByteRange, Bytes, Storage
-from tiered_index.storage.wrappers import Call, WrapperStorage
+from tiered_index.storage.base import Bytes, Call, Storage, WrapperStorage
 
 __all__ = ["FaultStorage", "FaultTrigger", "Hang"]
 
@@ -137,10 +136,6 @@ class FaultStorage(WrapperStorage):
         """Return how many calls of `operation` arrived so far, struck or not."""
         with self._lock:
             return self._calls[operation]
-
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """One `get_range` a range, so that each can be struck."""
-        return [self.get_range(name, r.start, r.length) for r in ranges]
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """As the inner storage's, unless told to ignore the condition."""

@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "insertion-order-wrong-way",
         "entries are numbered from the wrong end of their chunk, so newest first is none",
-        "format/slot_order.py",
+        "format/slots.py",
         "order[places] = stop - 1 - rows",
         "order[places] = max(stop - _CHUNK, 0) + rows",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
@@ -104,7 +104,7 @@ MUTANTS = (
     Mutant(
         "native-order-by-second",
         "native files hold the oldest second of a hash first",
-        "format/slot_order.py",
+        "format/slots.py",
         "~offsets, ~differences, keys[places]]",
         "~offsets, differences, keys[places]]",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
@@ -112,7 +112,7 @@ MUTANTS = (
     Mutant(
         "native-order-by-offset",
         "native files hold the smallest offset of a second first",
-        "format/slot_order.py",
+        "format/slots.py",
         "~offsets, ~differences, keys[places]]",
         "offsets, ~differences, keys[places]]",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
@@ -120,7 +120,7 @@ MUTANTS = (
     Mutant(
         "native-order-of-giants",
         "a giant slot holds the oldest second of a hash first",
-        "format/slot_order.py",
+        "format/slots.py",
         "(int(wide.max()) - wide)",
         "(wide - int(wide.min()))",
         (f"{COMPACTED}::test_equals_lists_per_slot",),
@@ -162,10 +162,10 @@ MUTANTS = (
     Mutant(
         "slots-from-configuration",
         "a foreign file's slots are not counted from the file",
-        "format/compacted.py",
+        "format/foreign.py",
         "slots, rest = divmod(position - HEADER_SIZE, SLOT_SIZE)",
         "slots, rest = 5_000_000, 0",
-        (f"{COMPACTED}::test_bare_slot_items",),
+        ("tests/unit/format/test_foreign.py::test_bare_slot_items",),
     ),
     Mutant(
         "filter-salts-swapped",

@@ -59,8 +59,8 @@ MUTANTS = (
         "disk-rename-before-sync",
         "a compacted file gets its name before its bytes are durable",
         "storage/disk.py",
-        "                self.sync(descriptor)\n            finally:",
-        "                pass\n            finally:",
+        "                self.sync(descriptor)\n        except Exception:",
+        "                pass\n        except Exception:",
         (f"{SYNCED}[put]",),
     ),
     Mutant(
@@ -156,8 +156,8 @@ MUTANTS = (
         "local-put-name-unsynced",
         "an object's name is not durable when the put returns",
         "storage/local/files.py",
-        "place(temporary)\n            self.disk.sync_folder(target.parent)",
-        "place(temporary)",
+        "absent)\n            self.disk.sync_folder(target.parent)",
+        "absent)",
         (f"{SYNCED}[put_if_absent]",),
     ),
     Mutant(

@@ -226,8 +226,8 @@ MUTANTS = (
         "probe-believes-the-answer",
         "a server that refuses a put and yet stores it passes the probe",
         "storage/opening.py",
-        'if storage.get(unique) == b"first":',
-        "if storage.get(unique):",
+        'is_honoured = storage.get(unique) == b"first"',
+        "is_honoured = bool(storage.get(unique))",
         ("tests/unit/storage/test_faults.py::test_the_probe_refuses_a_server_that_refuses_and_yet_stores",),
     ),
 )

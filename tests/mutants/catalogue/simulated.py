@@ -13,8 +13,8 @@ MUTANTS = (
         "lives-name-before-sync",
         "a file gets its name before its bytes are durable",
         "storage/disk.py",
-        "                self.sync(descriptor)\n            finally:",
-        "                pass\n            finally:",
+        "                self.sync(descriptor)\n        except Exception:",
+        "                pass\n        except Exception:",
         LIVES,
     ),
     Mutant(

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.format import compacted as module
-from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction, bare_slot_run, bare_slots
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import parse_trailer
@@ -265,17 +265,3 @@ def test_slot_of_an_empty_group_costs_no_read(make):
     directory = parse_trailer(data, "f", len(data)).directory
     assert directory.runs(9, 9, 0, 2**40) == []
     assert len(directory.runs(3, 3, 0, 2**40)) == 1
-
-
-def test_bare_slot_items():
-    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 2, 10)
-    assert bare_slots(struct.pack(">ii", 44, 0), "f") == 2
-    for wrong in (43, 28, 20, -1):
-        with pytest.raises(CorruptFile, match="slot 0"):
-            bare_slots(struct.pack(">ii", wrong, 0), "f")
-    with pytest.raises(CorruptFile, match="no slot table"):
-        bare_slots(b"1234567", "f")
-    assert bare_slot_run(struct.pack(">ii", 44, 56), layout, "f", 100, 0) == (44, 56)
-    for position, length in ((43, 28), (44, 84), (44, 27), (44, -28), (2**31 - 1, 28)):
-        with pytest.raises(CorruptFile, match="slot 1 points outside"):
-            bare_slot_run(struct.pack(">ii", position, length), layout, "f", 100, 1)

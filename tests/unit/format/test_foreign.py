@@ -11,8 +11,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import rebuilt, unsealed_image
+from tests.support.foreign_lookups import bare_slot_run, find_compacted, find_unsealed
 from tiered_index.errors import CorruptFile, UnsupportedVersion
-from tiered_index.format.foreign import HEAD_SIZE, FileKind, ForeignCompacted, ForeignUnsealed, items_of, recognise
+from tiered_index.format.foreign import (
+    HEAD_SIZE,
+    FileKind,
+    ForeignCompacted,
+    ForeignUnsealed,
+    bare_slots,
+    items_of,
+    recognise,
+)
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.unsealed import UnsealedTable
@@ -50,7 +59,7 @@ def test_no_byte_of_slots_or_chains_is_believed(make):
     heads[stale] = 0
     image = ForeignUnsealed(data, LAYOUT, "f")
     for entry in entries:
-        (item,) = image.lookup(int(entry["key_hash"]), *EVER)
+        (item,) = find_unsealed(image, int(entry["key_hash"]), *EVER)
         assert item["offset"] == entry["offset"]
     _, again = rebuilt(image)
     assert again.tobytes() == entries.tobytes()
@@ -60,7 +69,7 @@ def test_stored_min_value_is_found_as_zero(make):
     data, _ = image_of(make)
     struct.pack_into(">i", data, LAYOUT.entry_position(4), -(2**31))
     image = ForeignUnsealed(data, LAYOUT, "f")
-    (item,) = image.lookup(0, *EVER)
+    (item,) = find_unsealed(image, 0, *EVER)
     assert (item["key_hash"], item["time_diff_s"]) == (0, 3)
     table, again = rebuilt(image)
     assert again["key_hash"][3] == 0
@@ -92,15 +101,15 @@ def test_lookups_equal_a_scan(make, seed, count, slots, distinct, low_ms, width_
             for entry in entries[::-1].tolist()
             if entry[0] == wanted and begin_ms <= make.begin_ms + 1000 * entry[5] <= end_ms
         ]
-        assert unsealed.lookup(wanted, begin_ms, end_ms).tolist() == expected
-        assert compacted.lookup(read, wanted, begin_ms, end_ms).tolist() == expected
+        assert find_unsealed(unsealed, wanted, begin_ms, end_ms).tolist() == expected
+        assert find_compacted(compacted, read, wanted, begin_ms, end_ms).tolist() == expected
 
 
 def test_answers_are_copies(make):
     data, entries = image_of(make, count=1)
     image = ForeignUnsealed(bytes(data), LAYOUT, "f")
     for items in (
-        image.lookup(int(entries["key_hash"][0]), *EVER),
+        find_unsealed(image, int(entries["key_hash"][0]), *EVER),
         next(image.items()),
         items_of(image.entries, LAYOUT.schema),
     ):
@@ -194,15 +203,18 @@ def test_slot_that_points_outside(make):
     data = bytes(data)
     file = opened(data)
     with pytest.raises(CorruptFile, match=f"slot {wanted % 20} "):
-        file.lookup(lambda position, length: data[position : position + length], wanted, *EVER)
+        find_compacted(file, lambda position, length: data[position : position + length], wanted, *EVER)
 
 
 def test_short_read_is_an_error_not_a_short_list(make):
     data, entries = bare(make)
     file = opened(data)
     with pytest.raises(CorruptFile, match="cut off"):
-        file.lookup(
-            lambda position, length: bytes(data[position : position + length - 1]), int(entries["key_hash"][0]), *EVER
+        find_compacted(
+            file,
+            lambda position, length: bytes(data[position : position + length - 1]),
+            int(entries["key_hash"][0]),
+            *EVER,
         )
 
 
@@ -242,3 +254,17 @@ def test_recognise_refuses(make):
     struct.pack_into(">I", future, len(data) - 4, zlib.crc32(future[-TAIL_SIZE:-4]))
     with pytest.raises(UnsupportedVersion, match="format version 9"):
         recognise(bytes(future[:HEAD_SIZE]), bytes(future[-TAIL_SIZE:]), len(data), "f")
+
+
+def test_bare_slot_items():
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 2, 10)
+    assert bare_slots(struct.pack(">ii", 44, 0), "f") == 2
+    for wrong in (43, 28, 20, -1):
+        with pytest.raises(CorruptFile, match="slot 0"):
+            bare_slots(struct.pack(">ii", wrong, 0), "f")
+    with pytest.raises(CorruptFile, match="no slot table"):
+        bare_slots(b"1234567", "f")
+    assert bare_slot_run(struct.pack(">ii", 44, 56), layout, "f", 100, 0) == (44, 56)
+    for position, length in ((43, 28), (44, 84), (44, 27), (44, -28), (2**31 - 1, 28)):
+        with pytest.raises(CorruptFile, match="slot 1 points outside"):
+            bare_slot_run(struct.pack(">ii", position, length), layout, "f", 100, 1)

@@ -15,6 +15,7 @@ import pytest
 
 import tiered_index.format.layout as layout_module
 from tests.support.compacted_files import built_filter, unsealed_image
+from tests.support.foreign_lookups import find_unsealed
 from tiered_index.format.bloom import SALTS, block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
@@ -22,7 +23,7 @@ from tiered_index.format.hashing import code_units, fingerprint, hash_batch, jav
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal, parse_journal
 from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
 from tiered_index.format.shard import ShardWriter
-from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import verify_compacted
@@ -243,7 +244,7 @@ def slot_examples():
     maps = [SlotMap(1000), SlotMap(1000, split=3), SlotMap(1000, join=8)]
     lines = ["| key hash | b | q | base 1000 | split 3 | join 8 | rank |", "|---:|---:|---:|---:|---:|---:|---:|"]
     for hash_ in (0, 999, 1000, 772426503, 1_537_763_719, 2**31 - 1):
-        rank = int(maps[0].ranks_of(np.array([hash_], np.int32))[0])
+        rank = int(hash_rank(np.array([hash_], np.int32), maps[0].base)[0])
         slots = " | ".join(str(slots.slot_of(hash_)) for slots in maps)
         lines.append(f"| {hash_} | {hash_ % 1000} | {hash_ // 1000} | {slots} | {rank} |")
     return "\n".join(lines)
@@ -286,7 +287,7 @@ def test_generated_part_is_current(name):
 
 def test_the_printed_unsealed_file_reads():
     image = ForeignUnsealed(bytes_in("unsealed"), LAYOUT, "SPEC.md")
-    items = image.lookup(key_hash("orders", "A-1"), BEGIN_MS, BEGIN_MS + 5000)
+    items = find_unsealed(image, key_hash("orders", "A-1"), BEGIN_MS, BEGIN_MS + 5000)
     assert items["offset"].tolist() == [101, 100]
     assert items["fingerprint"].tolist() == [fingerprint("orders", "A-1")] * 2
 

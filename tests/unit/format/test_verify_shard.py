@@ -16,7 +16,7 @@ import pytest
 from tiered_index.format.layout import NATIVE, PRESETS, Layout
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted
-from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.slots import SlotMap
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
 from tiered_index.format.verify import Finding, verify_shard
 

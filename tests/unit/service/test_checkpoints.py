@@ -19,9 +19,9 @@ from tiered_index.service.log import log as log_module
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import Usage
-from tiered_index.storage.wrappers import MeteredStorage, WrapperStorage
+from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.testing.storage_faults import FaultStorage
 
 GENESIS = IndexDescriptor("0123", Layout(NATIVE, NATIVE.schema, 7, 20), "custom")

@@ -12,9 +12,9 @@ from typing import TypeVar
 import pytest
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectNotFound
-from tiered_index.storage.base import ByteRange
+from tiered_index.storage.base import PAGE, Call, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import Call, MeteredStorage, Usage, WrapperStorage
+from tiered_index.storage.metering import MeteredStorage, Usage
 
 _T = TypeVar("_T")
 THREADS = 32
@@ -50,9 +50,10 @@ def metered(sent: Sent) -> MeteredStorage:
 
 def test_what_would_pass_max_requests_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
     with metered.measure() as outer, metered.measure(Usage(max_requests=3)) as usage, metered.measure() as inner:
-        metered.get_ranges("a", [ByteRange(0, 10), ByteRange(20, 10)])
+        metered.get_range("a", 0, 10)
+        metered.get_range("a", 20, 10)
         with pytest.raises(BudgetExceeded, match=r"max_requests=3 .*'a' is request 4"):
-            metered.get_ranges("a", [ByteRange(0, 10), ByteRange(20, 10)])
+            metered.delete_many(["a", *(f"b{number}" for number in range(PAGE))])
         metered.head("a")
         for refused in (lambda: metered.get("a"), lambda: list(metered.list()), lambda: metered.put("b", b"x")):
             with pytest.raises(BudgetExceeded, match="max_requests=3"):
@@ -60,18 +61,14 @@ def test_what_would_pass_max_requests_is_neither_sent_nor_counted(sent: Sent, me
         assert metered.get_range("a", 0, 0) == b""  # no request at all
     assert sent.requests == 3
     for counted in (usage, outer, inner, metered.total):
-        assert counted.requests_by_kind == {"get_ranges": 2, "head": 1}
+        assert counted.requests_by_kind == {"get_range": 2, "head": 1}
         assert counted.bytes_read == 20
 
 
 def test_what_would_pass_max_bytes_is_neither_sent_nor_counted(sent: Sent, metered: MeteredStorage) -> None:
     with metered.measure(Usage(max_bytes=100)) as usage:
         metered.get_range("a", 0, 60)
-        for refused in (
-            lambda: metered.get_range("a", 0, 41),
-            lambda: metered.get_ranges("a", [ByteRange(0, 20), ByteRange(0, 21)]),
-            lambda: metered.get_suffix("a", 41),
-        ):
+        for refused in (lambda: metered.get_range("a", 0, 41), lambda: metered.get_suffix("a", 41)):
             with pytest.raises(BudgetExceeded, match=r"max_bytes=100 .*41 bytes after 60"):
                 refused()
         metered.get_suffix("a", 40)

@@ -11,7 +11,8 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import KNOWN_SCHEMES, open_storage
-from tiered_index.storage.s3.storage import S3Options, S3Storage
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
 

@@ -34,7 +34,7 @@ from tiered_index.format.bloom import FILTER_BLOCK_BYTES
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
-from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.slots import SlotMap
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "

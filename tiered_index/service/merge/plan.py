@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.slot_map import SlotMap
+from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
 

@@ -1,11 +1,8 @@
-"""Publishing whole files durably: the part of `LocalStorage` that writes.
+"""Publishing whole files durably: the part of `LocalStorage` that writes. Threads: any number, in any processes.
 
-Invariants: a file appears under its final name whole and synced, or not at all; half-made files live in one hidden
-folder (`.%work`) under names that start with `TEMPORARY_PREFIX`, so that no listing shows them and one sweep finds
-them. Every folder on the way to a file is made and its parent synced before the file is. Folders are never removed:
-that is what lets this class remember which ones are durable.
-
-Threads: any number, in any number of processes; temporary names are unique.
+A file appears under its final name whole and synced, or not at all; half-made files live in one hidden folder, which
+no listing shows. Every folder on the way to a file is made and its parent synced before the file is. Folders are never
+removed: that is what lets this class remember which ones are durable.
 """
 
 from __future__ import annotations
@@ -21,8 +18,6 @@ from pathlib import Path
 from tiered_index.errors import DiskFull, ObjectExists, StorageError, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-
-__all__ = ["WORK_FOLDER", "DurableFiles", "check_regular", "typed_errors"]
 
 WORK_FOLDER = ".%work"
 
@@ -94,13 +89,21 @@ class DurableFiles:
             _refuse_link(folder)
             folder = folder.parent
 
-    def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]]) -> None:
-        """Make `target` hold the bytes of `chunks()`, perhaps called again; after an error it is the old or new one."""
-        self._in_folders(target, chunks, lambda temporary: self.disk.rename(temporary, target))
+    def publish(self, target: Path, chunks: Callable[[], Iterable[Bytes]], absent: str | None = None) -> None:
+        """Make `target` hold the bytes of `chunks()`, perhaps called again; after an error it is the old or new one.
 
-    def publish_if_absent(self, target: Path, chunks: Callable[[], Iterable[Bytes]], name: str) -> None:
-        """As `publish`, but `ObjectExists` (naming `name`) where `target` exists; of racing processes one wins."""
-        self._in_folders(target, chunks, lambda temporary: self._link(temporary, target, name))
+        `absent` is the name of an object that must not be there, else `ObjectExists`; of racing processes one wins.
+        """
+        for last_try in (False, True):
+            try:
+                self._write_and_place(target, chunks(), absent)
+                return
+            except FileNotFoundError as error:
+                # Our folders or our temporary file went: somebody cleared the root. Forget what we know and make them
+                # again, once.
+                if last_try:
+                    raise StorageUnavailable(f"{target} can't be written: its folder keeps vanishing") from error
+                self._durable.clear()
 
     def sweep(self, older_than_ms: int) -> int:
         """Remove temporary files last written before `older_than_ms` (epoch ms); return how many."""
@@ -115,26 +118,17 @@ class DurableFiles:
                     swept += 1
         return swept
 
-    def _in_folders(self, target: Path, chunks: Callable[[], Iterable[Bytes]], place: Callable[[Path], None]) -> None:
-        for last_try in (False, True):
-            try:
-                self._write_and_place(target, chunks(), place)
-                return
-            except FileNotFoundError as error:
-                # Our folders or our temporary file went: somebody cleared the root. Forget what we know and make them
-                # again, once.
-                if last_try:
-                    raise StorageUnavailable(f"{target} can't be written: its folder keeps vanishing") from error
-                self._durable.clear()
-
-    def _write_and_place(self, target: Path, chunks: Iterable[Bytes], place: Callable[[Path], None]) -> None:
+    def _write_and_place(self, target: Path, chunks: Iterable[Bytes], absent: str | None) -> None:
         work = self.root / WORK_FOLDER
         self.make_folder(work)
         self.make_folder(target.parent)
         temporary = work / f"{TEMPORARY_PREFIX}{os.getpid()}-{uuid.uuid4().hex}"
         try:
             self.disk.write_file(temporary, chunks)
-            place(temporary)
+            if absent is None:
+                self.disk.rename(temporary, target)
+            else:
+                self._link(temporary, target, absent)
             self.disk.sync_folder(target.parent)
         finally:
             # A leftover is invisible and swept by age, so failing to remove it must not hide what happened.

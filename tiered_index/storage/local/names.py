@@ -1,17 +1,9 @@
 """How object names are spelled as local paths, and how a folder tree is read back in order of name.
 
 On disk the last segment of a name is a file and every earlier one is a folder whose name ends in ``%``, a character
-that object names can't hold:
-
-    log/00000000000000000007   ->   log%/00000000000000000007
-    a  and  a/b                ->   a    and  a%/b              (both exist, as in an object store)
-
-A segment longer than `CHUNK` characters (file systems allow 255 bytes) is cut: each full chunk is a folder ending in
-``%%``, and what stands inside a chunk's folder starts with ``%`` (so that a rest of ``.`` or ``..`` is harmless).
-Whatever does not decode is not an object and is never listed: temporary files and the folders of unfinished uploads
-live under such names.
-
-Pure but for `walk`, which only reads; any thread.
+that object names can't hold: ``a`` and ``a/b`` are ``a`` and ``a%/b``. A segment longer than `CHUNK` characters (file
+systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, and what stands inside starts with ``%``
+(so that a rest of ``.`` or ``..`` is harmless). Whatever does not decode is not an object and is never listed.
 """
 
 from __future__ import annotations
@@ -20,23 +12,15 @@ import heapq
 import os
 import re
 from collections.abc import Iterator
-from enum import Enum
 from pathlib import Path
+from typing import Literal, TypeAlias
 
 from tiered_index.storage.base import ObjectInfo
 
-__all__ = ["CHUNK", "Kind", "decode", "encode", "walk"]
-
 CHUNK = 200
 _SEGMENT = re.compile(r"[A-Za-z0-9._=+@-]+")
-
-
-class Kind(Enum):
-    """What a directory entry stands for."""
-
-    OBJECT = "object"
-    FOLDER = "folder"
-    CHUNK = "chunk"
+# What a directory entry stands for
+Kind: TypeAlias = Literal["object", "folder", "chunk"]
 
 
 def encode(name: str) -> Path:
@@ -59,29 +43,27 @@ def decode(entry: str, *, is_folder: bool, in_chunk: bool) -> tuple[Kind, str] |
         if not text.startswith("%"):
             return None
         text = text[1:]
-    kind = Kind.OBJECT
+    kind: Kind = "object"
     if is_folder:
         if text.endswith("%%"):
-            kind, text = Kind.CHUNK, text[:-2]
+            kind, text = "chunk", text[:-2]
         elif text.endswith("%"):
-            kind, text = Kind.FOLDER, text[:-1]
+            kind, text = "folder", text[:-1]
         else:
             return None
-    if not _SEGMENT.fullmatch(text) or len(text) > CHUNK or (kind is Kind.CHUNK and len(text) != CHUNK):
+    if not _SEGMENT.fullmatch(text) or len(text) > CHUNK or (kind == "chunk" and len(text) != CHUNK):
         return None
-    if not in_chunk and kind is not Kind.CHUNK and text in {".", ".."}:
+    if not in_chunk and kind != "chunk" and text in {".", ".."}:
         return None
     return kind, text
 
 
 def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bool = False) -> Iterator[ObjectInfo]:
-    """Yield the objects under `path` in ascending order of whole name; one folder is read at a time.
+    """Yield the objects under `path`, where names begin with `stem`, in order of whole name, a folder at a time.
 
-    `stem` is what names begin with there, and `in_chunk` whether the folder is a chunk's.
-
-    Within a folder the order is that of ``text`` for an object and ``text/`` for a folder: then every name below a
-    folder sorts between its neighbours, because no sibling's key starts with ``text/``. Only a chunk and the folder of
-    the same text interleave (``K/...`` and ``K0...``), so those two are merged.
+    The key of an object is ``text``, of a folder ``text/``: then every name below a folder sorts between its
+    neighbours. Only a chunk and the folder of the same text interleave (``K/...`` and ``K0...``), so those two are
+    merged.
     """
     objects: dict[str, os.DirEntry[str]] = {}
     folders: dict[str, Path] = {}
@@ -94,11 +76,11 @@ def walk(path: Path, prefix: str, start_after: str, stem: str = "", in_chunk: bo
                 if decoded is None or not (is_folder or entry.is_file(follow_symlinks=False)):
                     continue
                 kind, text = decoded
-                if kind is Kind.OBJECT:
+                if kind == "object":
                     name = stem + text
                     if name.startswith(prefix) and name > start_after:
                         objects[text] = entry
-                elif kind is Kind.FOLDER:
+                elif kind == "folder":
                     if _may_hold(stem + text + "/", prefix, start_after):
                         folders[text] = path / entry.name
                 elif _may_hold(stem + text, prefix, start_after):

@@ -1,19 +1,13 @@
 """Objects as files in a folder (`file:///dir`): the storage of one machine, or of a mounted file system.
 
-Invariants: an object is one file, published by a rename (or, for put-if-absent, a hard link) after it was synced, so it
-is old or new after a crash and never half; when a call returns, its effect is durable. After a call that raised, the
-old object or the new one is there. How names become paths is `names`; any name may be a prefix of another (`a`
-and `a/b`). Files in the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and
-not touched: asked for by name they are refused, as is whatever lies behind a link. The folder itself may be one.
+An object is one file, old or new after a crash and after a call that raised, and durable when a call returns. Files in
+the folder that are not objects of ours (other spellings, symbolic links, pipes) are not listed and not touched; asked
+for by name they are refused, as is whatever lies behind a link. The folder itself may be one. A full disk or quota is
+`DiskFull`. Threads: any number, in any number of processes.
 
-Errors: a full disk or quota is `DiskFull`, refused permission `StorageMisconfigured`, any other trouble
-`StorageUnavailable`. Threads: any number, in any number of processes. The storage keeps no descriptor open.
-
-An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part, each published by a
-rename. It exists exactly while that path does: abort and the end of completion first rename the folder away in one
-step, then empty it, so a part that arrives late finds no folder and is refused. Completion verifies each part's SHA-256
-(the `etag`) while it concatenates. A crash between publishing and removing leaves the upload; completing it again
-publishes the same bytes.
+An upload is the folder `.%uploads/<id>/` with `upload.json` (name, start) and one file a part. It exists exactly while
+that path does: abort and the end of completion first rename the folder away in one step, so a part that arrives late
+is refused. A crash between publishing and removing leaves the upload; completing it again publishes the same bytes.
 """
 
 from __future__ import annotations
@@ -31,25 +25,11 @@ from pathlib import Path
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.documents import MILLISECONDS, checked, load, record, text
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.storage.base import (
-    NAME,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
+from tiered_index.storage.base import NAME, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, chosen_uploads
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.local.files import DurableFiles, check_regular, typed_errors
 from tiered_index.storage.local.names import encode, walk
-
-__all__ = ["LocalStorage"]
 
 _DESCRIPTION = "upload.json"
 _BLOCK_BYTES = 4 << 20
@@ -117,7 +97,7 @@ class LocalStorage(Storage):
         if os.path.lexists(target):
             raise ObjectExists(name, str(self.folder))  # spares a loser the writing; the link is what decides
         with typed_errors(f"writing {name!r}"):
-            self._files.publish_if_absent(target, lambda: [data], name)
+            self._files.publish(target, lambda: [data], name)
 
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and the file's time of change."""
@@ -132,8 +112,7 @@ class LocalStorage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; a folder is read when the listing reaches it, if it can hold a match."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -168,7 +147,7 @@ class LocalStorage(Storage):
             folder = self._existing(handle)
             view = memoryview(data).cast("B")
             try:
-                self._write_in(folder, _part_file(check_part_number(number)), view)
+                self._write_in(folder, _part_file(check_part(number)), view)
             except FileNotFoundError as error:
                 raise _gone(handle) from error
         return PartInfo(number, hashlib.sha256(view).hexdigest(), view.nbytes)
@@ -193,12 +172,7 @@ class LocalStorage(Storage):
         check_prefix(prefix)
         with typed_errors("listing uploads"):
             found = [self._describe(entry) for entry in self._upload_folders() if _UPLOAD_ID.fullmatch(entry)]
-        chosen = [
-            one
-            for one in found
-            if one and one.name.startswith(prefix) and (older_than_ms is None or one.started_ms < older_than_ms)
-        ]
-        return iter(sorted(chosen, key=lambda handle: (handle.name, handle.started_ms, handle.upload_id)))
+        return chosen_uploads(filter(None, found), prefix, older_than_ms)
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
         """Abort what `list_uploads` yields; return how many.
@@ -337,14 +311,9 @@ def _gone(handle: UploadHandle) -> ObjectNotFound:
 
 def _read(name: str, descriptor: int, start: int, length: int) -> bytes:
     data = os.pread(descriptor, length, start)
-    if len(data) == length:
-        return data
     # Linux reads at most 2^31 - 4096 bytes a call; anything shorter than that means the file shrank under us.
-    pieces: list[bytes] = [data]
-    while data and (missing := length - sum(map(len, pieces))):
-        data = os.pread(descriptor, missing, start + length - missing)
-        pieces.append(data)
-    whole = b"".join(pieces)
-    if len(whole) != length:
-        raise StorageUnavailable(f"{name!r} ended after {len(whole)} of {length} bytes from {start}")
-    return whole
+    while len(data) < length and (more := os.pread(descriptor, length - len(data), start + len(data))):
+        data += more
+    if len(data) != length:
+        raise StorageUnavailable(f"{name!r} ended after {len(data)} of {length} bytes from {start}")
+    return data

@@ -1,7 +1,6 @@
 """What each failure of an S3 request means for the caller. Pure, any thread.
 
-Messages say what to do and name the storage and the object; they hold the service's code and message, never a request's
-headers or credentials. `PassingFault` marks what `retry` repeats.
+Messages say what to do and name the storage and the object, never a request's headers or credentials.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-
-__all__ = ["REQUEST_ERRORS", "PassingFault", "RequestFault", "is_elsewhere", "may_pass", "translate"]
 
 # what botocore raises for a request that failed
 REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError)

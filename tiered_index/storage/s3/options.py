@@ -1,6 +1,4 @@
-"""The knobs of an S3 storage, with their defaults.
-
-Kept apart from `storage`, so that reading settings does not load boto3.
+"""The knobs of an S3 storage, with their defaults; apart from `storage`, so that reading settings does not load boto3.
 
 Credentials are never among them: they come from the usual chain (environment, profile, container, instance role).
 """
@@ -11,8 +9,6 @@ from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
 from tiered_index.errors import ConfigError
-
-__all__ = ["FEWEST_CONNECTIONS", "S3Options", "check_endpoint"]
 
 _STYLES = (None, "auto", "path", "virtual")
 _SSE = (None, "AES256", "aws:kms", "aws:kms:dsse")

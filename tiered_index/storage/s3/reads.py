@@ -1,16 +1,12 @@
 """Reads of S3 objects: what comes back is what was asked for, byte for byte in extent, or an error.
 
 Ranges are read by lean GETs: signed, sent and read by botocore's own parts, without what it does for every call of any
-service. For each call it checks parameters, chooses an endpoint, asks dozens of handlers and parses headers that nobody
-reads: most of the processor time of a GET, which a lookup in a hundred files pays a hundred times
-(docs/decisions/0047). A GET by the client's method shows the way (address of the bucket, region, name to sign for), and
-the GETs that follow are lean until the service or the network fails one; then the next goes by the client's method
-again. So does one that is sent to another region, which botocore knows how to follow. Credentials are asked for afresh
-by each, and handlers of `before-send` are asked, so that counters and moto see it.
+service, most of the processor time of a GET (docs/decisions/0047). A GET by the client's method shows the way (address
+of the bucket, region, name to sign for), and the GETs that follow are lean until the service or the network fails one
+or sends it to another region. Handlers of `before-send` are asked, so that counters and moto see it.
 
-A range's answer must be status 206 with the asked start and length in Content-Range and in Content-Length, and a body
-of exactly that length. Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused
-before its body is read. Threads: any number.
+Servers, proxies and caches that ignore ranges answer 200 with the whole object: that is refused before its body is
+read. Threads: any number.
 """
 
 from __future__ import annotations
@@ -29,14 +25,12 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.storage.s3.client import S3Calls
 from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, is_elsewhere, may_pass
+from tiered_index.storage.s3.retry import S3Calls
 
 if TYPE_CHECKING:
     from botocore.model import Shape
     from mypy_boto3_s3 import S3Client
-
-__all__ = ["RangeGets", "VerifiedReads"]
 
 _SIGNATURE = "s3v4"
 _DELIVERED = (200, 206)
@@ -156,16 +150,6 @@ def _answer(status: int, headers: Mapping[str, str], raw: Any) -> dict[str, Any]
 _CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
-@dataclass(frozen=True, slots=True)
-class _Extent:
-    start: int
-    length: int
-    total: int | None
-
-    def __str__(self) -> str:
-        return f"bytes {self.start}-{self.start + self.length - 1}/{'*' if self.total is None else self.total}"
-
-
 class VerifiedReads:
     """Reads whole objects through `calls` and ranges through `gets`."""
 
@@ -198,12 +182,12 @@ class VerifiedReads:
 
     def _range(self, what: str, key: str, start: int, length: int) -> bytes:
         answer = self._gets(key, f"bytes={start}-{start + length - 1}")
-        got = self._extent(answer, what)
-        if got.total is not None and start + length > got.total:
+        first, size, total = self._extent(answer, what)
+        if total is not None and start + length > total:
             answer["Body"].close()
-            raise InvalidArgument(f"{what} in {self._calls.uri}: the object has {got.total} bytes")
-        if (got.start, got.length) != (start, length):
-            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {got}")
+            raise InvalidArgument(f"{what} in {self._calls.uri}: the object has {total} bytes")
+        if (first, size) != (start, length):
+            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {answer['ContentRange']}")
         return self._body(answer, length, what)
 
     def _suffix(self, what: str, name: str, key: str, length: int, size_bytes: Callable[[], int]) -> tuple[bytes, int]:
@@ -220,13 +204,13 @@ class VerifiedReads:
         size = answer.get("ContentLength")
         if _status(answer) == 200 and size is not None and size <= length:
             return self._body(answer, size, what), size  # the whole object, which is what was asked for
-        got = self._extent(answer, what)
-        if got.total is None or got.length != min(length, got.total) or got.start + got.length != got.total:
-            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {got}")
-        return self._body(answer, got.length, what), got.total
+        first, size, total = self._extent(answer, what)
+        if total is None or size != min(length, total) or first + size != total:
+            raise self._refused(answer, f"{what} in {self._calls.uri}: the answer is {answer['ContentRange']}")
+        return self._body(answer, size, what), total
 
-    def _extent(self, answer: dict[str, Any], what: str) -> _Extent:
-        """Return what the answer's headers say it holds."""
+    def _extent(self, answer: dict[str, Any], what: str) -> tuple[int, int, int | None]:
+        """Return start and length of the bytes that the answer says it holds, and the object's size or None."""
         status = _status(answer)
         header = str(answer.get("ContentRange", ""))
         match = _CONTENT_RANGE.fullmatch(header)
@@ -235,7 +219,7 @@ class VerifiedReads:
             problem = f"status {status} instead of 206" if status != 206 else f"Content-Range {header!r}"
             raise StorageUnavailable(f"{what} in {self._calls.uri}: the service does not honour ranges ({problem})")
         start, last = int(match[1]), int(match[2])
-        return _Extent(start, last - start + 1, None if match[3] == "*" else int(match[3]))
+        return start, last - start + 1, None if match[3] == "*" else int(match[3])
 
     def _body(self, answer: dict[str, Any], length: int | None, what: str) -> bytes:
         """Return the body, which must have exactly `length` bytes (None: what botocore verifies by itself)."""
@@ -267,10 +251,6 @@ def _status(answer: Mapping[str, Any]) -> int:
 
 def _read_exactly(body: Any, length: int) -> bytes:
     data: bytes = body.read(length)
-    pieces = [data]
-    missing = length - len(data)
-    while data and missing:
-        data = body.read(missing)
-        pieces.append(data)
-        missing -= len(data)
-    return b"".join(pieces)
+    while len(data) < length and (more := body.read(length - len(data))):
+        data += more
+    return data

@@ -1,7 +1,6 @@
 """The one loop that repeats requests to S3: bounded in attempts, by the caller's deadline, and counted.
 
-botocore's own repeats are off in a client that `build_client` makes; only its redirects to a bucket's region remain.
-Threads: any number; nothing is kept between calls.
+botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Threads: any number.
 """
 
 from __future__ import annotations
@@ -19,8 +18,6 @@ from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, Reque
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
-
-__all__ = ["RetryLoop", "count_requests"]
 
 _LONGEST_WAIT_S = 5.0
 # a service that throttles is given more time
@@ -44,11 +41,10 @@ class RetryLoop:
     uniform: Callable[[float, float], float] = random.uniform
 
     def run(self, doing: str, name: str, attempt: Callable[[], _T]) -> _T:
-        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` (may be empty) are for
-        messages.
+        """Return what `attempt` returns; repeat it after a passing fault. `doing` and `name` are for messages.
 
-        `attempt` may raise whatever botocore raises: it becomes a typed error. Raises `StorageUnavailable` after the
-        last attempt, and `BudgetExceeded` instead of an attempt or a wait that would pass the deadline.
+        What botocore raises becomes a typed error: `StorageUnavailable` after the last attempt, and `BudgetExceeded`
+        instead of an attempt or a wait that would pass the deadline.
         """
         what = f"{doing} in {self.uri}"
         faults: Counter[type[PassingFault]] = Counter()
@@ -90,6 +86,25 @@ class RetryLoop:
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
         self.sleep(wait_s)
+
+
+class S3Calls:
+    """One bucket behind one client: requests in, typed errors out."""
+
+    def __init__(self, client: S3Client, bucket: str, loop: RetryLoop) -> None:
+        self._client = client
+        self._bucket = bucket
+        self.uri = loop.uri
+        self.run = loop.run
+
+    def __call__(self, operation: str, doing: str, name: str = "", **parameters: Any) -> dict[str, Any]:
+        """Send a request, repeated as `RetryLoop` says, and return the parsed answer."""
+        return self.run(doing, name, lambda: self.once(operation, **parameters))
+
+    def once(self, operation: str, **parameters: Any) -> dict[str, Any]:
+        """Make one attempt, within `run`: raises what botocore raises."""
+        answer: dict[str, Any] = getattr(self._client, operation)(Bucket=self._bucket, **parameters)
+        return answer
 
 
 def count_requests(client: S3Client) -> None:

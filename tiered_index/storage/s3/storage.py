@@ -1,12 +1,8 @@
 """Objects in an S3 bucket (`s3://bucket/prefix`): Amazon's or any service that speaks its API.
 
-Invariants: object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed.
-Nothing is kept between calls but one boto3 client. Failures are sorted by `failures`; every repeat is bounded.
-
-Promises asked of the service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8
-bytes. `opening.probe_put_if_absent` tests the first; a listing out of order is refused.
-
-Threads: any number; `max_pool_connections` is how many connections are kept for them. After a fork, open a new storage.
+Object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed. Asked of the
+service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes. Threads: any
+number; after a fork, open a new storage.
 
 An uploaded part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service
 gave one: completing an upload that was begun with a checksum algorithm must repeat each part's checksum.
@@ -18,42 +14,31 @@ import contextlib
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, urlencode, urlsplit
 
-from botocore.exceptions import ClientError
+import boto3
+from botocore.config import Config
+from botocore.exceptions import BotoCoreError, ClientError
 
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.base import (
-    MAX_NAME_BYTES,
-    PAGE,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
-from tiered_index.storage.s3.client import S3Calls, build_client, encryption, epoch_ms, page_token, request_body
-from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.base import MAX_NAME_BYTES, PAGE, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
+from tiered_index.storage.s3.failures import translate
+from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
-from tiered_index.storage.s3.retry import RetryLoop
+from tiered_index.storage.s3.retry import RetryLoop, S3Calls, count_requests
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-__all__ = ["S3Options", "S3Storage"]
-
 _MAX_KEY_BYTES = 1024
 _URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 _NAMES_SHOWN = 3
+_AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
 class S3Storage(Storage):
@@ -93,7 +78,8 @@ class S3Storage(Storage):
         is_lean = (client is None and self.options.lean_gets) if lean_gets is None else lean_gets
         self._gets = RangeGets(self._call, bucket, self.client if is_lean else None)
         self._reads = VerifiedReads(self._call, self._gets)
-        self._encryption = encryption(self.options)
+        encryption = {"ServerSideEncryption": self.options.sse, "SSEKMSKeyId": self.options.sse_kms_key_id}
+        self._encryption = {name: value for name, value in encryption.items() if value is not None}
         self._bucket_seen = False
 
     def get(self, name: str) -> bytes:
@@ -119,11 +105,8 @@ class S3Storage(Storage):
         self._put(name, data)
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """Store `data` where `name` does not exist. Raises `ObjectExists`.
-
-        A request whose answer was lost is repeated inside, and the repeat of a success is answered 412: then this call
-        raises `ObjectExists` although its own data was stored. A caller who must know puts an attempt id into `data`
-        and reads it back.
+        """Store `data` where `name` does not exist. Raises `ObjectExists`, also where the repeat of a request whose
+        answer was lost finds that it had succeeded.
         """
         self._put(name, data, IfNoneMatch="*")
 
@@ -136,12 +119,11 @@ class S3Storage(Storage):
             self._check_bucket()
             raise
         self._bucket_seen = True
-        return ObjectInfo(name, int(answer["ContentLength"]), epoch_ms(answer["LastModified"]))
+        return ObjectInfo(name, int(answer["ContentLength"]), _epoch_ms(answer["LastModified"]))
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; one request for each 1,000."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -156,29 +138,32 @@ class S3Storage(Storage):
             objects = {"Objects": [{"Key": key} for key in batch], "Quiet": True}
             answer = self._call("delete_objects", doing, Delete=objects)
             if failures := answer.get("Errors", []):
-                raise self._delete_error(doing, failures)
+                codes = sorted({failure.get("Code", "?") for failure in failures})
+                shown = ", ".join(repr(failure.get("Key", "?")) for failure in failures[:_NAMES_SHOWN])
+                text = f"{doing} in {self.uri}: {len(failures)} failed ({', '.join(codes)}): {shown}"
+                if "AccessDenied" in codes:
+                    raise StorageMisconfigured(f"{text}: grant s3:DeleteObject")
+                raise StorageUnavailable(text)
 
     def begin_upload(self, name: str) -> UploadHandle:
         """Start a multipart upload; its start is the service's time (whole seconds)."""
         asked = {"Key": self._key(name), "ChecksumAlgorithm": "CRC32", **self._encryption}
         answer = self._call("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
         date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
-        started_ms = epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
+        started_ms = _epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
         return UploadHandle(name, str(answer["UploadId"]), started_ms)
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, with a CRC32 that the service checks; at most 5 GiB."""
-        sent = {"PartNumber": check_part_number(number), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
+        sent = {"PartNumber": check_part(number), "Body": _request_body(data), "ChecksumAlgorithm": "CRC32"}
         answer = self._of_upload("upload_part", f"uploading part {number} of {handle.name!r}", handle, **sent)
         etag = f"{answer['ETag']} {answer.get('ChecksumCRC32', '')}".rstrip()
         return PartInfo(number, etag, memoryview(data).nbytes)
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """Publish the object.
-
-        A request whose answer was lost is repeated inside; then `ObjectNotFound` may be raised for an upload this very
-        call completed. A caller who must know uses a unique name and looks at it. Services differ over a part that was
-        uploaded but is not named: Amazon drops it, Ceph's gateway refuses the completion (`InvalidArgument`).
+        """Publish the object. Raises `ObjectNotFound`, also where the repeat of a request whose answer was lost finds
+        that it had succeeded: a caller who must know uses a unique name and looks at it. A part that was uploaded but
+        is not named is dropped by Amazon; Ceph's gateway refuses the completion.
         """
         documents: list[dict[str, Any]] = []
         for part in check_parts(handle.name, parts, self.min_part_bytes):
@@ -215,7 +200,7 @@ class S3Storage(Storage):
             return None
 
     def _put(self, name: str, data: Bytes, **condition: str) -> None:
-        sent = {"Key": self._key(name), "Body": request_body(data), "ChecksumAlgorithm": "CRC32"}
+        sent = {"Key": self._key(name), "Body": _request_body(data), "ChecksumAlgorithm": "CRC32"}
         self._call("put_object", f"writing {name!r}", name, **sent, **self._encryption, **condition)
 
     def _check_bucket(self) -> None:
@@ -233,40 +218,49 @@ class S3Storage(Storage):
         self._bucket_seen = True
 
     def _list(self, prefix: str, start_after: str) -> Iterator[ObjectInfo]:
-        parameters: dict[str, str] = {"Prefix": self._base + prefix}
-        if start_after:
-            parameters["StartAfter"] = self._base + start_after
+        asked = {"StartAfter": self._base + start_after} if start_after else {}
+        tokens = {"ContinuationToken": "NextContinuationToken"}
         last = ""
-        while True:
-            answer = self._call("list_objects_v2", f"listing {prefix!r}", **parameters)
-            for item in answer.get("Contents", ()):
-                key = str(item["Key"])
-                self._check_asked(key, prefix)
-                if key <= last:
-                    raise StorageMisconfigured(
-                        f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
-                    )
-                last = key
-                if name := self._name(key):
-                    yield ObjectInfo(name, int(item["Size"]), epoch_ms(item["LastModified"]))
-            if not answer.get("IsTruncated"):
-                return
-            parameters["ContinuationToken"] = page_token(answer, "NextContinuationToken", self.uri)
+        for key, item in self._listed("list_objects_v2", f"listing {prefix!r}", prefix, "Contents", tokens, **asked):
+            if key <= last:
+                raise StorageMisconfigured(
+                    f"{self.uri}: the service lists {key!r} after {last!r}; the engine needs order of name"
+                )
+            last = key
+            if name := self._name(key):
+                yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
 
     def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
-        parameters: dict[str, str] = {"Prefix": self._base + prefix}
+        tokens = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
+        doing = "listing unfinished uploads"
+        for key, item in self._listed("list_multipart_uploads", doing, prefix, "Uploads", tokens):
+            name, started_ms = self._name(key), _epoch_ms(item["Initiated"])
+            if name and (older_than_ms is None or started_ms < older_than_ms):
+                yield UploadHandle(name, str(item["UploadId"]), started_ms)
+
+    def _listed(
+        self, operation: str, doing: str, prefix: str, member: str, tokens: dict[str, str], **asked: str
+    ) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield key and description of what `member` lists, on all pages; `tokens` (parameter: field) tell the next."""
+        parameters = {"Prefix": self._base + prefix, **asked}
         while True:
-            answer = self._call("list_multipart_uploads", "listing unfinished uploads", **parameters)
-            for item in answer.get("Uploads", ()):
-                key, started_ms = str(item["Key"]), epoch_ms(item["Initiated"])
-                self._check_asked(key, prefix)
-                name = self._name(key)
-                if name and (older_than_ms is None or started_ms < older_than_ms):
-                    yield UploadHandle(name, str(item["UploadId"]), started_ms)
+            answer = self._call(operation, doing, **parameters)
+            for item in answer.get(member, ()):
+                key = str(item["Key"])
+                # what was not asked for would be deleted as something else than it is
+                if not key.startswith(self._base + prefix):
+                    raise StorageMisconfigured(
+                        f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}"
+                    )
+                yield key, item
             if not answer.get("IsTruncated"):
                 return
-            parameters["KeyMarker"] = page_token(answer, "NextKeyMarker", self.uri)
-            parameters["UploadIdMarker"] = page_token(answer, "NextUploadIdMarker", self.uri)
+            for parameter, field in tokens.items():
+                # without it the rest would be silently missing
+                if not answer.get(field):
+                    problem = f"a listing says that it goes on but not where ({field} is missing)"
+                    raise StorageUnavailable(f"{self.uri}: {problem}")
+                parameters[parameter] = str(answer[field])
 
     def _of_upload(self, operation: str, doing: str, handle: UploadHandle, **parameters: Any) -> dict[str, Any]:
         """Send a request about an upload; `ObjectNotFound` where it is gone."""
@@ -281,25 +275,59 @@ class S3Storage(Storage):
                     self._call("list_parts", doing, handle.name, **upload, MaxParts=1)
             raise
 
-    def _check_asked(self, key: str, prefix: str) -> None:
-        """Refuse a listing of what was not asked for: what it names would be deleted as something else than it is."""
-        if not key.startswith(self._base + prefix):
-            raise StorageMisconfigured(
-                f"{self.uri}: the service lists {key!r}, asked for what starts with {self._base + prefix!r}"
-            )
-
-    def _delete_error(
-        self, doing: str, failures: Sequence[dict[str, str]]
-    ) -> StorageMisconfigured | StorageUnavailable:
-        codes = sorted({failure.get("Code", "?") for failure in failures})
-        shown = ", ".join(repr(failure.get("Key", "?")) for failure in failures[:_NAMES_SHOWN])
-        text = f"{doing} in {self.uri}: {len(failures)} failed ({', '.join(codes)}): {shown}"
-        if "AccessDenied" in codes:
-            return StorageMisconfigured(f"{text}: grant s3:DeleteObject")
-        return StorageUnavailable(text)
-
 
 def _uri(bucket: str, prefix: str, options: S3Options) -> str:
     query = {name: value for name in _URI_OPTIONS if (value := getattr(options, name)) is not None}
     folder = f"/{quote(prefix)}" if prefix else ""
     return f"s3://{bucket}{folder}" + (f"?{urlencode(query, safe=':/')}" if query else "")
+
+
+def _request_body(data: Bytes) -> bytes | bytearray:
+    """Return `data` as boto3 takes it; only a memoryview is copied."""
+    return data if isinstance(data, bytes | bytearray) else bytes(data)
+
+
+def _epoch_ms(moment: datetime) -> int:
+    """Return epoch milliseconds of an answer's time."""
+    return round(moment.timestamp() * 1000)
+
+
+def build_client(options: S3Options, uri: str) -> S3Client:
+    """Return a client for `options`; raises `StorageMisconfigured` (unknown profile, unusable endpoint or region)."""
+    try:
+        session = boto3.Session(profile_name=options.profile, region_name=options.region)
+        client = _client(session, options, options.addressing_style or ("path" if options.endpoint_url else None))
+        is_chosen = options.addressing_style is not None or options.endpoint_url is not None
+        if not is_chosen and not (urlsplit(client.meta.endpoint_url).hostname or "").endswith(_AMAZON):
+            # The environment or the profile names another service; those seldom have a DNS name for each bucket.
+            client.close()
+            client = _client(session, options, "path")
+    except (BotoCoreError, ValueError) as error:
+        raise translate(error, doing="opening the storage", uri=uri, name="") from error
+    if "@" in urlsplit(client.meta.endpoint_url).netloc:
+        # the environment's or the profile's: botocore would repeat it in every error
+        client.close()
+        raise StorageMisconfigured(
+            f"opening {uri}: the endpoint URL must not hold credentials; they have variables of their own"
+        )
+    count_requests(client)
+    return client
+
+
+def _client(session: boto3.Session, options: S3Options, addressing_style: str | None) -> S3Client:
+    style: Any = {"addressing_style": addressing_style} if addressing_style else None
+    return session.client(
+        "s3",
+        endpoint_url=options.endpoint_url,
+        config=Config(
+            signature_version="s3v4",
+            s3=style,
+            connect_timeout=options.connect_timeout_s,
+            read_timeout=options.read_timeout_s,
+            max_pool_connections=options.max_pool_connections or FEWEST_CONNECTIONS,
+            retries={"mode": "standard", "total_max_attempts": 1},
+            request_checksum_calculation="when_supported",
+            response_checksum_validation="when_supported",
+            tcp_keepalive=True,
+        ),
+    )

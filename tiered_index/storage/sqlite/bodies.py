@@ -1,11 +1,8 @@
 """Bodies: the bytes behind the names of a `SqliteStorage`, in rows of a mebibyte.
 
-A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the
-transaction that writes its last rows. One that is given up is removed the same way, after the transaction that took its
-name. A killed process leaves drafts; `sweep` removes those that nobody has written to for long enough. The functions
-that take a connection run inside a transaction.
-
-Threads: any number, in any number of processes.
+A body larger than one transaction should be is written as a draft, some rows a transaction, and named by the last one;
+one that is given up is removed the same way. A killed process leaves drafts; `sweep` removes those that nobody has
+written to for long enough. The functions that take a connection run inside a transaction. Threads: any number.
 """
 
 from __future__ import annotations
@@ -13,13 +10,12 @@ from __future__ import annotations
 import contextlib
 import sqlite3
 from collections.abc import Callable, Iterable
+from functools import partial
 from typing import TypeVar
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.storage.sqlite.connections import CHUNK_BYTES, ConnectionPool, typed
-
-__all__ = ["Bodies"]
 
 _T = TypeVar("_T")
 # 16 MiB: what the write-ahead log grows by, and how long other writers wait for their turn
@@ -36,10 +32,8 @@ class Bodies:
         self._clock = clock
 
     def store(self, doing: str, data: memoryview, name_it: Callable[[sqlite3.Connection, int], _T]) -> _T:
-        """Store `data` (of bytes) and return what `name_it(connection, body)` does in the transaction that makes it
-        last.
-
-        After an error nothing is named; what was written is removed, or left to `sweep`. `name_it` may be called again.
+        """Store `data` (of bytes) and return what `name_it(connection, body)`, perhaps called again, does in the last
+        transaction. After an error nothing is named; what was written is removed, or left to `sweep`.
         """
         starts = range(0, data.nbytes, CHUNK_BYTES)
         firsts = range(0, max(len(starts), 1), _ROWS_A_TRANSACTION)
@@ -95,18 +89,19 @@ class Bodies:
             (body, start, end),
         )
         found: list[bytes] = []
+        damage = partial(CorruptFile, str(self._pool.path))
         position = start
         for piece_start, size, chunk in typed(self._pool.path, rows, int, int, int):
             if not piece_start <= position < piece_start + size:
                 break
             with connection.blobopen("chunks", "data", chunk, readonly=True) as blob:
                 if len(blob) != size:
-                    raise self._damage(f"row {chunk} has another length than is kept", expected=size, found=len(blob))
+                    raise damage(f"row {chunk} has another length than is kept", expected=size, found=len(blob))
                 blob.seek(position - piece_start)
                 found.append(blob.read(min(end, piece_start + size) - position))
             position += len(found[-1])
         if position != end:
-            raise self._damage(f"bytes of body {body} are missing", expected=end, found=position)
+            raise damage(f"bytes of body {body} are missing", expected=end, found=position)
         return found[0] if len(found) == 1 else b"".join(found)
 
     def give_up(self, connection: sqlite3.Connection, bodies: Iterable[int]) -> list[int]:
@@ -170,9 +165,6 @@ class Bodies:
             return False
         connection.execute("UPDATE drafts SET touched_ms = ? WHERE body = ?", (_GIVEN_UP_MS, body))
         return True
-
-    def _damage(self, problem: str, *, expected: int, found: int) -> CorruptFile:
-        return CorruptFile(str(self._pool.path), problem, expected=expected, found=found)
 
 
 def new_body(connection: sqlite3.Connection, now_ms: int) -> int:

@@ -1,27 +1,19 @@
 """Connections to one database file, and transactions on them that are repeated while somebody else is in the way.
 
-Invariants: one thread uses a connection at a time; none is lent while a caller's code runs outside a transaction, so
-none is held by a listing between two pages; idle ones never outlive the file they were opened on, nor a fork.
-
-Locks: SQLite's own decide between processes. Writers of one process queue at a lock of ours first, because SQLite's
-waiting is polling and starves some. Every wait is bounded by `busy_timeout_s`; then it is `StorageUnavailable`.
-
-Forks: locks on files don't pass to a child, but the library's memory of them does, and a child that believed it could
-lose another process's data. So before a fork every connection is closed, and both sides open new ones. Threads: any
-number. Messages of errors name the file and say what to do.
-
-What the database file of a `SqliteStorage` consists of, and how one is recognised, refused or made.
+One thread uses a connection at a time; idle ones never outlive the file they were opened on. SQLite's locks decide
+between processes; writers of one process queue at a lock of ours first, because SQLite's waiting is polling and starves
+some. Every wait is bounded by `busy_timeout_s`. Locks on files don't pass to a forked child, but the library's memory
+of them does, so before a fork every connection is closed. Threads: any number.
 
     objects   one row an object, the row that makes it visible: name -> body, size, time
     pieces    where the bytes of a body lie: (body, start) -> size, chunk
     chunks    the bytes, at most `CHUNK_BYTES` a row
-    drafts    bodies that nothing names (yet, or any more), with the time they were last written; 0: given up
+    drafts    bodies that nothing names (yet, or any more), with the time they were last written; -1: given up
     uploads   unfinished multipart uploads
     parts     their parts: (upload, number) -> body, size, etag
 
-Invariants: every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state, so that
-nothing a crash leaves is lost from sight; a body's number is never used again; the pieces of a body cover it from 0 on
-without holes. The file says what it is by SQLite's own header fields: `APPLICATION_ID` and, as user_version, `VERSION`.
+Every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state; its number is never
+used again; its pieces cover it from 0 on without holes.
 """
 
 from __future__ import annotations
@@ -48,8 +40,6 @@ from tiered_index.errors import (
     TieredIndexError,
     UnsupportedVersion,
 )
-
-__all__ = ["APPLICATION_ID", "CHUNK_BYTES", "ConnectionPool", "adopt", "create"]
 
 # An extended result code holds the primary one in its lowest byte.
 _PRIMARY = 0xFF

@@ -1,20 +1,14 @@
 """Objects in one SQLite database (`sqlite:///file.db`): a storage in a single file, for one machine and all its
 processes.
 
-Invariants: an object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible
-(`connections`, `bodies`), so an object is old or new and never half, however large; when a call returns, its
-effect is durable. The unique name decides put-if-absent. Readers beside a writer see one consistent state each call and
-wait for nobody (write-ahead log). The file is made by the first write; one that is not there holds nothing. Space of
-deleted objects is used again; the file itself never shrinks.
+An object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible; when a call returns, its
+effect is durable. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The
+file is made by the first write. Space of deleted objects is used again; the file never shrinks. Errors besides the
+contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`. Threads: any number, in any number of processes, also after
+a fork. Not for network file systems, which lack what its locks need.
 
-Errors: a full disk is `DiskFull`; locked for longer than `busy_timeout_s`, or trouble of the disk `StorageUnavailable`;
-no permission, no such folder, no database of ours `StorageMisconfigured`; a damaged one `CorruptFile`; a later
-version's `UnsupportedVersion`. Threads: any number, in any number of processes, also after a fork. Not for network file
-systems, which lack what its locks need.
-
-In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. An
-upload exists while its row does; a part that arrives after abort or completion finds no row and is refused, in the
-transaction that would have named it.
+In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. A
+part that arrives after abort or completion is refused, in the transaction that would have named it.
 """
 
 from __future__ import annotations
@@ -29,25 +23,10 @@ from typing import NoReturn
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import (
-    PAGE,
-    ByteRange,
-    Bytes,
-    ObjectInfo,
-    PartInfo,
-    Storage,
-    UploadHandle,
-    check_name,
-    check_part_number,
-    check_parts,
-    check_prefix,
-    check_range,
-    check_suffix,
-)
+from tiered_index.storage.base import PAGE, ByteRange, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
+from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool, typed
-
-__all__ = ["SqliteStorage"]
 
 _DELETE_BATCH = 500
 # Sorts after every character of a name
@@ -70,24 +49,17 @@ class SqliteStorage(Storage):
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
         """Return exactly `length` bytes from `start`."""
-        return self.get_ranges(name, [ByteRange(start, length)])[0]
-
-    def get_ranges(self, name: str, ranges: Sequence[ByteRange]) -> list[bytes]:
-        """Return the bytes of each range, all out of one state of the database."""
         check_name(name)
-        for r in ranges:
-            check_range(r.start, r.length)
-        if not any(r.length for r in ranges):
-            return [b""] * len(ranges)
+        check_range(start, length)
+        if not length:
+            return b""
 
-        def read(connection: sqlite3.Connection) -> list[bytes]:
-            body, size, _ = self._find(connection, name)
-            end = max(r.start + r.length for r in ranges if r.length)
-            if end > size:
-                raise InvalidArgument(f"{name!r} has {size} bytes, not {end}")
-            return [self._bodies.read(connection, body, r.start, r.length) for r in ranges]
+        def within(size: int) -> ByteRange:
+            if start + length > size:
+                raise InvalidArgument(f"{name!r} has {size} bytes, not {start + length}")
+            return ByteRange(start, length)
 
-        return self._pool.read(f"reading {name!r}", read, lambda: self._refuse(name))
+        return self._read(name, within)[0]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
         """Return the last `length` bytes and the object's size."""
@@ -128,8 +100,7 @@ class SqliteStorage(Storage):
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """Yield objects in order of name; each page of 1,000 is one state of the database."""
-        check_prefix(prefix)
-        check_prefix(start_after)
+        check_prefix(prefix, start_after)
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
@@ -154,7 +125,7 @@ class SqliteStorage(Storage):
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, replacing an earlier one of that number; its `etag` is the SHA-256 of the bytes."""
-        check_part_number(number)
+        check_part(number)
         doing = f"writing part {number} of {handle.name!r}"
         # Spares a late part the writing; the check beside the part's row is what counts.
         self._pool.read(doing, lambda c: self._check_open(c, handle), lambda: self._refuse_upload(handle))

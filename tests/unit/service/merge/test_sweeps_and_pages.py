@@ -14,8 +14,8 @@ from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Mergi
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.run import publish
 from tiered_index.service.merge.writing import run_task
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.opening import probe_put_if_absent
-from tiered_index.storage.wrappers import WrapperStorage
 
 
 class Publishing(WrapperStorage):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 
 from tests.support.staging import Job, T, fill, found, holds, merge_all
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import WrapperStorage
 
 
 class Told(WrapperStorage):

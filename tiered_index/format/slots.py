@@ -1,23 +1,24 @@
-"""Sorts a file's entries by slot without a sort of the whole file.
+"""Slots: which slot a hash has, and a file's entries sorted by slot without a sort of the whole file.
 
-Slots are filled about evenly, so an entry's place is counted, not compared. Only rows of one chunk that share a slot,
-and entries that share a slot in the result, are sorted, by a plain sort of integers that fits the CPU cache. Pure
-functions.
+The slots of every map rise with `hash_rank`, so all files and tables of an index have their entries in one order, and
+tables are merged without a shuffle. SPEC.md section 10. Slots are filled about evenly, so an entry's place is counted,
+not compared: only entries that share a slot are sorted. Pure functions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.documents import integer, record
+from tiered_index.errors import ConfigError
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
-
-__all__ = ["hash_rank", "identity_columns", "newest_first", "order_chunk", "order_giant", "pieces_of", "same_slot_rows"]
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -26,11 +27,77 @@ _CHUNK = 1 << 15
 _LOW, _SHIFT = np.uint64(0xFFFFFFFF), np.uint64(32)
 
 
-def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
-    """Return the rows whose slot occurs more than once, and which of them follow a row of the same slot.
+@dataclass(frozen=True, slots=True)
+class SlotMap:
+    """Maps hashes to slots: a base slot is split into `split`, or `join` neighbours become one; one of the two is 1."""
 
-    The rows (i64, m) are ordered by slot and then by row; the second array (i64) holds the indices into them. `slots`
-    (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a slot.
+    base: int
+    split: int = 1
+    join: int = 1
+
+    def __post_init__(self) -> None:
+        if self.base < 1 or self.split < 1 or self.join < 1 or (self.split > 1 and self.join > 1):
+            raise ConfigError(f"no slot map: base {self.base}, split {self.split}, join {self.join}")
+        if self.split > self.quotients:
+            raise ConfigError(f"{self.base} base slots can be split by {self.quotients} at most, not by {self.split}")
+
+    @property
+    def quotients(self) -> int:
+        """Q: how many different hashes a base slot can hold, at most."""
+        return (2**31 - 1) // self.base + 1
+
+    @property
+    def slots(self) -> int:
+        """How many slots there are."""
+        return self.base * self.split if self.join == 1 else -(-self.base // self.join)
+
+    def slots_of(self, hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+        """Return the slots (i64, n) of normal hashes (n), i.e. 0 to 2**31 - 1."""
+        above, base_slot = np.divmod(hashes.astype(np.int64), self.base)
+        if self.join > 1:
+            return base_slot // self.join
+        return base_slot if self.split == 1 else base_slot * self.split + above * self.split // self.quotients
+
+    def slot_of(self, key_hash: int) -> int:
+        """Return the slot of one normal hash."""
+        above, base_slot = divmod(key_hash, self.base)
+        if self.join > 1:
+            return base_slot // self.join
+        return base_slot * self.split + above * self.split // self.quotients
+
+    def slots_of_base(self, low: int, high: int) -> tuple[int, int]:
+        """Return the half-open range of slots that hold the base slots [low, high); joined slots may hold others."""
+        if self.join > 1:
+            return low // self.join, -(-high // self.join)
+        return low * self.split, high * self.split
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the map as stored."""
+        return {"base": self.base, "split": self.split, "join": self.join}
+
+    @classmethod
+    def from_json(cls, document: dict[str, Any]) -> SlotMap:
+        """Return the map that `to_json` described. Raises `Malformed`, `ConfigError` for one that can't be."""
+        return _READ(document)
+
+    @classmethod
+    def for_count(cls, base: int, count: int, per_slot: int = 4) -> SlotMap:
+        """Return the map that gives `count` entries about `per_slot` a slot."""
+        wanted = max(1, count // per_slot)
+        if wanted >= base:
+            return cls(base, split=min(wanted // base, (2**31 - 1) // base + 1))
+        # powers of two, so that every border of the largest `join` is one of all
+        return cls(base, join=1 << (base // wanted).bit_length() - 1)
+
+
+_READ = record(SlotMap, base=integer(1, 2**28), split=integer(1, 2**31), join=integer(1, 2**28))
+
+
+def same_slot_rows(slots: Int64, seen: Array) -> tuple[Int64, Int64]:
+    """Return the rows (i64, m) whose slot occurs more than once, by slot, and which of them follow one of their slot.
+
+    `slots` (n) are the rows' slots; `seen` (n) is, for each row, one row of the same slot, the same for all rows of a
+    slot.
     """
     other = np.flatnonzero(seen != np.arange(len(slots)))
     if not other.size:
@@ -72,10 +139,7 @@ def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np
 
 
 def hash_rank(hashes: npt.NDArray[np.int32], slots: int) -> npt.NDArray[np.uint64]:
-    """Return numbers (u64, n, below 2**32) that order normal hashes (n) by slot, then by hash.
-
-    With q = (2**31 - 1) // slots + 1 it is (hash mod slots) * q + hash div slots.
-    """
+    """Return (hash mod slots) * q + hash div slots (u64, n), q = (2**31 - 1) // slots + 1, of normal hashes (n)."""
     unsigned = hashes.view(np.uint32)
     quotients = np.uint32((2**31 - 1) // slots + 1)
     above, slot = np.divmod(unsigned, np.uint32(slots))
@@ -98,10 +162,7 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
-    """Return the permutation (i64, n) that sorts items of whole slots by slot, hash and answer order.
-
-    `items` come by slot, newest insertion first within each.
-    """
+    """Return the permutation (i64, n) that sorts items of whole slots, newest first within each, as a file has them."""
     keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
     keys |= np.arange(len(items), dtype=np.uint64)
     keys.sort()
@@ -137,8 +198,8 @@ def order_giant(
 ) -> Int64:
     """Return the permutation (i64, n) that sorts one slot's entries by hash and in answer order.
 
-    `numbers` are the entries' places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes
-    an entry.
+    `numbers` are their places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes an
+    entry.
     """
     wide = differences.astype(np.int64)
     keys = hash_rank(hashes, layout.slots) << _SHIFT | (int(wide.max()) - wide).astype(np.uint64)
