@@ -32,17 +32,6 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "StorageAddress",
-    "arrow_schema",
-    "between_tasks",
-    "broadcast",
-    "cells_of",
-    "gathered",
-    "give_back",
-    "typed_errors",
-]
-
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
 _NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "INVALID_JSON_RECORD_TYPE", "JsonParseException")

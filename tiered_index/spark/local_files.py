@@ -26,19 +26,6 @@ from tiered_index.storage.disk import absolute_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "check_lines",
-    "each_split",
-    "first_line_without_object",
-    "first_wrong_line",
-    "frame_of_splits",
-    "is_local",
-    "local_path",
-    "to_read",
-    "to_write",
-    "told_by_spark",
-]
-
 
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
     """Return a DataFrame with one split to a partition."""

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["Address", "JobMeter", "JobMetrics", "SourceAccess", "StageMetrics", "watched"]
-
 _INTERVAL_S = 0.5
 _GROUP = "spark.jobGroup.id"
 

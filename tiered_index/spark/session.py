@@ -27,8 +27,6 @@ from tiered_index.errors import ConfigError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["check_java", "open_session", "pack_package", "register", "ship_package", "warn_of_denials"]
-
 _OLDEST_JAVA = 17
 _ADVICE = "install Java 17 or 21 (Debian: openjdk-17-jre-headless or openjdk-21-jre-headless) or set JAVA_HOME to it"
 _SETTINGS = {

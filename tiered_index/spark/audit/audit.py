@@ -53,8 +53,6 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-__all__ = ["AuditResult", "audit", "check_report_name", "plain", "report_table", "write_report"]
-
 _TASKS_A_CORE = 4
 
 

@@ -39,8 +39,6 @@ from tiered_index.spark.metrics import Address
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["Difference", "Differences", "Sides", "compare", "kept", "paired"]
-
 # Off by default: then a kept DataFrame has all partitions of spark.sql.shuffle.partitions (200), and each is a task of
 # every job that reads it.
 _COALESCE = "spark.sql.optimizer.canChangeCachedPlanOutputPartitioning"

@@ -28,19 +28,6 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.executors import arrow_schema, cells_of
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "ALL_TIME",
-    "ENTRY_SCHEMA",
-    "INDEX",
-    "SOURCE",
-    "UNREAD",
-    "Picked",
-    "identity_dtype",
-    "source_entries",
-    "stored_entries",
-    "value_dtype",
-]
-
 SOURCE, INDEX, UNREAD = range(3)
 # `side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read. The source's
 # rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.

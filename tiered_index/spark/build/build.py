@@ -61,8 +61,6 @@ from tiered_index.storage.opening import probe_put_if_absent
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["BuildResult", "build", "stored_genesis"]
-
 
 @dataclass(frozen=True, slots=True)
 class BuildResult:

@@ -38,8 +38,6 @@ from tiered_index.storage.base import Storage
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["SKIPPED", "archive_frame", "archive_in", "archived_segments", "is_archive", "is_commit_log", "log_frame"]
-
 # Column of what was skipped: a JSON list of file, first offset, end and problem. Rows that have it have nothing
 # else.
 SKIPPED = "tiered_index_skipped"

@@ -30,8 +30,6 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["CompactReport", "MergeResult", "compact", "merge", "plan_compaction"]
-
 _DRIVEN = "plan and publish"
 
 

@@ -34,18 +34,6 @@ from tiered_index.service.merge.plan import Window
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = [
-    "CENSUS_COLUMNS",
-    "CENSUS_SCHEMA",
-    "QUARANTINE_S",
-    "BuildPlan",
-    "Census",
-    "WindowScale",
-    "count_batches",
-    "plan_build",
-    "window_seconds",
-]
-
 # Length of a quarantine window: what a time difference of 32 bits can say.
 QUARANTINE_S = 1 << 31
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

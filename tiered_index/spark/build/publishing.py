@@ -30,8 +30,6 @@ from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan
 from tiered_index.storage.base import Storage
 
-__all__ = ["MODES", "BatchContent", "MicroBatch", "check_windows", "publish_batch", "publish_tables"]
-
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
     """Return the names of the objects that ``replace`` removes: they have just the entries of a quarantine window.

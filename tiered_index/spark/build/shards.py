@@ -34,18 +34,6 @@ from tiered_index.spark.executors import arrow_schema, between_tasks, cells_of, 
 from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "BLOCK_SCHEMA",
-    "RESULT_SCHEMA",
-    "PartitionResult",
-    "Seen",
-    "Spool",
-    "check_sums",
-    "pack_batches",
-    "write_blocks",
-    "write_partition",
-]
-
 _CHUNK = 1 << 17
 _BINS = 1 << 16
 Int64 = npt.NDArray[np.int64]

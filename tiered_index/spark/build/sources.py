@@ -53,19 +53,6 @@ if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import TypeIs
 
-__all__ = [
-    "FIELDS",
-    "SourceLike",
-    "check_kind",
-    "column_of",
-    "entry_frame",
-    "frame_of",
-    "has_log_offsets",
-    "hash_key",
-    "is_frame",
-    "shown_column",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class StoredFile:

@@ -37,8 +37,6 @@ from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.executors import StorageAddress, arrow_schema
 
-__all__ = ["ApartEntrySource", "EntrySource", "require_columns"]
-
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
 _PARTITION_BYTES = 64 << 20
 _COLUMNS = arrow_schema(

@@ -42,8 +42,6 @@ from tiered_index.spark.executors import StorageAddress, arrow_schema, gathered
 from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "chunk_bytes", "read_stretch"]
-
 OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
 _COLUMNS = (

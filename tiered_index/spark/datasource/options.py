@@ -29,8 +29,6 @@ from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage, Usage
 
-__all__ = ["ExplainedAddress", "FileReads", "Line", "Options", "TaskPartition", "place_told", "telling"]
-
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
 

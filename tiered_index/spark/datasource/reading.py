@@ -40,8 +40,6 @@ from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
-__all__ = ["Selection", "TaskPlan", "plan_tasks", "read_task"]
-
 # Seconds that no entry passes.
 EARLIEST, LATEST = -(2**62), 2**62
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)

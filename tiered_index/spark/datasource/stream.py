@@ -36,8 +36,6 @@ from tiered_index.spark.datasource.messages import (
 )
 from tiered_index.spark.datasource.options import Options, TaskPartition
 
-__all__ = ["MessageSource"]
-
 _FINGERPRINT_BYTES = 4_096
 _UNKNOWN = -1
 _NO_BOUND = 2**63 - 1

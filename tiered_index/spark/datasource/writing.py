@@ -51,18 +51,6 @@ from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
-__all__ = [
-    "STREAM_OPTIONS",
-    "WRITE_OPTIONS",
-    "EntryColumns",
-    "EntryStreamWriter",
-    "EntryWriter",
-    "PartitionJob",
-    "Written",
-    "prepared",
-    "write_tables",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:

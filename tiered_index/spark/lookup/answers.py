@@ -36,8 +36,6 @@ from tiered_index.types import IndexItem
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["MESSAGE_COLUMNS", "answer_partitions", "answer_schema", "check_place", "entry_columns", "with_messages"]
-
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16
 _STATUSES = ("complete", "truncated", "partial")

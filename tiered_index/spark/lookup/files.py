@@ -42,8 +42,6 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["check_out", "header_of", "read_files", "read_keys", "write_answers"]
-
 _BATCH_ROWS = 10_000
 _TOLD = {
     "unexpected end of data": "a quote is not closed",

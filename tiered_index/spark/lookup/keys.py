@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
     from tiered_index.spark.lookup.plan import LookupPlan
 
-__all__ = ["Keys", "keys_of"]
-
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
 _MAX_TOPICS = 1_000_000

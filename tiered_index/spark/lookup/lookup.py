@@ -70,8 +70,6 @@ from tiered_index.storage.base import Storage
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["COUNTS_SCHEMA", "LookupResult", "bounded", "count_lookups", "foreseen", "look_up", "lookup", "total_counts"]
-
 # Plans at newer positions of the log, each because an object was removed meanwhile.
 _RETRIES = 10
 _LOOKUP = "_lookup"

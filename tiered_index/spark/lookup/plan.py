@@ -30,20 +30,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
 
-__all__ = [
-    "LOOKUP",
-    "LookupPlan",
-    "PackedBatch",
-    "Target",
-    "distinct",
-    "lookups_of",
-    "places_of",
-    "plan_lookup",
-    "records_of",
-    "routes",
-    "times_of",
-]
-
 _SHOWN = 40
 
 

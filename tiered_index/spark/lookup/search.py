@@ -37,24 +37,6 @@ from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, dist
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 
-__all__ = [
-    "ASKED",
-    "FAILED",
-    "FOUND",
-    "FOUND_SCHEMA",
-    "MISSING",
-    "REPORT",
-    "TASK_SCHEMA",
-    "WINDOW_BYTES",
-    "HeldAnswers",
-    "TaskReport",
-    "lots_of_lookups",
-    "pack_lookups",
-    "request_bytes",
-    "search_task",
-    "worth_a_filter",
-]
-
 WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
 # Lookups searched for at a time.
