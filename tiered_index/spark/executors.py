@@ -13,9 +13,10 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import re
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 import numpy as np
@@ -26,6 +27,7 @@ from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
 from tiered_index.spark.local_files import told_by_spark
 from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
@@ -49,10 +51,14 @@ _LOST = ("ExecutorLostFailure", "Python worker exited unexpectedly", "SparkConte
 
 @dataclass(frozen=True, slots=True)
 class StorageAddress:
-    """Names a storage for any process; `s3a://` is `s3://`. Raises `ConfigError` where others can't reach it."""
+    """Names a storage for any process; `s3a://` is `s3://`. Raises `ConfigError` where others can't reach it.
+
+    `request_stats` is the Spark accumulator that gets the counts of each storage opened by it, when that is closed.
+    """
 
     uri: str
     options: S3Options = field(default_factory=S3Options)
+    request_stats: Any = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "uri", _S3A.sub("s3://", self.uri, count=1))
@@ -61,7 +67,32 @@ class StorageAddress:
 
     def open(self) -> Storage:
         """Return the storage; the caller closes it. Raises `ConfigError`."""
-        return open_storage(self.uri, options=self.options)
+        storage = open_storage(self.uri, options=self.options)
+        return storage if self.request_stats is None else _CountedStorage(storage, self.request_stats)
+
+
+# What makes the address of a storage's URI.
+AddressOf: TypeAlias = Callable[[str], StorageAddress]
+READ, WRITTEN = "bytes read", "bytes written"
+
+
+def counts_of(usage: Usage) -> Counter[str]:
+    """Return requests by operation, and bytes as `READ` and `WRITTEN`."""
+    return Counter({**usage.requests_by_kind, READ: usage.bytes_read, WRITTEN: usage.bytes_written})
+
+
+class _CountedStorage(MeteredStorage):
+    def __init__(self, inner: Storage, request_stats: Any) -> None:
+        super().__init__(inner)
+        self._request_stats: Any = request_stats
+
+    def close(self) -> None:
+        try:
+            super().close()
+        finally:
+            request_stats, self._request_stats = self._request_stats, None
+            if request_stats is not None:
+                request_stats.add(counts_of(self.total))
 
 
 @contextlib.contextmanager

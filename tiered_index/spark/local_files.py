@@ -60,11 +60,6 @@ def to_read(file: Path) -> str:
     return "file://" + _PATTERN.sub(r"\\\g<0>", str(file))
 
 
-def to_write(folder: Path) -> str:
-    """Return what Spark writes to an absolute path by, which is no pattern then."""
-    return f"file://{folder}"
-
-
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
 _NEEDED = {
     "topic": "text is",
@@ -116,11 +111,13 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
     return None
 
 
-def first_line_without_object(file: Path) -> tuple[int, str] | None:
-    """Return number (from 1) and fault of a local file's first line without an object, None for none."""
-    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        found = ((number, line_without_object(line)) for number, line in enumerate(lines, 1))
-        return next(((number, wrong) for number, wrong in found if wrong), None)
+def check_each_line(files: Iterable[Path]) -> None:
+    """Raise `InvalidArgument`, naming file and line, where a line of local files has no object."""
+    for file in files:
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if wrong := line_without_object(line):
+                    raise InvalidArgument(f"{file}: line {number:,} is {wrong}")
 
 
 def line_without_object(line: bytes) -> str | None:
@@ -176,9 +173,7 @@ def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
     suspects = lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary"))
     if not (found := suspects.mapInArrow(_wrong_ones, "wrong string").limit(1).collect()):
         return
-    for file in files:
-        if wrong := first_line_without_object(file):
-            raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}")
+    check_each_line(files)
     raise InvalidArgument(f"{', '.join(map(str, files[:3]))}: a line is {found[0][0]}")
 
 

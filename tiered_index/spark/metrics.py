@@ -1,8 +1,7 @@
 """What a job did and cost, stage by stage, and how far it is while it runs.
 
-Storages that tasks open are metered, and each adds its counts to a Spark accumulator when it is closed; tasks that
-failed and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, addresses go to tasks.
-`watched` polls Spark's status tracker in a thread that ends with its block.
+Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed; tasks that failed
+and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, its addresses go to tasks.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeAlias
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
-from tiered_index.spark.executors import StorageAddress
-from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
+from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, counts_of
+from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
@@ -68,9 +67,6 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
             if stage is not None:
                 done, total = done + stage.numCompletedTasks, total + stage.numTasks
     return done, total
-
-
-_READ, _WRITTEN = "bytes read", "bytes written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,57 +139,8 @@ class _Sums:
         return value
 
 
-class _Counted(MeteredStorage):
-    """Tells what it counted when it is closed."""
-
-    def __init__(self, inner: Storage, request_stats: Any) -> None:
-        super().__init__(inner)
-        self._request_stats: Any = request_stats
-
-    def close(self) -> None:
-        """Close the inner storage."""
-        try:
-            super().close()
-        finally:
-            request_stats, self._request_stats = self._request_stats, None
-            if request_stats is not None:
-                request_stats.add(_counts(self.total))
-
-
-def _counts(usage: Usage) -> Counter[str]:
-    return Counter({**usage.requests_by_kind, _READ: usage.bytes_read, _WRITTEN: usage.bytes_written})
-
-
 def _requests(counts: Counter[str]) -> dict[str, int]:
-    return {name: count for name, count in sorted(counts.items()) if name not in (_READ, _WRITTEN)}
-
-
-@dataclass(frozen=True, slots=True)
-class _MeteredAddress:
-    """Opens a storage that is counted in an accumulator."""
-
-    address: Address
-    request_stats: Any
-
-    def open(self) -> Storage:
-        return _Counted(self.address.open(), self.request_stats)
-
-
-# Names a storage for any process.
-Address: TypeAlias = StorageAddress | _MeteredAddress
-
-
-@dataclass(frozen=True, slots=True)
-class SourceAccess:
-    """How tasks and the driver open the storages that a source lies in, and where that is counted (None: nowhere)."""
-
-    s3: S3Options = field(default_factory=S3Options)
-    request_stats: Any = None
-
-    def address(self, uri: str) -> Address:
-        """Return the address of a storage. Raises `ConfigError`."""
-        address = StorageAddress(uri, self.s3)
-        return address if self.request_stats is None else _MeteredAddress(address, self.request_stats)
+    return {name: count for name, count in sorted(counts.items()) if name not in (READ, WRITTEN)}
 
 
 @dataclass(slots=True)
@@ -228,13 +175,13 @@ class JobMeter:
         # What stages took that ran within the one under way.
         self._within = _NOTHING
 
-    def address(self, address: Address) -> Address:
-        """Return an address for tasks whose requests count here."""
-        return _MeteredAddress(address, self._request_stats)
+    def address(self, address: StorageAddress) -> StorageAddress:
+        """Return an address whose requests count here."""
+        return replace(address, request_stats=self._request_stats)
 
-    def sources(self, s3: S3Options) -> SourceAccess:
-        """Return an access to sources whose requests count here."""
-        return SourceAccess(s3, self._request_stats)
+    def sources(self, s3: S3Options) -> Callable[[str], StorageAddress]:
+        """Return what makes addresses of URIs whose requests count here."""
+        return partial(StorageAddress, options=s3, request_stats=self._request_stats)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
@@ -262,11 +209,11 @@ class JobMeter:
         return JobMetrics(self._spark.sparkContext.applicationId, stages)
 
     def _read(self) -> _Reading:
-        return time.monotonic(), Counter(self._request_stats.value), _counts(self._driver.total)
+        return time.monotonic(), Counter(self._request_stats.value), counts_of(self._driver.total)
 
     def _told(self, name: str, stage: _Stage) -> StageMetrics:
         both = stage.of_tasks + stage.of_driver
-        read, written = both.pop(_READ, 0), both.pop(_WRITTEN, 0)
+        read, written = both.pop(READ, 0), both.pop(WRITTEN, 0)
         cost = self._prices.cost_usd(both, read)
         requests = _requests(stage.of_tasks), _requests(stage.of_driver)
         return StageMetrics(name, stage.tasks, stage.seconds, stage.entries, read, written, *requests, cost)

@@ -45,7 +45,7 @@ from tiered_index.spark.audit.entries import ALL_TIME
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
-from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
@@ -153,7 +153,7 @@ def audit(
     return AuditResult(report, differences, entries_seen, len(seen.objects), seen.number, meter.metrics)
 
 
-def _check_on(spark: SparkSession, state: LogState, address: Address, report: Report) -> None:
+def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, the largest first, and add what they found."""
     everything: list[StoredObject | ArchivedSegment] = [*state.objects.values(), *state.archive.values()]
     work = sorted(everything, key=lambda one: -one.size_bytes)

@@ -32,9 +32,8 @@ from tiered_index.spark.audit.entries import (
     stored_entries,
     value_dtype,
 )
-from tiered_index.spark.executors import broadcast
+from tiered_index.spark.executors import StorageAddress, broadcast
 from tiered_index.spark.lookup.plan import Target
-from tiered_index.spark.metrics import Address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -65,7 +64,7 @@ class Sides:
     """A source's entries and an index's storage; `base` is how many slots the index's files have."""
 
     entries: DataFrame
-    address: Address
+    address: StorageAddress
     schema: Schema
     base: int
 

@@ -54,7 +54,7 @@ from tiered_index.spark.build.shards import (
 )
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
 from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
-from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -194,7 +194,7 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     return stored
 
 
-def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int) -> Sequence[PartitionResult]:
+def _written(entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int) -> Sequence[PartitionResult]:
     """Run the tasks; return one result of each partition that got anything."""
     if SKIPPED in entries.columns:
         entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)

@@ -30,9 +30,8 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.executors import arrow_schema
+from tiered_index.spark.executors import AddressOf, arrow_schema
 from tiered_index.spark.local_files import each_split, frame_of_splits
-from tiered_index.spark.metrics import SourceAccess
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -64,15 +63,15 @@ def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrup
     return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
 
 
-def archive_frame(spark: SparkSession, sources: Sequence[str], access: SourceAccess, skip_corrupt: bool) -> DataFrame:
+def archive_frame(spark: SparkSession, sources: Sequence[str], address_of: AddressOf, skip_corrupt: bool) -> DataFrame:
     """Return the entries of archived segments. Raises `InvalidArgument` for none, `NotAnIndex`, as the storage."""
     splits: list[list[Any]] = []
     for source in sources:
         uri, store = _archive_of(source)
-        with access.address(uri).open() as storage:
+        with address_of(uri).open() as storage:
             state = StorageLog(storage, SystemClock()).open()
         splits += [[uri, segment.to_json()] for segment in archived_segments(state, store, uri)]
-    read = partial(_read_archived, access=access, skip_corrupt=skip_corrupt)
+    read = partial(_read_archived, address_of=address_of, skip_corrupt=skip_corrupt)
     return frame_of_splits(spark, splits).mapInArrow(read, _COLUMNS)
 
 
@@ -106,11 +105,11 @@ def _read_local(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterat
 
 
 def _read_archived(
-    batches: Iterable[pa.RecordBatch], access: SourceAccess, skip_corrupt: bool
+    batches: Iterable[pa.RecordBatch], address_of: AddressOf, skip_corrupt: bool
 ) -> Iterator[pa.RecordBatch]:
     for uri, document in each_split(batches):
         segment = ArchivedSegment.from_json(document)
-        with access.address(uri).open() as storage:
+        with address_of(uri).open() as storage:
             log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt)
             yield from _entries(log, segment.start, segment.end, skip_corrupt)
 

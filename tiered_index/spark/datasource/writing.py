@@ -47,7 +47,6 @@ from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen,
 from tiered_index.spark.build.sources import FIELDS, check_kind
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.executors import StorageAddress, arrow_schema
-from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -110,7 +109,7 @@ def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
 class PartitionJob:
     """What every task of a write is told."""
 
-    address: Address
+    address: StorageAddress
     genesis: IndexDescriptor
     scale: WindowScale
     sequence: int

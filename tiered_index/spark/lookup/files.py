@@ -24,19 +24,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.spark.build.sources import frame_of
+from tiered_index.spark.build.sources import NDJSON, frame_of
 from tiered_index.spark.executors import StorageAddress, gathered, typed_errors
 from tiered_index.spark.local_files import (
+    check_each_line,
     check_lines,
     each_split,
-    first_line_without_object,
     frame_of_splits,
     is_local,
     local_path,
     to_read,
-    to_write,
 )
-from tiered_index.spark.metrics import SourceAccess
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
@@ -137,7 +135,6 @@ def _told(problem: str) -> str:
     return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
 
 
-_JSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _CSV = (".csv", ".csv.gz")
 _PART_BYTES = 64 << 20
 
@@ -145,21 +142,21 @@ _PART_BYTES = 64 << 20
 def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
     """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
     if not is_local(path):
-        return frame_of(spark, path, SourceAccess(s3))
+        return frame_of(spark, path, partial(StorageAddress, options=s3))
     place = local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
     below = [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))] if place.is_dir() else []
     # Spark's order: the first Parquet file says which columns there are
     files = [place] if place.is_file() else sorted(below)
-    kinds = [kind for kind in (_CSV, (".parquet",), _JSON) if all(file.name.endswith(kind) for file in files)]
+    kinds = [kind for kind in (_CSV, (".parquet",), NDJSON) if all(file.name.endswith(kind) for file in files)]
     if not files or not kinds:
         raise InvalidArgument(
             f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
         )
     if kinds == [_CSV]:
         return csv_frame(spark, files)
-    if kinds == [_JSON]:
+    if kinds == [NDJSON]:
         return _json_frame(spark, place, files)
     with typed_errors(f"reading {place}"):
         return spark.read.parquet(*map(to_read, files))
@@ -173,11 +170,8 @@ def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> Data
         with typed_errors(f"reading {place}"):
             reader = spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false")
             return reader.json([to_read(file) for file in files])
-    except InvalidArgument as error:
-        # Spark says neither which file it is nor which line
-        for file in files:
-            if wrong := first_line_without_object(file):
-                raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}") from error
+    except InvalidArgument:
+        check_each_line(files)  # Spark says neither which file it is nor which line
         raise
 
 
@@ -197,7 +191,7 @@ def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
         place = local_path(out)
         with typed_errors(f"writing {place}"):
             writer = frame.write.mode("error")
-            (writer.json if place.name.endswith(_JSON) else writer.parquet)(to_write(place))
+            (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
         return
     address = StorageAddress(out, s3)
     with typed_errors(f"writing {out}"):
