@@ -12,12 +12,12 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, counts_of
-from tiered_index.storage.metering import MeteredStorage, PriceTable
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
@@ -32,8 +32,7 @@ _GROUP = "spark.jobGroup.id"
 def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[list[int]]:
     """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number."""
     seen: list[int] = []
-    context = spark.sparkContext
-    group = f"tiered_index-{secrets.token_hex(4)}"
+    context, group = spark.sparkContext, f"tiered_index-{secrets.token_hex(4)}"
     before = context.getLocalProperty(_GROUP)
     context.setLocalProperty(_GROUP, group)
     over = threading.Event()
@@ -114,16 +113,12 @@ class JobMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON document."""
-        plain = ("name", "tasks", "seconds", "entries", "bytes_read", "bytes_written")
-        stages = [
-            {name: getattr(stage, name) for name in plain}
-            | {
-                "seconds": round(stage.seconds, 3),
-                "requests": {"tasks": dict(stage.task_requests), "driver": dict(stage.driver_requests)},
-                "cost_usd": stage.cost_usd,
-            }
-            for stage in self.stages
-        ]
+        stages = []
+        for stage in self.stages:
+            told = asdict(stage) | {"seconds": round(stage.seconds, 3)}
+            told["requests"] = {"tasks": told.pop("task_requests"), "driver": told.pop("driver_requests")}
+            told["cost_usd"] = told.pop("cost_usd")
+            stages.append(told)
         sums = {name: getattr(self, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
         return {"application_id": self.application_id, "stages": stages, **sums}
 
@@ -160,16 +155,10 @@ _NOTHING: _Reading = (0.0, Counter(), Counter())
 
 
 class JobMeter:
-    """Counts one job. `driver` is the storage that the driver works on."""
+    """Counts one job. `driver` is the storage that the driver works on, whose prices hold."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        driver: MeteredStorage,
-        prices: PriceTable,
-        progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-    ) -> None:
-        self._spark, self._driver, self._prices, self._progress = spark, driver, prices, progress
+    def __init__(self, spark: SparkSession, driver: MeteredStorage, progress: Callable[[str, int, int], None]) -> None:
+        self._spark, self._driver, self._progress = spark, driver, progress
         self._request_stats: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
         self._stages: dict[str, _Stage] = {}
         # What stages took that ran within the one under way.
@@ -214,6 +203,6 @@ class JobMeter:
     def _told(self, name: str, stage: _Stage) -> StageMetrics:
         both = stage.of_tasks + stage.of_driver
         read, written = both.pop(READ, 0), both.pop(WRITTEN, 0)
-        cost = self._prices.cost_usd(both, read)
+        cost = self._driver.prices.cost_usd(both, read)
         requests = _requests(stage.of_tasks), _requests(stage.of_driver)
         return StageMetrics(name, stage.tasks, stage.seconds, stage.entries, read, written, *requests, cost)

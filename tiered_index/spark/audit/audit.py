@@ -117,7 +117,7 @@ def audit(
     address = StorageAddress(storage, settings.s3)
     opened = MeteredStorage(address.open(), settings.prices)
     with contextlib.closing(opened):
-        meter = JobMeter(spark, opened, settings.prices, progress)
+        meter = JobMeter(spark, opened, progress)
         report, seen = Report(), LogState()
 
         def check_objects(state: LogState) -> None:

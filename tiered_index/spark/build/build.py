@@ -14,15 +14,11 @@ record names, which `orphans` deletes. One thread drives a build; builds, merges
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
@@ -33,33 +29,17 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.opening import wanted_descriptor
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.plan import (
-    CENSUS_COLUMNS,
-    CENSUS_SCHEMA,
-    BuildPlan,
-    Census,
-    WindowScale,
-    count_batches,
-    plan_build,
-)
+from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.build.publishing import MODES, check_windows, publish_tables
-from tiered_index.spark.build.shards import (
-    BLOCK_SCHEMA,
-    RESULT_SCHEMA,
-    PartitionResult,
-    check_sums,
-    pack_batches,
-    write_partition,
-)
+from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
-from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
+from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import Column, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +107,7 @@ def build(
     scale = WindowScale.of(window, settings, now_ms)
     opened = MeteredStorage(address.open(), settings.prices)
     with contextlib.closing(opened):
-        meter = JobMeter(spark, opened, settings.prices, progress)
+        meter = JobMeter(spark, opened, progress)
         log = StorageLog(opened, present)
         fitting = settings
         if has_log_offsets(source) and "offset_space" not in settings.model_fields_set:
@@ -140,10 +120,7 @@ def build(
                 frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
                 entries = entry_frame(frame, columns or {}, genesis.layout.schema)
             with meter.stage("count", tasks=True) as counted:
-                names = [name for name in CENSUS_COLUMNS if name in entries.columns]
-                looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
-                count = partial(count_batches, scale=scale, max_windows=max_windows)
-                census = Census.of(looked_at.mapInArrow(count, CENSUS_SCHEMA).collect())
+                census = take_census(entries, scale, max_windows)
                 counted.entries = census.entries
         if not census.entries:
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
@@ -163,7 +140,7 @@ def build(
             # a server that accepts two records of one number would lose one of two builds
             probe_put_if_absent(opened)
         with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
-            results = _written(entries, plan, meter.address(address), present.now_ms())
+            results = write_shards(entries, plan, meter.address(address), present.now_ms())
             building.entries = sum(part.entries for part in results)
         finished = [shard for part in results for shard in part.shards]
         try:
@@ -192,24 +169,6 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     assert stored is not None
     check_descriptor(stored, wanted_descriptor(config, stored), where)
     return stored
-
-
-def _written(entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int) -> Sequence[PartitionResult]:
-    """Run the tasks; return one result of each partition that got anything."""
-    if SKIPPED in entries.columns:
-        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
-    with broadcast(entries.sparkSession, plan) as shared:
-
-        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return pack_batches(batches, shared.value)
-
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return write_partition(batches, shared.value, address, now_ms)
-
-        packed = entries.mapInArrow(pack, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
-        blocks = packed.sortWithinPartitions("piece")
-        rows = blocks.select("piece", "items", "checksum").mapInArrow(write, RESULT_SCHEMA).collect()
-    return [pickle.loads(row[0]) for row in rows]
 
 
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:

@@ -16,8 +16,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,9 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.plan import Window
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.types import MAX_TIMESTAMP_MS
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # Length of a quarantine window: what a time difference of 32 bits can say.
 QUARANTINE_S = 1 << 31
@@ -72,7 +75,6 @@ class WindowScale:
 
 
 CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
-CENSUS_SCHEMA = "census binary"
 # At most so many skipped ranges are named; all are counted.
 _NAMED = 100
 
@@ -116,6 +118,14 @@ class Census:
         for row in rows:
             total.add(pickle.loads(row[0]))
         return total
+
+
+def take_census(entries: DataFrame, scale: WindowScale, max_windows: int) -> Census:
+    """Count a source's entries in tasks. Raises `InvalidArgument`."""
+    names = [name for name in CENSUS_COLUMNS if name in entries.columns]
+    looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
+    count = partial(count_batches, scale=scale, max_windows=max_windows)
+    return Census.of(looked_at.mapInArrow(count, "census binary").collect())
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:

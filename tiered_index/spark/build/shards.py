@@ -1,6 +1,6 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-A block is a binary cell of up to 2 MiB, so Spark moves few large rows. Shards are uploaded under names of their own, but
+A block is a binary cell of up to 2 MiB, so Spark moves few large rows. Shards are uploaded under names of their own and
 not published. A piece that a hot key makes too large is cut by time on local disk (`Spool`); a second is never divided.
 One thread a task. Memory: a million entries, packed and sorted, before the shuffle; two pieces and their sort after it.
 """
@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,9 +27,13 @@ from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import Columns, batch_columns
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
+from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, cells_of, gathered
+from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, cells_of, gathered
 from tiered_index.storage.base import Storage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _CHUNK = 1 << 17
 _BINS = 1 << 16
@@ -46,10 +50,10 @@ class Spool:
         self._low, self._high = 2**31 - 1, 0
 
     def add(self, items: Array) -> None:
-        """Append items."""
+        """Append items, at least one."""
         self._low = min(self._low, int(items["time_diff_s"].min()))
         self._high = max(self._high, int(items["time_diff_s"].max()))
-        self._file.write(items.tobytes())
+        self._file.write(items.data)
         self._count += len(items)
 
     def parts(self) -> Iterator[tuple[int | None, Array]]:
@@ -120,7 +124,6 @@ class Spool:
                 yield begin, int(counts[place])
 
 
-RESULT_SCHEMA = "result binary"
 Array = npt.NDArray[Any]
 
 
@@ -139,6 +142,26 @@ def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
     written = sum(shard.checksum for result in results for shard in result.shards) % 2**64
     if read != written:
         raise CorruptFile(what, "wrote other entries than it read", expected=read, found=written)
+
+
+def write_shards(
+    entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int
+) -> Sequence[PartitionResult]:
+    """Run the tasks of a build; return one result of each partition that got anything. Driver."""
+    if SKIPPED in entries.columns:
+        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
+    with broadcast(entries.sparkSession, plan) as shared:
+
+        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return pack_batches(batches, shared.value)
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_partition(batches, shared.value, address, now_ms)
+
+        packed = entries.mapInArrow(pack, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
+        blocks = packed.sortWithinPartitions("piece")
+        rows = blocks.select("piece", "items", "checksum").mapInArrow(write, "result binary").collect()
+    return [pickle.loads(row[0]) for row in rows]
 
 
 def write_partition(

@@ -18,21 +18,14 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition, place_told
+from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.executors import StorageAddress, arrow_schema
@@ -66,7 +59,7 @@ class EntrySource(DataSource):
         Selection.of_options(options)
         return columns_of(_schema_of(_address(options).state("schema")))
 
-    def reader(self, schema: StructType) -> DataSourceReader:
+    def reader(self, schema: StructType) -> EntryReader:
         """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``.
 
         Spark then refuses it unless it pushes: `key =` would find nothing without.
@@ -82,11 +75,11 @@ class EntrySource(DataSource):
             address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart)
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
         """Return the writer of a DataFrame."""
         return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
+    def streamWriter(self, schema: StructType, overwrite: bool) -> EntryStreamWriter:  # noqa: N802 - Spark's name
         """Return the writer of a micro-batch."""
         if overwrite:
             raise InvalidArgument("a stream appends to an index: take outputMode append")
@@ -144,7 +137,7 @@ class PushedEntryReader(EntryReader):
 
 
 def _address(options: Options) -> ExplainedAddress:
-    return ExplainedAddress(StorageAddress(options.path), place_told(options))
+    return ExplainedAddress(StorageAddress(options.path), options.explain())
 
 
 def is_pushing() -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,20 +29,12 @@ from tiered_index.rocketmq.log.segments import End, Segment, list_segments, prea
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import (
-    ExplainedAddress,
-    FileReads,
-    Line,
-    Options,
-    TaskPartition,
-    place_told,
-    telling,
-)
+from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, TaskPartition, telling
 from tiered_index.spark.executors import StorageAddress, arrow_schema, gathered
 from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
+_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
 _COLUMNS = (
     "topic string, queue_id int, queue_offset long, physical_offset long, store_size int, store_timestamp timestamp, "
@@ -66,12 +58,13 @@ class MessageSettings:
     columns: StructType
 
     @classmethod
-    def of(cls, options: Options) -> MessageSettings:
+    def of(cls, format_name: str, given: Mapping[str, str]) -> MessageSettings:
         """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
+        options = Options(format_name, given, _OPTIONS)
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (_BODY if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
-        size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
+        size, told, path = options.size("maxBytesPerTrigger"), options.explain(), options.path
         stored = path.startswith(_ARCHIVE) or not is_local(path)
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
         if archive is None and told is not None and _is_within(told, _commit_log(local_path(path)).parent):

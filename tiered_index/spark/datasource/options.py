@@ -79,6 +79,11 @@ class Options:
             raise InvalidArgument(f"{self._name}: option {option} is {' or '.join(choices)}, not {value!r}")
         return value
 
+    def explain(self) -> StorageAddress | None:
+        """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError`."""
+        told = (self.text("explain") or "").strip()
+        return StorageAddress(told) if told else None
+
 
 @dataclass(slots=True)
 class FileReads:
@@ -174,12 +179,6 @@ def telling(explain: StorageAddress, kind: str, index: str | None, request_stats
             text = json.dumps(document, ensure_ascii=False).encode() + b"\n"
             with explain.open() as storage:
                 storage.put(f"{kind}-{secrets.token_hex(16)}.json", text)
-
-
-def place_told(options: Options) -> StorageAddress | None:
-    """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError`."""
-    told = (options.text("explain") or "").strip()
-    return StorageAddress(told) if told else None
 
 
 def _place(uri: str) -> str:

@@ -26,15 +26,8 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.messages import (
-    OPTIONS,
-    MessageReader,
-    MessageSettings,
-    Stretch,
-    chunk_bytes,
-    read_stretch,
-)
-from tiered_index.spark.datasource.options import Options, TaskPartition
+from tiered_index.spark.datasource.messages import MessageReader, MessageSettings, Stretch, chunk_bytes, read_stretch
+from tiered_index.spark.datasource.options import TaskPartition
 
 _FINGERPRINT_BYTES = 4_096
 _UNKNOWN = -1
@@ -209,4 +202,4 @@ class MessageSource(DataSource):
         return MessageStreamReader(self._settings(), schema)
 
     def _settings(self) -> MessageSettings:
-        return MessageSettings.of(Options(self.name(), dict(self.options), OPTIONS))
+        return MessageSettings.of(self.name(), dict(self.options))

@@ -19,7 +19,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import ConfigError, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
@@ -48,6 +48,18 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     """Return the columns of an entry in an answer, with their types."""
     plain = [(field.name, field.type) for field in _ENTRY]
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
+
+
+def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
+    """Return the names of answers' columns. Raises `InvalidArgument` where a further column of entries has one too."""
+    joined = MESSAGE_COLUMNS if messages is not None else ()
+    own = {"status", "failed", "position", *joined}
+    if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
+        other = "look up with nested=True" if messages is None else "look up without messages"
+        has = f"the index's entries have a column {clash[0]!r}"
+        raise InvalidArgument(f"{has}, which is the name of a column of answers: {other}")
+    entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
+    return ["_lookup", "status", "failed", *entry, *joined]
 
 
 def answer_schema(schema: Schema, *, nested: bool) -> pa.Schema:
