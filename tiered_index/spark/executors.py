@@ -1,7 +1,6 @@
 """What passes between driver and executors: storage addresses, packed records, errors; and what a worker keeps.
 
-A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds. Spark hands errors
-of tasks to the driver as text; `typed_errors` finds the project's error in it and raises it again. Threads: any.
+A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds. Threads: any.
 
 Spark runs task after task in one worker, in new threads, and glibc gives each an arena that keeps what it freed: six
 merges of 8 million entries in one process peaked at 629 MiB at first and 831 MiB at last, without further arenas at 566

@@ -1,11 +1,8 @@
 """Local files as Spark reads them: their names, the splits that tasks read, and checks of NDJSON.
 
-Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name. A split is a list of
-plain values, one to a partition.
-
-Spark's reader would change some NDJSON without an error: of two values in a line it takes the first; half of a
-surrogate pair becomes a question mark. Errors say which line and column, what was found and expected: Spark says it in
-an error's text; pyarrow does not always, so the lines are parsed again then.
+Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name. Its reader would change
+some NDJSON without an error: of two values in a line it takes the first; half of a surrogate pair becomes a question
+mark. Spark's errors say column and value; pyarrow's do not always, so the lines are parsed again then.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """A Spark session: opened for callers that have none, with this package shipped, and its data sources registered.
 
-Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise; it needs what the
-package depends on. The package's modules go to every Python worker as one zip file, before any copy of its own. Driver
-only.
+Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise. Driver only.
 """
 
 from __future__ import annotations

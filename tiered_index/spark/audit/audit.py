@@ -1,13 +1,8 @@
 """Audit: the whole index proved by executors, and compared with the source that it was made of.
 
-- Log records and checkpoints, and the tables that the log names: on the driver, as `tiered-index verify` does.
-- Every object and archived segment, byte by byte: counts, checksums, order, filters. A task checks some of them.
-- With a source, every entry of it against those in the objects: *missing*, *extra* (the source has no such entry) and
-  *wrong* ones (queue and offset of a key's entry agree, something else does not). One shuffle of both sides.
-
-Nothing is changed; duplicate entries are no difference. Entries of the source that may have lain in damaged or removed
-objects are counted as *unproven*; only the damage is a finding. The report is one Parquet file: a row a finding, a
-difference, a note, or an object that could not be checked. One thread drives an audit.
+The driver checks the log and its tables as `tiered-index verify` does, tasks every byte of objects and archived
+segments. With a source, one shuffle finds *missing*, *extra* and *wrong* entries; duplicates are no difference. Nothing
+is changed. One thread drives an audit.
 """
 
 from __future__ import annotations

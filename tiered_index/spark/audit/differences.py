@@ -1,9 +1,7 @@
 """Index against source: one shuffle brings both sides' entries together, and unmatched ones are differences.
 
 Driver only. An entry whose stored second is wrong may be inside the bounds of time on one side only, where it looks
-*missing* or *extra*. At most `MOST_SOUGHT` of a kind are searched again by identity outside of the bounds, on both
-sides: what both have cancels out, and the rest of one side pairs with the other's inside, so that the entry is *wrong*.
-That reads the source again, and of objects beyond the bounds the slot groups of these identities.
+*missing* or *extra*: at most `MOST_SOUGHT` of a kind are searched again, by identity, outside of the bounds (`paired`).
 """
 
 from __future__ import annotations
@@ -20,18 +18,8 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.audit.entries import (
-    ALL_TIME,
-    ENTRY_SCHEMA,
-    INDEX,
-    SOURCE,
-    UNREAD,
-    Picked,
-    identity_dtype,
-    source_entries,
-    stored_entries,
-    value_dtype,
-)
+from tiered_index.spark.audit import entries
+from tiered_index.spark.audit.entries import ALL_TIME, Picked
 from tiered_index.spark.executors import StorageAddress, broadcast
 from tiered_index.spark.lookup.plan import Target
 
@@ -77,23 +65,24 @@ class Sides:
         with broadcast(spark, (list(stored), picked)) as shared:
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return source_entries(batches, schema, shared.value[1])
+                return entries.source_entries(batches, schema, shared.value[1])
 
             def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 objects, wanted = shared.value
                 with closing(address.open()) as storage:
                     for batch in batches:
                         for number in batch.column(0).to_pylist():
-                            yield from stored_entries(objects[number], storage, schema, wanted)
+                            yield from entries.stored_entries(objects[number], storage, schema, wanted)
 
-            both = self.entries.mapInArrow(of_source, ENTRY_SCHEMA)
+            both = self.entries.mapInArrow(of_source, entries.ENTRY_SCHEMA)
             if stored:
-                both = both.unionAll(spark.range(0, len(stored), 1, len(stored)).mapInArrow(of_index, ENTRY_SCHEMA))
-            in_source, in_index = F.col("side") == SOURCE, F.col("side") == INDEX
+                numbers = spark.range(0, len(stored), 1, len(stored))
+                both = both.unionAll(numbers.mapInArrow(of_index, entries.ENTRY_SCHEMA))
+            in_source, in_index = F.col("side") == entries.SOURCE, F.col("side") == entries.INDEX
             # a topic is a part of the key's hash; what an index's table says must agree with it, or no look-up finds
             # the entry
             rows = both.groupBy(
-                "identity", "value", F.when(F.col("side") == UNREAD, F.col("object")).alias("unread")
+                "identity", "value", F.when(F.col("side") == entries.UNREAD, F.col("object")).alias("unread")
             ).agg(
                 F.count_if(in_source).alias("source"),
                 F.count_if(in_index).alias("index"),
@@ -271,7 +260,7 @@ def compare(
         first = _first_of_each(differing, counts, most_listed)
         if unread_of(rows) != unread:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
-    identities, fields = identity_dtype(sides.schema), value_dtype(sides.schema)
+    identities, fields = entries.identity_dtype(sides.schema), entries.value_dtype(sides.schema)
     listed = [_difference(row, identities, fields) for row in first]
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
     compared = int(totals["source"]), int(totals["index"])

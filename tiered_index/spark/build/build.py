@@ -1,11 +1,4 @@
-"""Build: window tables straight from a source, by Spark. DESIGN section 6; docs/spark.md says what runs where.
-
-```
-source ─> census (how much in which window) ─> plan ─> hash, pack into blocks
-          tasks                                driver  tasks
-       ─> to partitions ─> sort, write, upload ─> one log record
-          shuffle          tasks                  driver
-```
+"""Build: window tables straight from a source, by Spark. docs/spark.md says what runs where.
 
 Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
 record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.

@@ -1,7 +1,4 @@
-"""Commit logs as what a build reads: RocketMQ store directories, and segments archived in an index's storage.
-
-    archive:s3://bucket/index                      every segment that the index there has archived
-    archive:s3://bucket/index?store=NAME           those of one store; the storage's own parameters may stand beside it
+"""Commit logs as what a build reads: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
 
 A segment a task. Damage is an error that names file and offset, or is skipped: rows that have nothing but `SKIPPED` say
 how much. Archived segments are read by ranged requests, in bounded memory, and checked against their table.

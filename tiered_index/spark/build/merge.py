@@ -1,8 +1,7 @@
 """Merge and compaction on Spark: planned and published by the driver, their tasks run by executors, without a shuffle.
 
-A task of a merge (`service/merge`) reads its run of slots from every source in bounded pieces; one of a compaction
-(`service/lifecycle/staged`) rewrites one staged file to the bytes that its writer would write after
-`compact_timeout_s`. Spark takes one result of each task; what other attempts uploaded is for `orphans`.
+A task is one of `service/merge`, or rewrites one staged file (`service/lifecycle/staged`) to the bytes that its writer
+would write. Spark takes one result of each task; what other attempts uploaded is for `orphans`.
 """
 
 from __future__ import annotations

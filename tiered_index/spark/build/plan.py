@@ -1,11 +1,8 @@
 """What a build writes: a census of the source, and the tables, shards and pieces that follow from it. Pure.
 
-The census counts how many entries each window has, and which topics there are: one small row a task, which the driver
-adds up. A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece
-is sorted at a time, a shard has a run of pieces, a Spark partition a run of shards. The plan is sent to every task.
-
-Windows are aligned to the epoch, UTC. A second outside the plausible range lies in a *quarantine window* of 2**31
-seconds, whose tables no merge touches: up to the year 9999 there are at most 118 of these.
+A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
+at a time, a shard has a run of pieces, a Spark partition a run of shards. Windows are aligned to the epoch, UTC. A
+second outside the plausible range lies in a *quarantine window* of 2**31 seconds, whose tables no merge touches.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
 """The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
 
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
-published. Quarantine windows are shared by all builds: there a build is recognised by its entries, whatever tables they
-lie in (`repeated`).
-
-A micro-batch is recognised by its record: (stream, number) as a source position, which the log keeps for good, and a
-checksum of its entries, the same whatever tasks they were cut into. It leaves out topic ids, which may differ where two
-names of a task have the same CRC; an entry's hash is of topic and key.
+published. Quarantine windows are shared by all builds: there a build is recognised by its entries (`repeated`). A
+micro-batch is recognised by its record: (stream, number) as a source position, and a checksum of its entries.
 """
 
 from __future__ import annotations
@@ -87,6 +83,7 @@ class BatchContent:
     @classmethod
     def of(cls, items: npt.NDArray[Any], seconds: npt.NDArray[np.int64]) -> BatchContent:
         """Return the content of items (n) of these seconds (n)."""
+        # topic ids may differ by how tasks are cut, where two names have the same CRC; a hash is of topic and key
         told = [name for name in items.dtype.names or () if name != "topic_id"]
         return cls(len(items), entry_checksum(items[told], seconds))
 

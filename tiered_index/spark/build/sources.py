@@ -1,18 +1,8 @@
 """What a build reads, as a DataFrame: a given one, Parquet and NDJSON files, commit logs (`log_sources`).
 
 Spark itself reads local files. Files of a storage are read inside tasks by pyarrow through ranged GETs, a Parquet row
-group or a whole NDJSON file at a time. Paths must mean the same on every executor; the driver reads only folders and
-footers.
-
-`entry_frame` makes entries of messages, by Spark's own expressions. A row without key makes no entry, one without
-`topic_id` gets an id by its topic's name. Further columns are those of the index's schema.
-
-| field | needed as |
-|---|---|
-| `topic` | text |
-| `key` | text, or a list of text: one entry for each different key; where there is neither, a column `keys` |
-| `queue_id`, `offset`, `size`, optionally `topic_id` | integers |
-| `timestamp_ms` | integers of epoch milliseconds, or a timestamp |
+group or a whole NDJSON file at a time; the driver reads only folders and footers. `entry_frame` makes entries of
+messages, by Spark's own expressions; docs/spark.md says which fields there are.
 """
 
 from __future__ import annotations
@@ -33,17 +23,9 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.spark import local_files
 from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, is_commit_log, log_frame
 from tiered_index.spark.executors import AddressOf, StorageAddress, arrow_schema, typed_errors
-from tiered_index.spark.local_files import (
-    check_lines,
-    each_split,
-    first_wrong_line,
-    frame_of_splits,
-    is_local,
-    local_path,
-    to_read,
-)
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -126,12 +108,12 @@ def frame_of(
         if len(archives) < len(paths):
             raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
         return archive_frame(spark, archives, address_of, skip_corrupt)
-    stored = [path for path in paths if not is_local(path)]
+    stored = [path for path in paths if not local_files.is_local(path)]
     if stored and len(stored) < len(paths):
         raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
     if stored:
         return _stored_frame(spark, stored, address_of)
-    local = [local_path(path) for path in paths]
+    local = [local_files.local_path(path) for path in paths]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
     if any(is_commit_log(path) for path in local):
@@ -176,11 +158,11 @@ def _kind_of(names: Sequence[str]) -> str:
 
 
 def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    urls = [to_read(Path(file)) for file in files]
+    urls = [local_files.to_read(Path(file)) for file in files]
     if _kind_of(files) == "parquet":
         return spark.read.parquet(*urls)
     with typed_errors("reading the source"):
-        check_lines(spark, [Path(file) for file in files])
+        local_files.check_lines(spark, [Path(file) for file in files])
     return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
 
 
@@ -210,7 +192,7 @@ def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressO
     # the columns as Spark sees them: an empty frame of that schema says so
     frame_schema = _MESSAGE if kind == "ndjson" else spark.createDataFrame(schema.empty_table()).schema
     read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, address_of=address_of)
-    frame = frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
+    frame = local_files.frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
     return _message_frame(frame) if kind == "ndjson" else frame
 
 
@@ -222,7 +204,7 @@ def _parquet(name: str, handle: Any) -> pq.ParquetFile:
 
 
 def _read_parquet(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
-    for uri, name, group in each_split(batches):
+    for uri, name, group in local_files.each_split(batches):
         with _opened(address_of(uri), name) as handle, _parquet(name, handle) as parquet:
             try:
                 yield from parquet.iter_batches(row_groups=[group])
@@ -233,7 +215,7 @@ def _read_parquet(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> I
 def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
     blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
     options = pj.ParseOptions(explicit_schema=arrow_schema(_MESSAGE), unexpected_field_behavior="ignore")
-    for uri, name, _ in each_split(batches):
+    for uri, name, _ in local_files.each_split(batches):
         try:
             with (
                 _lines(address_of(uri), name) as plain,
@@ -246,7 +228,7 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
             # pyarrow names the column of some errors, and the line of none
             with _lines(address_of(uri), name) as plain:
                 raise InvalidArgument(
-                    f"{name}: {first_wrong_line(plain) or f'not NDJSON of messages: {error}'}"
+                    f"{name}: {local_files.first_wrong_line(plain) or f'not NDJSON of messages: {error}'}"
                 ) from error
 
 

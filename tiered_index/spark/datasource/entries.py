@@ -1,9 +1,7 @@
 """`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md.
 
-The driver pins one log position when a read is planned; tasks open the storage from its URI with the executor's
-credentials. A reader is pickled before `partitions` is called, so partitions carry all that tasks need.
-
-Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
+The driver pins one log position when a read is planned. A reader is pickled before `partitions` is called, so partitions
+carry all that tasks need. Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
 `df.filter(...)` was planned, `df.count()` reads the filtered partitions. A reader that leaves entries out would then
 return too few rows without an error, so filters prune only where scans are kept apart or the user says that a DataFrame
 is read in one way (option pushdown).

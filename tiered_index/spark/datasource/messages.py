@@ -1,8 +1,7 @@
 """The messages of a commit log as rows: the options of a read, its plan, and how a task reads its part.
 
-PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI. A segment is a partition. Every
-message that is stored whole is a row, those that consumers don't see included; bodies are checked. Listings and reads
-of local files are counted as requests of a storage are. One thread.
+A segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies
+are checked. Listings and reads of local files are counted as requests of a storage are. One thread.
 """
 
 from __future__ import annotations

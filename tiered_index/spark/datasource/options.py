@@ -1,9 +1,7 @@
 """The options of a data source, checked, and the reports that option `explain` asks for.
 
-Names of options are in any case; an unknown one is an error that names those there are. PySpark takes no metrics of a
-Python source, so with `explain` each call by Spark that reads puts one JSON line, an object of its own, under that URI:
-``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task. Repeated calls count each; writing the
-lines counts in none.
+PySpark takes no metrics of a Python source, so with `explain` each call by Spark that reads puts one JSON line, an
+object of its own, under that URI: ``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task.
 """
 
 from __future__ import annotations

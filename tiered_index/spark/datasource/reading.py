@@ -1,12 +1,8 @@
 """A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
 
-The selection is what options ask for, narrowed by the filters that Spark pushes and evaluates again. An entry holds no
-key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are refused.
-
-A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards without its
-slots, and gives each task a few objects. A scan yields every stored entry once, a lookup a row for each key that finds
-one: duplicates of an identity are not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of
-items and what Arrow makes of them. One thread and those of the cold path.
+An entry holds no key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are
+refused. A scan yields every stored entry once, a lookup a row for each key that finds one: duplicates of an identity are
+not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
 """
 
 from __future__ import annotations

@@ -2,10 +2,8 @@
 
 An offset is ``{"position": p, "before": crc}``: where a message begins (-1: a log that has nothing yet), and the CRC-32
 of up to 4 KiB before it in its segment (-1: not known), by which a log is recognised that was truncated and rewritten.
-Only the last part of a micro-batch is walked on the driver, to end it at a message; the last message counts when it is
-whole for certain (`rocketmq/follow/tail.py`).
-
-The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get ranges of single segments.
+Only the last part of a micro-batch is walked on the driver, to end it at a message that is whole for certain
+(`rocketmq/follow/tail.py`). The driver keeps one reader a query; one thread calls it.
 """
 
 from __future__ import annotations

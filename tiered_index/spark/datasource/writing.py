@@ -1,17 +1,9 @@
 """`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sources.md.
 
-The driver joins or creates the index; a task writes a small table for each window that it meets, and returns what it
-uploaded; `commit` completes the uploads and appends one log record. What a repeated task leaves no record names.
-
-```
-batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk
-        ─> by window and piece: sorted, written, uploaded
-```
-
-A micro-batch is identified by the query's id, which Spark keeps in the checkpoint, its number and its content: a
-repeated one finds itself in the log. Spark makes each call in a Python worker of its own: `commit` and `abort` share
-nothing but the messages. `abort` also follows a failed `commit`, whose record may still be in the log; it then has a
-message of every task and leaves all to `orphans`. One thread a task; memory as in a build's partition.
+A task writes a small table for each window that it meets, and returns what it uploaded; `commit` completes the uploads
+and appends one log record. Spark makes each call in a Python worker of its own: `commit` and `abort` share nothing but
+the messages. `abort` also follows a failed `commit`, whose record may still be in the log; it then has a message of
+every task and leaves all to `orphans`. One thread a task; memory as in a build's partition.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The answers of a bulk lookup: found entries in answer order, one an identity, cut to `max_count`; and their messages.
 
 Runs in tasks, which take one partition of lookups after the other. Memory: a million rows and a partition's lookups;
-with a `max_count` of millions, the rows of its answers. Messages are joined from a RocketMQ store's folder, else from
-archived segments, key by key; nothing is read before the DataFrame is used, and again each time that it is.
+with a `max_count` of millions, the rows of its answers. Messages are read when the DataFrame is used, each time.
 """
 
 from __future__ import annotations

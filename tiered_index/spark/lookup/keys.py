@@ -1,12 +1,4 @@
-"""From a DataFrame of keys to lookups: the fields' columns, their types, and a count of the rows. Driver only.
-
-| field | needed as |
-|---|---|
-| `topic`, `key` | text |
-| `begin_ms`, `end_ms` | epoch milliseconds, a timestamp, or text of either; null or no column: no bound |
-
-All other columns are carried through.
-"""
+"""From a DataFrame of keys to lookups: the fields' columns, their types, and a count of the rows. Driver only."""
 
 from __future__ import annotations
 

@@ -1,12 +1,5 @@
 """Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-lookup.md says what runs where.
 
-```
-keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once
-        tasks     driver                      shuffle               tasks
-     ─> to partitions by lookup ─> join to the keys
-        shuffle                      Spark
-```
-
 The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
 log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.

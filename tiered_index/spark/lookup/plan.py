@@ -1,9 +1,7 @@
 """The lookups of a bulk lookup as fixed-width records, and the plan: which objects are searched by which task. Pure.
 
 A lookup is 28 bytes: a key's hashes, its topic and its time range. Equal lookups are looked up once, and the record
-joins answers to rows without the key's text. Times in text are parsed by the rules of the command line.
-
-The driver plans at one position of the log. Every object belongs to one task, so each is opened once: shards by slot
+joins answers to rows without the key's text. Every object belongs to one task, so each is opened once: shards by slot
 range, single files by time, so that a lookup is sent to few tasks.
 """
 

@@ -5,12 +5,9 @@ keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions
         pack_lookups       shuffle     search_task         shuffle                       answers
 ```
 
-An object costs one request for its directory, one for its filter where that is small beside what it may save, and its
-slot groups by coalesced ranges, each once. Answers are cut to one more than `max_count` a key. A row between stages is
-a block of many lookups or rows in binary cells; a task's report travels with its answers, so Spark counts it once.
-
-Runs in tasks, one thread each and those of the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million
-rows.
+Answers are cut to one more than `max_count` a key. A row between stages is a block of many lookups or rows in binary
+cells; a task's report travels with its answers, so Spark counts it once. Runs in tasks, one thread each and those of
+the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million rows.
 """
 
 from __future__ import annotations
