@@ -123,17 +123,6 @@ class JobMetrics:
         return {"application_id": self.application_id, "stages": stages, **sums}
 
 
-class _Sums:
-    """How Spark adds up counts by name (pyspark.accumulators.AccumulatorParam)."""
-
-    def zero(self, value: Counter[str]) -> Counter[str]:
-        return Counter()
-
-    def addInPlace(self, value: Counter[str], more: Counter[str]) -> Counter[str]:  # noqa: N802 - Spark's name
-        value.update(more)
-        return value
-
-
 def _requests(counts: Counter[str]) -> dict[str, int]:
     return {name: count for name, count in sorted(counts.items()) if name not in (READ, WRITTEN)}
 
@@ -158,8 +147,11 @@ class JobMeter:
     """Counts one job. `driver` is the storage that the driver works on, whose prices hold."""
 
     def __init__(self, spark: SparkSession, driver: MeteredStorage, progress: Callable[[str, int, int], None]) -> None:
+        from pyspark.accumulators import AddingAccumulatorParam
+
         self._spark, self._driver, self._progress = spark, driver, progress
-        self._request_stats: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
+        sums: Any = AddingAccumulatorParam(Counter())
+        self._request_stats = spark.sparkContext.accumulator(Counter(), sums)
         self._stages: dict[str, _Stage] = {}
         # What stages took that ran within the one under way.
         self._within = _NOTHING

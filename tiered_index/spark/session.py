@@ -161,12 +161,10 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame.
-
-    There the class of a loaded source has a method by which the last plan replaces the one before.
-    """
+    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         return False  # Spark Connect doesn't show
+    # where it does not, the class of a loaded source has a method by which the last plan replaces the one before
     methods = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_SOURCE).getMethods()
     return all(method.getName() != "setReadInfo" for method in methods)

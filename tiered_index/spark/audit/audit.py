@@ -110,8 +110,7 @@ def audit(
     if check_integer("most_listed", most_listed) < 0:
         raise InvalidArgument(f"most_listed must not be negative, as {most_listed} is")
     address = StorageAddress(storage, settings.s3)
-    opened = MeteredStorage(address.open(), settings.prices)
-    with contextlib.closing(opened):
+    with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
         meter = JobMeter(spark, opened, progress)
         report, seen = Report(), LogState()
 
@@ -122,7 +121,9 @@ def audit(
                 _check_on(spark, state, meter.address(address), report)
 
         with meter.stage("log"):
-            state = check_storage(opened, {}, report, _quiet, deep=True, threads=1, check_objects=check_objects)
+            state = check_storage(
+                opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects
+            )
         differences = None
         if source is not None and state is not None:
             with typed_errors("comparing with the source"):
@@ -150,8 +151,7 @@ def audit(
 
 def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, the largest first, and add what they found."""
-    everything: list[StoredObject | ArchivedSegment] = [*state.objects.values(), *state.archive.values()]
-    work = sorted(everything, key=lambda one: -one.size_bytes)
+    work: list[Any] = sorted([*state.objects.values(), *state.archive.values()], key=lambda one: -one.size_bytes)
     if not work:
         return
     count = min(len(work), spark.sparkContext.defaultParallelism * _TASKS_A_CORE)
@@ -169,21 +169,16 @@ def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, rep
             report.add_report(found)
 
 
-def _quiet(number: int, what: str) -> None:
-    pass
-
-
 def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Report) -> None:
     try:
         if isinstance(one, StoredObject):
             check_object(storage, one, None, found, deep=True)
         else:
-            check_segments(storage, [one], found, _quiet, deep=True)
-    except StorageMisconfigured as error:
-        found.unchecked.append((one.name, StorageMisconfigured(str(error))))
+            check_segments(storage, [one], found, lambda *_: None, deep=True)
     except StorageError as error:
         # of a class that can be sent
-        found.unchecked.append((one.name, StorageUnavailable(str(error))))
+        kind = StorageMisconfigured if isinstance(error, StorageMisconfigured) else StorageUnavailable
+        found.unchecked.append((one.name, kind(str(error))))
 
 
 def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:

@@ -257,7 +257,11 @@ def compare(
             unsought = sum(max(0, counts[kind] - MOST_SOUGHT) for kind in SOUGHT)
             differing, further = until_told.enter_context(paired(differing, counts, sides, objects, seconds))
             counts = _counted(differing)
-        first = _first_of_each(differing, counts, most_listed)
+        ordered = differing.orderBy("topic", "key", "identity", "said", "held")
+        first: list[Any] = []
+        for kind in KINDS if most_listed else ():
+            if counts[kind]:
+                first += ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()
         if unread_of(rows) != unread:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
     identities, fields = entries.identity_dtype(sides.schema), entries.value_dtype(sides.schema)
@@ -270,13 +274,6 @@ def compare(
 
 def _counted(differing: DataFrame) -> Counter[str]:
     return Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
-
-
-def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
-    ordered = differing.orderBy("topic", "key", "identity", "said", "held")
-    kinds = [kind for kind in KINDS if counts[kind] and most_listed]
-    first = [ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)) for kind in kinds]
-    return [row for rows in first for row in rows.collect()]
 
 
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:

@@ -171,7 +171,6 @@ def _batch(
 
 
 def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
-    """Return fields of each row side by side, as binary."""
     count = len(next(iter(columns.values())))
     rows: npt.NDArray[np.void] = np.empty(count, dtype)
     for name in dtype.names or ():

@@ -98,14 +98,11 @@ def build(
     now_ms = present.now_ms()
     address = StorageAddress(storage, settings.s3)
     scale = WindowScale.of(window, settings, now_ms)
-    opened = MeteredStorage(address.open(), settings.prices)
-    with contextlib.closing(opened):
+    with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
         meter = JobMeter(spark, opened, progress)
         log = StorageLog(opened, present)
-        fitting = settings
-        if has_log_offsets(source) and "offset_space" not in settings.model_fields_set:
-            fitting = settings.model_copy(update={"offset_space": "commitlog"})
-        wanted = wanted_descriptor(fitting, None)
+        implied = has_log_offsets(source) and "offset_space" not in settings.model_fields_set
+        wanted = wanted_descriptor(settings.model_copy(update={"offset_space": "commitlog"} if implied else {}), None)
         with meter.stage("plan"):
             genesis = stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):

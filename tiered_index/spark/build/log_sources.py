@@ -43,11 +43,6 @@ _COLUMNS = f"topic string, queue_id int, key string, offset long, size int, time
 _ARROW = arrow_schema(_COLUMNS)
 
 
-def is_commit_log(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a RocketMQ store directory."""
-    return (Path(path) / "commitlog").is_dir()
-
-
 def is_archive(path: str | os.PathLike[str]) -> bool:
     """Return whether a source names archived segments."""
     return os.fspath(path).startswith(_ARCHIVE)

@@ -171,11 +171,10 @@ def compact(
                 _, results = publish_staged(results, opened, log)
     done = [result for result in results if result.finished is not None]
     undone = [*left, *(result for result in results if result.finished is None)]
-    report = _report([result.ticket for result in done], undone)
+    report = _report([result.ticket for result in done], undone, log.state.number)
     written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
     spent = meter.metrics
-    report = replace(report, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
-    return replace(report, written_bytes=written, log_number=log.state.number)
+    return replace(report, written_bytes=written, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
 
 
 def plan_compaction(
@@ -197,11 +196,11 @@ def plan_compaction(
             requests += _RECORD
         read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
         cost = opened.prices.cost_usd(requests, read)
-        report = replace(_report(tickets, left), written_bytes=sum(written), requests=dict(requests), cost_usd=cost)
-        return replace(report, log_number=log.state.number, dry_run=True)
+        report = _report(tickets, left, log.state.number)
+        return replace(report, written_bytes=sum(written), requests=dict(requests), cost_usd=cost, dry_run=True)
 
 
-def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:
+def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult], log_number: int) -> CompactReport:
     return CompactReport(
         files=len(tickets),
         entries=sum(ticket.count for ticket in tickets),
@@ -209,4 +208,5 @@ def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactR
         left=tuple((result.ticket.file_id, result.left) for result in left if not (result.corrupt or result.failed)),
         damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
         failed=tuple((result.ticket.file_id, result.left) for result in left if result.failed),
+        log_number=log_number,
     )

@@ -261,12 +261,6 @@ class BuildPlan:
         widths = np.array([table.width for table in self.tables], np.int64)
         return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // widths[index], begins
 
-    def topic_table(self) -> TopicTable:
-        """Return the ids as a table that assigns every name without a given id its id of the plan."""
-        table = TopicTable()
-        table.give(self.topics)
-        return table
-
 
 def plan_build(
     census: Census,
@@ -300,7 +294,13 @@ def plan_build(
         loads += [count // table.shards] * table.shards
         first += table.pieces
     partitions = _partitions(tables, loads, aim // item_size)
-    return BuildPlan(genesis, scale, tuple(tables), _topics(census), sequence, partitions, PIECE_ITEMS)
+    # the source's ids, then those assigned, in order of name
+    topics = TopicTable()
+    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
+    topics.give(given)
+    others = sorted(name for topic_id, name in census.topics if topic_id is None)
+    named = tuple(dict.fromkeys((*given, *((topics.assign(name), name) for name in others))))
+    return BuildPlan(genesis, scale, tuple(tables), named, sequence, partitions, PIECE_ITEMS)
 
 
 def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:
@@ -315,12 +315,3 @@ def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) ->
     # pieces of each shard: as many as a table's shards have, fewer in its last one
     pieces = [min(t.pieces_a_shard, t.pieces - first) for t in tables for first in range(0, t.pieces, t.pieces_a_shard)]
     return np.repeat(np.array(of_shard, np.int32), pieces)
-
-
-def _topics(census: Census) -> tuple[tuple[int, str], ...]:
-    """Return (id, name) of every topic: the source's ids, then those assigned, in order of name."""
-    table = TopicTable()
-    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
-    table.give(given)
-    others = sorted(name for topic_id, name in census.topics if topic_id is None)
-    return tuple(dict.fromkeys((*given, *((table.assign(name), name) for name in others))))

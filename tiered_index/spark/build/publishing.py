@@ -28,10 +28,7 @@ from tiered_index.storage.base import Storage
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
-    """Return the names of the objects that ``replace`` removes: they have just the entries of a quarantine window.
-
-    Raises `InvalidArgument` where there are such and `mode` is ``error``, and what reading their metadata raises.
-    """
+    """Return the objects with just a quarantine window's entries, for ``replace``; for ``error`` they are an error."""
     if mode == "append" or not (written := _by_build(shard.stored for shard in shards)):
         return ()
     checksums = {shard.stored.name: shard.checksum for shard in shards}
@@ -139,10 +136,7 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
 
 
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
-    """Publish a micro-batch unless it was before; return False and take the uploads back then.
-
-    Raises as `publish_tables`, and `InvalidArgument` for a batch older than the last, or of other entries.
-    """
+    """Publish a micro-batch, or return False and take its uploads back if it was before. Raises as `publish_tables`."""
     state = log.refresh()
     names = {shard.stored.name for shard in shards}
     if not names <= state.objects.keys() and not batch.is_in(state):

@@ -203,8 +203,6 @@ def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class _PartitionWriter:
-    """Gathers pieces and hands them to the table run of their shard."""
-
     def __init__(self, plan: BuildPlan, storage: Storage, now_ms: int) -> None:
         self.entries = 0
         self._plan, self._storage, self._now_ms, self._most = plan, storage, now_ms, 2 * plan.piece_items
@@ -235,7 +233,6 @@ class _PartitionWriter:
             run.abandon()
 
     def _end_piece(self) -> None:
-        """Write the piece that has been gathered."""
         if self._spool is None:
             return
         plan = self._plan
@@ -271,15 +268,15 @@ def pack_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield blocks of the entries in `batches` (the fields of entries). Raises `InvalidArgument` for bad values.
 
-    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n). `checksum` (8 bytes) is that
-    of a yielded batch's entries in its first row, 0 in the others: sums are compared.
+    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n).
     """
     for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), _HELD_ITEMS):
         yield _blocks(held, plan, seen)
 
 
 def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Columns]:
-    topics, schema = plan.topic_table(), plan.genesis.layout.schema
+    topics, schema = TopicTable(), plan.genesis.layout.schema
+    topics.give(plan.topics)
     for batch in batches:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
@@ -317,6 +314,7 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     # a block ends where a piece does, and after so many items
     firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))
     number = pieces[firsts]
+    # of all in the first row: sums are compared
     checksums = [checksum.to_bytes(8, "big")] + [bytes(8)] * (len(firsts) - 1)
     where = [pa.array(plan.partition_of_piece[number]), pa.array(number)]
     columns = [*where, cells_of(packed, firsts), pa.array(checksums, pa.binary())]

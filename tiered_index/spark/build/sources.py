@@ -24,7 +24,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.spark import local_files
-from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, is_commit_log, log_frame
+from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
 from tiered_index.spark.executors import AddressOf, StorageAddress, arrow_schema, typed_errors
 from tiered_index.storage.base import Storage
 
@@ -54,8 +54,6 @@ def _opened(address: StorageAddress, name: str) -> Iterator[io.RawIOBase]:
 
 
 class _Ranges(io.RawIOBase):
-    """Reads by `get_range`."""
-
     def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
         super().__init__()
         self._storage, self._name, self._size_bytes = storage, name, size_bytes
@@ -116,10 +114,15 @@ def frame_of(
     local = [local_files.local_path(path) for path in paths]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
-    if any(is_commit_log(path) for path in local):
+    if any((path / "commitlog").is_dir() for path in local):
         return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
     files = [file for path in local for file in _files_below(path)]
-    return _local_frame(spark, files)
+    urls = [local_files.to_read(file) for file in files]
+    if _kind_of([str(file) for file in files]) == "parquet":
+        return spark.read.parquet(*urls)
+    with typed_errors("reading the source"):
+        local_files.check_lines(spark, files)
+    return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
 
 
 def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
@@ -130,15 +133,15 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
 def has_log_offsets(source: SourceLike) -> bool:
     """Return whether the offsets of a source are positions in a commit log."""
     paths = [] if is_frame(source) else [source] if isinstance(source, str | os.PathLike) else list(source)
-    return bool(paths) and all(is_archive(path) or is_commit_log(path) for path in paths)
+    return bool(paths) and all(is_archive(path) or (Path(path) / "commitlog").is_dir() for path in paths)
 
 
-def _files_below(path: Path) -> list[str]:
+def _files_below(path: Path) -> list[Path]:
     """Return a file, or those of a folder that have a name of ours; hidden ones and Spark's own are none."""
     if path.is_file():
-        return [str(path)]
+        return [path]
     there = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith((".", "_"))]
-    found = [str(p) for p in there if _kind(str(p))]
+    found = [p for p in there if _kind(str(p))]
     if not found:
         raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
     return found
@@ -155,15 +158,6 @@ def _kind_of(names: Sequence[str]) -> str:
             f"sources are all Parquet (.parquet) or all NDJSON (.ndjson, .jsonl, .json, each also .gz), not {names[0]}"
         )
     return kinds.pop()
-
-
-def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    urls = [local_files.to_read(Path(file)) for file in files]
-    if _kind_of(files) == "parquet":
-        return spark.read.parquet(*urls)
-    with typed_errors("reading the source"):
-        local_files.check_lines(spark, [Path(file) for file in files])
-    return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
 
 
 def _message_frame(frame: DataFrame) -> DataFrame:

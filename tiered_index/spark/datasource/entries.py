@@ -1,10 +1,9 @@
 """`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md.
 
-The driver pins one log position when a read is planned. A reader is pickled before `partitions` is called, so partitions
-carry all that tasks need. Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
-`df.filter(...)` was planned, `df.count()` reads the filtered partitions. A reader that leaves entries out would then
-return too few rows without an error, so filters prune only where scans are kept apart or the user says that a DataFrame
-is read in one way (option pushdown).
+A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps what
+`partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was planned,
+`df.count()` reads the filtered partitions. A reader that leaves entries out would then return too few rows without an
+error, so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (pushdown).
 """
 
 from __future__ import annotations
@@ -58,15 +57,13 @@ class EntrySource(DataSource):
         return columns_of(_schema_of(_address(options).state("schema")))
 
     def reader(self, schema: StructType) -> EntryReader:
-        """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``.
-
-        Spark then refuses it unless it pushes: `key =` would find nothing without.
-        """
+        """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``."""
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         address = _address(options)
+        # where it is on, Spark refuses a reader of filters unless it pushes: `key =` would find nothing without
         if mode != "on" and not is_pushing():
             return EntryReader(address, selection, size, schema)
         return PushedEntryReader(

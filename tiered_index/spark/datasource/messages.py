@@ -126,7 +126,6 @@ class Stretch:
     begin: int
     end: int
     folder: str = ""
-    address: ExplainedAddress | None = None
     archived: ArchivedSegment | None = None
     is_whole: bool = False
     log_number: int | None = None
@@ -141,8 +140,7 @@ class MessageReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return a partition a segment. Raises `MissingOffsets` for a gap unless told to skip. Driver."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
-        archive = self._settings.archive
-        stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
+        stretches = list(_stretches(self._settings))
         for before, after in itertools.pairwise(stretches):
             stores = {one.archived.store if one.archived else "" for one in (before, after)}
             if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
@@ -155,7 +153,12 @@ class MessageReader(DataSourceReader):
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 
-def _local(settings: MessageSettings) -> Iterator[Stretch]:
+def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
+    if settings.archive is not None:
+        state = settings.archive.state("plan")
+        for one in archived_segments(state, settings.store, settings.path):
+            yield Stretch(one.start, one.end, archived=one, log_number=state.number)
+        return
     folder = settings.folder
     if not folder.is_dir():
         raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
@@ -176,50 +179,34 @@ def _counted(kind: str, settings: MessageSettings) -> Iterator[tuple[FileReads, 
         yield reads, line
 
 
-def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[Stretch]:
-    state = address.state("plan")
-    for segment in archived_segments(state, settings.store, settings.path):
-        yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
-
-
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a range as batches of the schema's columns.
-
-    Raises `CorruptFile` at the first damage unless told to skip, `MissingOffsets` where the log was cut.
-    """
+    """Yield a range's messages as batches. Raises `CorruptFile` unless told to skip, `MissingOffsets` for a cut log."""
     with _opened(stretch, settings) as (reader, line):
         line.log_number, line.files = stretch.log_number, 1
-        for batch in _batches(reader, stretch, settings, schema):
+        wanted = to_arrow_schema(schema, timezone="UTC")
+        own = require_columns(schema, settings.columns, settings.path).names
+        messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
+        for held in gathered(messages, lambda message: max(message.size, _LEAST_MESSAGE), _BATCH_BYTES):
+            batch = _arrow(held, wanted, own, settings.body)
             line.rows += len(batch)
             yield batch
 
 
 @contextlib.contextmanager
 def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
-    """Return a reader of a range's segment, and the line that reports what it asks."""
     if stretch.archived is None:
         with _counted("task", settings) as (reads, line):
             chunk = chunk_bytes(stretch.end - stretch.begin)
             yield CountedLog(Path(stretch.folder), chunk, check_crc=True, reads=reads), line
         return
-    assert stretch.address is not None
-    with stretch.address.open("task") as (storage, line):
+    assert settings.archive is not None
+    with settings.archive.open("task") as (storage, line):
         yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt), line
 
 
 def chunk_bytes(size_bytes: int) -> int:
     """Return how much is read at a time of so many bytes of a log."""
     return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
-
-
-def _batches(
-    reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType
-) -> Iterator[pa.RecordBatch]:
-    wanted = to_arrow_schema(schema, timezone="UTC")
-    own = require_columns(schema, settings.columns, settings.path).names
-    messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
-    for held in gathered(messages, lambda message: max(message.size, _LEAST_MESSAGE), _BATCH_BYTES):
-        yield _arrow(held, wanted, own, settings.body)
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:

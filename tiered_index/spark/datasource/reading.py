@@ -1,8 +1,8 @@
 """A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
 
 An entry holds no key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are
-refused. A scan yields every stored entry once, a lookup a row for each key that finds one: duplicates of an identity are
-not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
+refused. A scan yields every stored entry once, a lookup a row for each key that finds one: duplicates of an identity
+are not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
 """
 
 from __future__ import annotations
@@ -66,18 +66,6 @@ class Selection:
             LATEST if end is None else high,
         )
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing can be in it."""
-        return self.second_min > self.second_max or any(
-            some is not None and not some for some in (self.topics, self.keys, self.hashes)
-        )
-
-    @property
-    def is_lookup(self) -> bool:
-        """Whether hashes say which slots to read."""
-        return self.keys is not None or self.hashes is not None
-
     def narrowed(self, filters: Iterable[Any]) -> Selection:
         """Return the selection under further filters (`pyspark.sql.datasource.Filter`); of other kinds Spark sees."""
         selection = self
@@ -123,7 +111,6 @@ def _equal_values(pushed: Any) -> Sequence[Any] | None:
 
 
 def _valid(values: Iterable[Any], check: Callable[[object], str]) -> frozenset[str]:
-    """Return the values that an entry can have."""
     found = set()
     for value in values:
         try:
@@ -179,12 +166,13 @@ class TaskPlan:
 def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> list[TaskPlan]:
     """Return the tasks of a read at `state`; no task where nothing can be found."""
     assert state.genesis is not None
-    if selection.is_empty:
-        return []
     low, high = selection.second_min, selection.second_max
+    any_of = (selection.topics, selection.keys, selection.hashes)
+    if low > high or any(some is not None and not some for some in any_of):
+        return []
     objects = [o for o in state.objects.values() if o.count and o.second_min <= high and o.second_max >= low]
     objects.sort(key=lambda o: (o.second_min, o.name))
-    if selection.is_lookup:
+    if selection.keys is not None or selection.hashes is not None:
         wanted = list(_with_slots(objects, selection))
         starts = range(0, len(wanted), _LOOKUP_OBJECTS)
         tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in starts]
@@ -258,18 +246,13 @@ def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.Reco
             try:
                 yield from _read_part(cold, part, plan, wanted)
             except MissingObject as error:
-                raise _gone(error, plan, storage) from error
-
-
-def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
-    """Tell an object that a later record removed from one that was lost."""
-    state = StorageLog(storage, SystemClock()).open()
-    if error.name in state.objects:
-        return CorruptFile(error.name, "the log names this object, but the storage does not have it")
-    return StorageUnavailable(
-        f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned at log "
-        f"position {plan.log_number}; load the index again and run it again"
-    )
+                if error.name in StorageLog(storage, SystemClock()).open().objects:
+                    lost = "the log names this object, but the storage does not have it"
+                    raise CorruptFile(error.name, lost) from error
+                raise StorageUnavailable(
+                    f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned "
+                    f"at log position {plan.log_number}; load the index again and run it again"
+                ) from error
 
 
 def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) -> Iterator[pa.RecordBatch]:

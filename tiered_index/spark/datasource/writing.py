@@ -144,7 +144,6 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
 
 
 def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
-    """Write the batches to a file and return their census."""
     batches = iter(entries)
     first = next(batches, None)
     if first is None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,10 +76,7 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers of partitions, from blocks (kind, partition, lookups, rows, more) by partition, then kind.
-
-    Raises `StorageUnavailable` where a task gave up since an object was gone: its answers are not complete.
-    """
+    """Yield partitions' answers; blocks come by partition, then kind. Raises `StorageUnavailable` for `MISSING`."""
     partition, number = _Partition(plan), -1
     for batch in batches:
         for here, kind, blocks in _runs(batch):
@@ -91,7 +88,6 @@ def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, ne
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield the neighbours of one partition and kind together, with both."""
     partitions, kinds = batch.column("partition").to_numpy(), batch.column("kind").to_numpy()
     starts = np.flatnonzero((np.diff(partitions, prepend=-1) != 0) | (np.diff(kinds, prepend=-1) != 0)).tolist()
     for start, stop in itertools.pairwise([*starts, len(kinds)]):
@@ -102,7 +98,6 @@ class _Partition:
     def __init__(self, plan: LookupPlan) -> None:
         self._plan = plan
         self._asked: list[Array] = []
-        self._batch: PackedBatch | None = None
         self._held: list[Matches] = []
         self._count = 0
         self._failed: dict[int, list[dict[str, str]]] = {}
@@ -128,13 +123,11 @@ class _Partition:
                 self._held = [Matches(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
                 self._count = len(rows)
 
-    @property
+    @cached_property
     def batch(self) -> PackedBatch:
         """All lookups of the partition, for one answer more than asked: it tells a full answer from a truncated one."""
-        if self._batch is None:
-            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
-            self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
-        return self._batch
+        asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
+        return PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
 
     def answers(self, *, nested: bool) -> Iterator[pa.RecordBatch]:
         if not self._asked:
@@ -224,8 +217,11 @@ def with_messages(
     from pyspark.sql.pandas.types import from_arrow_type
 
     def fetch(parts: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        with ExitStack() as opened:
-            source = _open(messages, address, opened)
+        with address.open() as storage:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+            source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
             for topics, keys, *columns in parts:
                 values = [column.to_pylist() for column in columns]
                 found = _fetched(source, topics.to_pylist(), keys.to_pylist(), values)
@@ -236,14 +232,6 @@ def with_messages(
     message = make(fetch, from_arrow_type(_ARROW))
     joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
-
-
-def _open(messages: str, address: StorageAddress, opened: ExitStack) -> RocketmqMessages:
-    storage = opened.enter_context(address.open())
-    log = StorageLog(storage, SystemClock())
-    log.open()
-    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-    return RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
 
 
 def _fetched(

@@ -39,10 +39,7 @@ _TOLD = {
 
 
 def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of files of one header: empty cells are null, a column without a name is `_c` and its place.
-
-    Raises `InvalidArgument` and `CorruptFile`, or the tasks do.
-    """
+    """Return the rows of files of one header: empty cells are null, a column without a name is `_c` and its place."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     first, header = next(((file, cells) for file in files if (cells := header_of(file)) is not None), (files[0], None))
@@ -54,20 +51,19 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 
 def header_of(file: Path) -> list[str] | None:
-    """Return the cells of a file's first row; None where it has none. Raises as `csv_frame` does."""
+    """Return the cells of a file's first row; None where it has none. Raises `InvalidArgument`, `CorruptFile`."""
     return next((cells for _, cells in _rows(file)), None)
 
 
 def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `csv_frame` does."""
+    """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `header_of`."""
     names = _names(header, first)
     for (file,) in local_files.each_split(batches):
         rows = _rows(Path(file))
         found = next((cells for _, cells in rows), header)
         if found != header:
             raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
-        checked = (_checked(file, line, cells, len(header)) for line, cells in rows)
-        while part := list(islice(checked, _BATCH_ROWS)):
+        while part := [_checked(file, line, cells, len(header)) for line, cells in islice(rows, _BATCH_ROWS)]:
             columns = [pa.array([cell or None for cell in column], pa.string()) for column in zip(*part, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names)
 

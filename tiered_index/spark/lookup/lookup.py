@@ -309,10 +309,7 @@ def count_lookups(
 
 
 def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
-    """Return the sum of what `count_lookups` yielded (i64, n).
-
-    For each object its lookups, in order of the tasks.
-    """
+    """Return the sum of what `count_lookups` yielded: each object's lookups (i64, n), in order of the tasks."""
     return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
 
 

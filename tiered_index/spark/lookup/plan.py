@@ -137,10 +137,8 @@ def lookups_of(
 
 
 def distinct(lookups: Array) -> Array:
-    """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes.
-
-    64-bit numbers sort many times as fast as records; only lookups that agree in them sort as records.
-    """
+    """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes."""
+    # 64-bit numbers sort many times as fast as records; only lookups that agree in them sort as records
     numbers = _numbers(lookups)
     order = np.argsort(numbers)
     lookups, numbers = np.ascontiguousarray(lookups)[order], numbers[order]
@@ -221,7 +219,6 @@ class Target:
 
     @classmethod
     def of(cls, stored: StoredObject, base: int) -> Target:
-        """Return the target that an object is."""
         if stored.shard is None:
             return cls(stored, 0, base)
         slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high

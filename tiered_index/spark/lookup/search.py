@@ -169,10 +169,7 @@ class TaskReport:
 def pack_lookups(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the lookups of rows (topic, key, begin, end) for the tasks that search, and the one that answers.
-
-    `column` is what errors call the column of keys.
-    """
+    """Yield the lookups of rows (topic, key, begin, end) for the tasks that search; errors call the keys `column`."""
     for lookups in lots_of_lookups(batches, plan, column):
         tasks, asked, wanted = [], [], []
         base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
@@ -275,7 +272,6 @@ def _failed(
 def _blocks(
     kind: int, lookups: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of one partition of lookups each."""
     for start in range(0, len(lookups), _BLOCK_LOOKUPS):
         part = slice(start, start + _BLOCK_LOOKUPS)
         partitions = routes(lookups[part], plan.partitions)
