@@ -69,18 +69,12 @@ class _Ranges(io.RawIOBase):
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
         return self._at
 
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size_bytes - self._at)
-        length = left if size is None or size < 0 else min(size, left)
-        data = self._storage.get_range(self._name, self._at, length) if length else b""
-        self._at += length
-        return data
-
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
+        length = min(len(view), max(0, self._size_bytes - self._at))
+        view[:length] = self._storage.get_range(self._name, self._at, length) if length else b""
+        self._at += length
+        return length
 
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"

@@ -121,7 +121,6 @@ class ExplainedAddress:
 
     @property
     def uri(self) -> str:
-        """The index's."""
         return self.address.uri
 
     @contextlib.contextmanager
