@@ -247,9 +247,7 @@ def compare(
         unread, further, unsought = unread_of(rows), frozenset[str](), 0
         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | unread]
         values = rows.where("unread IS NULL")
-        totals = values.agg(
-            F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")
-        ).first()
+        totals = values.agg(*(F.count_if(F.col(side) > 0).alias(side) for side in ("source", "index"))).first()
         assert totals is not None
         differing = until_told.enter_context(kept(_differing(values, damaged, sides.base)))
         counts = _counted(differing)
@@ -330,9 +328,8 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
 def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
     """Return (first second, last, base slots from, to), joined where ranges of the same slots meet."""
     joined: list[tuple[int, int, int, int]] = []
-    for low, high, first, last in sorted(
-        (t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged
-    ):
+    ranges = [(t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged]
+    for low, high, first, last in sorted(ranges):
         before = joined[-1] if joined else None
         if before is not None and before[2:] == (low, high) and first <= before[1] + 1:
             joined[-1] = (before[0], max(before[1], last), low, high)

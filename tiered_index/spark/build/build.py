@@ -119,9 +119,7 @@ def build(
             raise InvalidArgument(f"{_name_of(source)} has no entries{why}")
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
         cores = spark.sparkContext.defaultParallelism
-        plan = plan_build(
-            census, genesis, scale, shards=shards, parallelism=cores, sequence=sequence, max_windows=max_windows
-        )
+        plan = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
         check_windows(log.state, plan, mode)
         result = _expected(plan, census, settings)
         if dry_run:

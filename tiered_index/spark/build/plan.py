@@ -260,9 +260,9 @@ def plan_build(
     census: Census,
     genesis: IndexDescriptor,
     scale: WindowScale,
-    *,
     shards: int | str,
     parallelism: int,
+    *,
     sequence: int,
     max_windows: int,
 ) -> BuildPlan:

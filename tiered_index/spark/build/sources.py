@@ -215,9 +215,8 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
                 continue
             # pyarrow names the column of some errors, and the line of none
             with _lines(address_of(uri), name) as plain:
-                raise InvalidArgument(
-                    f"{name}: {local_files.first_wrong_line(plain) or f'not NDJSON of messages: {error}'}"
-                ) from error
+                wrong = local_files.first_wrong_line(plain) or f"not NDJSON of messages: {error}"
+            raise InvalidArgument(f"{name}: {wrong}") from error
 
 
 @contextmanager

@@ -88,9 +88,8 @@ class Selection:
 
     def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
         """Raise `InvalidArgument`, ending with `advice`, where a filter needs `key` and none is asked for."""
-        if self.keys is None and any(
-            _column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters
-        ):
+        needing = [one for one in filters if _column_of(one) == "key" and type(one).__name__ != "IsNull"]
+        if self.keys is None and needing:
             why = "entries have hashes of keys, not their texts: the column key is null here, and no filter on it holds"
             raise InvalidArgument(f"{why}; {advice}")
 

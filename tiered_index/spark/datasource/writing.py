@@ -120,7 +120,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
         if not census.entries:
             return PartitionResult(0, 0, ())
         more = {"sequence": job.sequence, "max_windows": job.max_windows}
-        plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, **more)
+        plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more)
         with (
             pa.memory_map(str(kept)) as source,
             pa.ipc.open_stream(source) as batches,
