@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, counts_of
 from tiered_index.storage.metering import MeteredStorage
@@ -24,12 +24,14 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
+# Is called with (stage, tasks done, tasks).
+Progress: TypeAlias = Callable[[str, int, int], None]
 _INTERVAL_S = 0.5
 _GROUP = "spark.jobGroup.id"
 
 
 @contextlib.contextmanager
-def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[list[int]]:
+def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[list[int]]:
     """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number."""
     seen: list[int] = []
     context, group = spark.sparkContext, f"tiered_index-{secrets.token_hex(4)}"
@@ -146,7 +148,7 @@ _NOTHING: _Reading = (0.0, Counter(), Counter())
 class JobMeter:
     """Counts one job. `driver` is the storage that the driver works on, whose prices hold."""
 
-    def __init__(self, spark: SparkSession, driver: MeteredStorage, progress: Callable[[str, int, int], None]) -> None:
+    def __init__(self, spark: SparkSession, driver: MeteredStorage, progress: Progress) -> None:
         from pyspark.accumulators import AddingAccumulatorParam
 
         self._spark, self._driver, self._progress = spark, driver, progress

@@ -11,7 +11,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,7 +40,7 @@ from tiered_index.spark.audit.entries import ALL_TIME
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
-from tiered_index.spark.metrics import JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
@@ -87,7 +87,7 @@ def audit(
     most_listed: int = 1000,
     config: IndexConfig | None = None,
     clock: Clock | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> AuditResult:
     """Check the index in `storage`, and compare it with `source` where one is given.
 

@@ -279,11 +279,7 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     in_both = (F.col("source") > 0) & (F.col("index") > 0)
-    misplaced = (
-        in_both
-        & F.col("found_topic").isNotNull()
-        & ((F.col("found_topic") != F.col("topic")) | (F.col("last_found") != F.col("last_topic")))
-    )
+    misplaced = in_both & F.expr("found_topic IS NOT NULL AND (found_topic != topic OR last_found != last_topic)")
     none = F.lit(None).cast("string")
     alone = values.where(~in_both | misplaced)
     said = F.struct("value", "second", F.when(misplaced, F.col("topic")).otherwise(none).alias("topic"))
@@ -297,15 +293,8 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
     )
     pairs = parts.select("*", F.posexplode(F.arrays_zip("expected", "found")).alias("at", "pair"))
     # the place among those of its identity that have no like
-    place = F.col("at") - F.least(F.size("expected"), F.size("found"))
-    pairs = pairs.select(
-        "identity",
-        "topic",
-        "key",
-        place.alias("place"),
-        F.col("pair.expected").alias("said"),
-        F.col("pair.found").alias("held"),
-    )
+    place = "at - least(size(expected), size(found)) AS place"
+    pairs = pairs.selectExpr("identity", "topic", "key", place, "pair.expected AS said", "pair.found AS held")
     kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").otherwise("missing")
     pairs = pairs.withColumn("kind", kind)
     if not damaged:

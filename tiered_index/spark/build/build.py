@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,7 +27,7 @@ from tiered_index.spark.build.publishing import MODES, check_windows, publish_ta
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
-from tiered_index.spark.metrics import JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
 
@@ -75,7 +75,7 @@ def build(
     skip_corrupt: bool = False,
     dry_run: bool = False,
     clock: Clock | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> BuildResult:
     """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
 
@@ -161,9 +161,8 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
 
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
     """Raise unless the shards hold what was read, and as much of it in each window as was counted."""
-    shards = [shard for result in results for shard in result.shards]
     counts: Counter[str] = Counter()
-    for made in (shard.stored for shard in shards):
+    for made in (shard.stored for result in results for shard in result.shards):
         if made.shard is not None:
             counts[made.shard.table] += made.count
     for table in plan.tables:
@@ -178,20 +177,18 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
 
 
 def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
-    size = plan.entries * plan.genesis.layout.schema.item.itemsize
-    requests = Counter(RECORD_REQUESTS)
+    item_size, requests = plan.genesis.layout.schema.item.itemsize, Counter(RECORD_REQUESTS)
     for table in plan.tables:
         made = min(table.shards, table.window.entries)
-        requests += writing_requests(made, table.window.entries * plan.genesis.layout.schema.item.itemsize // made)
-    cost = config.prices.cost_usd(requests, 0)
+        requests += writing_requests(made, table.window.entries * item_size // made)
     counted = ("without_key", "quarantined", "skipped_ranges", "skipped_bytes", "skipped")
     return BuildResult(
         entries=plan.entries,
         windows=tuple((t.window.begin_s, t.window.window_s, t.window.entries) for t in plan.tables),
         shards=plan.shards,
-        written_bytes=size,
+        written_bytes=plan.entries * item_size,
         requests=requests.total(),
-        cost_usd=cost,
+        cost_usd=config.prices.cost_usd(requests, 0),
         dry_run=True,
         **{name: getattr(census, name) for name in counted},
     )

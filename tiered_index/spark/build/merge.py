@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
@@ -21,7 +21,7 @@ from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.writing import TaskResult, run_task
 from tiered_index.spark.build.plan import window_seconds
 from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
-from tiered_index.spark.metrics import JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
@@ -49,7 +49,7 @@ def merge(
     s3: S3Options | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
@@ -135,7 +135,7 @@ def compact(
     dry_run: bool = False,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> CompactReport:
     """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
 

@@ -146,7 +146,7 @@ def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
 def write_shards(
     entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int
 ) -> Sequence[PartitionResult]:
-    """Run the tasks of a build; return one result of each partition that got anything. Driver."""
+    """Run a build's tasks; return one result of each partition that got anything. Driver."""
     if SKIPPED in entries.columns:
         entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
     with broadcast(entries.sparkSession, plan) as shared:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -39,7 +39,7 @@ from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.answers import answer_partitions, answer_schema, check_place, column_names, with_messages
 from tiered_index.spark.lookup.keys import Keys, keys_of
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
-from tiered_index.spark.metrics import watched
+from tiered_index.spark.metrics import Progress, watched
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
@@ -115,7 +115,7 @@ def look_up(
     messages: str | None = None,
     config: IndexConfig | None = None,
     dry_run: bool = False,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> LookupResult:
     """Look up each row of `df`: its key of its topic, in its range of time, as `IndexReader.query` does.
 
@@ -224,9 +224,7 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
         return frozenset()
 
 
-def _counted(
-    spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]
-) -> npt.NDArray[np.int64]:
+def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Progress) -> Int64:
     """Return how many lookups each object of the plan may have answers for."""
     column = keys.names["key"]
     with broadcast(spark, plan) as shared, typed_errors("counting the keys"), watched(spark, "count", progress):
@@ -239,11 +237,7 @@ def _counted(
 
 
 def _search(
-    spark: SparkSession,
-    keys: Keys,
-    plan: LookupPlan,
-    address: StorageAddress,
-    progress: Callable[[str, int, int], None],
+    spark: SparkSession, keys: Keys, plan: LookupPlan, address: StorageAddress, progress: Progress
 ) -> tuple[DataFrame, list[search.TaskReport]]:
     """Run the tasks; return their blocks, kept by Spark, and the report of each task that had anything to do."""
     from pyspark import StorageLevel
