@@ -65,7 +65,9 @@ class Spool:
             yield from enumerate(self._cut())
         else:
             self._file.seek(0)
-            yield None, np.frombuffer(self._file.read(), self._dtype)
+            items = np.frombuffer(self._file.read(), self._dtype)
+            self._file.close()  # memory that the sort may need
+            yield None, items
 
     def _cut(self) -> Iterator[Array]:
         lows, counts = self._ranges()
