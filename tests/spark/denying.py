@@ -33,14 +33,13 @@ class Denying(WrapperStorage):
 
 
 @dataclass(frozen=True)
-class DenyingAddress:
+class DenyingAddress(StorageAddress):
     """Opens a storage on the driver as it is, in tasks as `Denying`."""
 
-    address: StorageAddress
-    denied: tuple[str, ...]
-    driver: int
+    denied: tuple[str, ...] = ()
+    driver: int = 0
 
     def open(self) -> Storage:
         """Return the storage."""
-        inner = self.address.open()
+        inner = super().open()
         return inner if os.getpid() == self.driver else Denying(inner, self.denied)

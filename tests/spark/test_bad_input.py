@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -32,7 +33,7 @@ from tiered_index.spark import session as session_module
 from tiered_index.spark.build.log_sources import SKIPPED, _entries
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import pack_batches
-from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.executors import typed_errors
 
 BAD_FRAMES = {
     "missing": (
@@ -134,7 +135,7 @@ def test_an_error_of_a_task_reaches_the_caller(spark, storage, config):
 
 def test_a_bucket_that_tasks_may_not_use(spark, storage, config, tmp_path, monkeypatch):
     def deny(job, *operations):
-        denying = lambda uri, options: DenyingAddress(StorageAddress(uri, options), operations, os.getpid())  # noqa: E731
+        denying = partial(DenyingAddress, denied=operations, driver=os.getpid())
         monkeypatch.setattr(sys.modules[f"tiered_index.spark.build.{job}"], "StorageAddress", denying)
 
     table = messages(200)

@@ -8,6 +8,7 @@ import codecs
 import csv
 import gzip
 import json
+from functools import partial
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,12 +16,12 @@ import pytest
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.spark.build.sources import frame_of
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.lookup.files import header_of, read_files, read_keys, write_answers
-from tiered_index.spark.metrics import SourceAccess
 from tiered_index.storage.s3.options import S3Options
 
 S3 = S3Options()
+ADDRESS_OF = partial(StorageAddress, options=S3)
 KEYS = [
     'say "hi"',
     'x,"y"',
@@ -194,7 +195,7 @@ def test_a_sources_name_is_no_pattern(spark, tmp_path, kind):
     fill(tmp_path / f"k[1]{kind}", "two")
     fill(tmp_path / f"k1{kind}", "three")
     with typed_errors("reading"):
-        frame = frame_of(spark, [tmp_path / f"{HOSTILE}{kind}", tmp_path / f"k[1]{kind}"], SourceAccess(S3))
+        frame = frame_of(spark, [tmp_path / f"{HOSTILE}{kind}", tmp_path / f"k[1]{kind}"], ADDRESS_OF)
         assert sorted(str(row.key).strip("[']") for row in frame.select("key").collect()) == ["one", "two"]
 
 
@@ -211,7 +212,7 @@ def test_a_name_that_spark_cannot_read_is_told(spark, tmp_path, kind):
     """Hadoop takes what stands before a colon in a file's name for a scheme."""
     path = tmp_path / f"20:15{kind}"
     fill(path, "k")
-    for read in (lambda: read_keys(spark, str(tmp_path), S3), lambda: frame_of(spark, path, SourceAccess(S3))):
+    for read in (lambda: read_keys(spark, str(tmp_path), S3), lambda: frame_of(spark, path, ADDRESS_OF)):
         with pytest.raises(InvalidArgument) as caught:
             read()
         assert f"{path}: Spark reads no local file with ':' in its name" in str(caught.value)
@@ -257,7 +258,7 @@ def test_ndjson_keys_are_what_was_written(spark, tmp_path):
 def test_messages_of_two_in_a_line_are_told(spark, tmp_path, line, message):
     (tmp_path / "m.ndjson").write_text(f"\n{line}\n")
     with pytest.raises(InvalidArgument, match=rf"m\.ndjson: line 2 is {message}"):
-        frame_of(spark, tmp_path / "m.ndjson", SourceAccess(S3))
+        frame_of(spark, tmp_path / "m.ndjson", ADDRESS_OF)
 
 
 def test_an_object_with_a_name_twice(spark, tmp_path):

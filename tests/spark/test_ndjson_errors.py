@@ -49,7 +49,7 @@ class Stored:
     def read(self, name, data):
         self.storage.inner.put(name, gzip.compress(data) if name.endswith(".gz") else data)
         split = pa.record_batch({"split": [json.dumps(["s3://bucket", name, 0])]})
-        return pa.Table.from_batches(_read_ndjson([split], self))
+        return pa.Table.from_batches(_read_ndjson([split], self.address))
 
 
 def lines(*changes):

@@ -129,10 +129,11 @@ def test_a_spool_gives_back_everything_newest_first_in_bounded_parts(span, most)
     items["time_diff_s"] = rng.integers(0, span, 1_000)
     items["offset"] = np.arange(1_000)
     items["time_diff_s"][:300] = span // 2  # one second that is too large by itself
-    spool = Spool(ITEM)
+    spool = Spool(ITEM, most)
     for part in np.array_split(items, 7):
         spool.add(part)
-    parts = [part.copy() for part in spool.parts(most)]
+    numbers, parts = zip(*((number, part.copy()) for number, part in spool.parts()), strict=True)
+    assert numbers == tuple(range(len(parts)))
     spool.close()
     back = np.concatenate([part["offset"].astype(np.int64) for part in parts])
     assert sorted(back.tolist()) == list(range(1_000))

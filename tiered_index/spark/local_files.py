@@ -1,11 +1,8 @@
 """Local files as Spark reads them: their names, the splits that tasks read, and checks of NDJSON.
 
-Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name. A split is a list of
-plain values, one to a partition.
-
-Spark's reader would change some NDJSON without an error: of two values in a line it takes the first; half of a
-surrogate pair becomes a question mark. Errors say which line and column, what was found and expected: Spark says it in
-an error's text; pyarrow does not always, so the lines are parsed again then.
+Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name. Its reader would change
+some NDJSON without an error: of two values in a line it takes the first; half of a surrogate pair becomes a question
+mark. Spark's errors say column and value; pyarrow's do not always, so the lines are parsed again then.
 """
 
 from __future__ import annotations
@@ -26,19 +23,6 @@ from tiered_index.storage.disk import absolute_path
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "check_lines",
-    "each_split",
-    "first_line_without_object",
-    "first_wrong_line",
-    "frame_of_splits",
-    "is_local",
-    "local_path",
-    "to_read",
-    "to_write",
-    "told_by_spark",
-]
-
 
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
     """Return a DataFrame with one split to a partition."""
@@ -47,7 +31,6 @@ def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> Dat
 
 
 def each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
-    """Yield the splits in a task's batches."""
     for batch in batches:
         for split in batch.column(0).to_pylist():
             yield json.loads(split)
@@ -71,11 +54,6 @@ def to_read(file: Path) -> str:
     if ":" in file.name:
         raise InvalidArgument(f"{file}: Spark reads no local file with ':' in its name: rename it")
     return "file://" + _PATTERN.sub(r"\\\g<0>", str(file))
-
-
-def to_write(folder: Path) -> str:
-    """Return what Spark writes to an absolute path by, which is no pattern then."""
-    return f"file://{folder}"
 
 
 _INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
@@ -129,11 +107,13 @@ def first_wrong_line(lines: Iterable[bytes]) -> str | None:
     return None
 
 
-def first_line_without_object(file: Path) -> tuple[int, str] | None:
-    """Return number (from 1) and fault of a local file's first line without an object, None for none."""
-    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        found = ((number, line_without_object(line)) for number, line in enumerate(lines, 1))
-        return next(((number, wrong) for number, wrong in found if wrong), None)
+def check_each_line(files: Iterable[Path]) -> None:
+    """Raise `InvalidArgument`, naming file and line, where a line of local files has no object."""
+    for file in files:
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if wrong := line_without_object(line):
+                    raise InvalidArgument(f"{file}: line {number:,} is {wrong}")
 
 
 def line_without_object(line: bytes) -> str | None:
@@ -189,9 +169,7 @@ def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
     suspects = lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary"))
     if not (found := suspects.mapInArrow(_wrong_ones, "wrong string").limit(1).collect()):
         return
-    for file in files:
-        if wrong := first_line_without_object(file):
-            raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}")
+    check_each_line(files)
     raise InvalidArgument(f"{', '.join(map(str, files[:3]))}: a line is {found[0][0]}")
 
 

@@ -1,8 +1,7 @@
 """What a job did and cost, stage by stage, and how far it is while it runs.
 
-Storages that tasks open are metered, and each adds its counts to a Spark accumulator when it is closed; tasks that
-failed and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, addresses go to tasks.
-`watched` polls Spark's status tracker in a thread that ends with its block.
+Storages opened by a meter's addresses add their counts to a Spark accumulator when they are closed; tasks that failed
+and what Spark itself reads are not counted. `JobMeter` belongs to the driver's thread, its addresses go to tasks.
 """
 
 from __future__ import annotations
@@ -13,30 +12,29 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tiered_index.spark.executors import StorageAddress
-from tiered_index.storage.base import Storage
-from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
+from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, counts_of
+from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-__all__ = ["Address", "JobMeter", "JobMetrics", "SourceAccess", "StageMetrics", "watched"]
-
+# Is called with (stage, tasks done, tasks).
+Progress: TypeAlias = Callable[[str, int, int], None]
 _INTERVAL_S = 0.5
 _GROUP = "spark.jobGroup.id"
 
 
 @contextlib.contextmanager
-def watched(spark: SparkSession, stage: str, progress: Callable[[str, int, int], None]) -> Iterator[list[int]]:
+def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[list[int]]:
     """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number."""
     seen: list[int] = []
-    context = spark.sparkContext
-    group = f"tiered_index-{secrets.token_hex(4)}"
+    context, group = spark.sparkContext, f"tiered_index-{secrets.token_hex(4)}"
     before = context.getLocalProperty(_GROUP)
     context.setLocalProperty(_GROUP, group)
     over = threading.Event()
@@ -70,9 +68,6 @@ def _tasks(context: SparkContext, group: str) -> tuple[int, int]:
             if stage is not None:
                 done, total = done + stage.numCompletedTasks, total + stage.numTasks
     return done, total
-
-
-_READ, _WRITTEN = "bytes read", "bytes written"
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,82 +115,18 @@ class JobMetrics:
 
     def to_json(self) -> dict[str, Any]:
         """Return all of it as a JSON document."""
-        plain = ("name", "tasks", "seconds", "entries", "bytes_read", "bytes_written")
-        stages = [
-            {name: getattr(stage, name) for name in plain}
-            | {
-                "seconds": round(stage.seconds, 3),
-                "requests": {"tasks": dict(stage.task_requests), "driver": dict(stage.driver_requests)},
-                "cost_usd": stage.cost_usd,
-            }
-            for stage in self.stages
-        ]
+        stages = []
+        for stage in self.stages:
+            told = asdict(stage) | {"seconds": round(stage.seconds, 3)}
+            told["requests"] = {"tasks": told.pop("task_requests"), "driver": told.pop("driver_requests")}
+            told["cost_usd"] = told.pop("cost_usd")
+            stages.append(told)
         sums = {name: getattr(self, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
         return {"application_id": self.application_id, "stages": stages, **sums}
 
 
-class _Sums:
-    """How Spark adds up counts by name (pyspark.accumulators.AccumulatorParam)."""
-
-    def zero(self, value: Counter[str]) -> Counter[str]:
-        return Counter()
-
-    def addInPlace(self, value: Counter[str], more: Counter[str]) -> Counter[str]:  # noqa: N802 - Spark's name
-        value.update(more)
-        return value
-
-
-class _Counted(MeteredStorage):
-    """Tells what it counted when it is closed."""
-
-    def __init__(self, inner: Storage, request_stats: Any) -> None:
-        super().__init__(inner)
-        self._request_stats: Any = request_stats
-
-    def close(self) -> None:
-        """Close the inner storage."""
-        try:
-            super().close()
-        finally:
-            request_stats, self._request_stats = self._request_stats, None
-            if request_stats is not None:
-                request_stats.add(_counts(self.total))
-
-
-def _counts(usage: Usage) -> Counter[str]:
-    return Counter({**usage.requests_by_kind, _READ: usage.bytes_read, _WRITTEN: usage.bytes_written})
-
-
 def _requests(counts: Counter[str]) -> dict[str, int]:
-    return {name: count for name, count in sorted(counts.items()) if name not in (_READ, _WRITTEN)}
-
-
-@dataclass(frozen=True, slots=True)
-class _MeteredAddress:
-    """Opens a storage that is counted in an accumulator."""
-
-    address: Address
-    request_stats: Any
-
-    def open(self) -> Storage:
-        return _Counted(self.address.open(), self.request_stats)
-
-
-# Names a storage for any process.
-Address: TypeAlias = StorageAddress | _MeteredAddress
-
-
-@dataclass(frozen=True, slots=True)
-class SourceAccess:
-    """How tasks and the driver open the storages that a source lies in, and where that is counted (None: nowhere)."""
-
-    s3: S3Options = field(default_factory=S3Options)
-    request_stats: Any = None
-
-    def address(self, uri: str) -> Address:
-        """Return the address of a storage. Raises `ConfigError`."""
-        address = StorageAddress(uri, self.s3)
-        return address if self.request_stats is None else _MeteredAddress(address, self.request_stats)
+    return {name: count for name, count in sorted(counts.items()) if name not in (READ, WRITTEN)}
 
 
 @dataclass(slots=True)
@@ -215,28 +146,24 @@ _NOTHING: _Reading = (0.0, Counter(), Counter())
 
 
 class JobMeter:
-    """Counts one job. `driver` is the storage that the driver works on."""
+    """Counts one job. `driver` is the storage that the driver works on, whose prices hold."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        driver: MeteredStorage,
-        prices: PriceTable,
-        progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
-    ) -> None:
-        self._spark, self._driver, self._prices, self._progress = spark, driver, prices, progress
-        self._request_stats: Any = spark.sparkContext.accumulator(Counter(), _Sums())  # type: ignore[arg-type]
+    def __init__(self, spark: SparkSession, driver: MeteredStorage, progress: Progress) -> None:
+        from pyspark.accumulators import AddingAccumulatorParam
+
+        self._spark, self._driver, self._progress = spark, driver, progress
+        sums: Any = AddingAccumulatorParam(Counter())
+        self._request_stats = spark.sparkContext.accumulator(Counter(), sums)
         self._stages: dict[str, _Stage] = {}
         # What stages took that ran within the one under way.
         self._within = _NOTHING
 
-    def address(self, address: Address) -> Address:
-        """Return an address for tasks whose requests count here."""
-        return _MeteredAddress(address, self._request_stats)
+    def address(self, address: StorageAddress) -> StorageAddress:
+        return replace(address, request_stats=self._request_stats)
 
-    def sources(self, s3: S3Options) -> SourceAccess:
-        """Return an access to sources whose requests count here."""
-        return SourceAccess(s3, self._request_stats)
+    def sources(self, s3: S3Options) -> Callable[[str], StorageAddress]:
+        """Return what makes addresses of URIs whose requests count here."""
+        return partial(StorageAddress, options=s3, request_stats=self._request_stats)
 
     @contextlib.contextmanager
     def stage(self, name: str, *, tasks: bool = False) -> Iterator[_Stage]:
@@ -259,16 +186,15 @@ class JobMeter:
 
     @property
     def metrics(self) -> JobMetrics:
-        """What was counted so far."""
         stages = tuple(self._told(name, stage) for name, stage in self._stages.items())
         return JobMetrics(self._spark.sparkContext.applicationId, stages)
 
     def _read(self) -> _Reading:
-        return time.monotonic(), Counter(self._request_stats.value), _counts(self._driver.total)
+        return time.monotonic(), Counter(self._request_stats.value), counts_of(self._driver.total)
 
     def _told(self, name: str, stage: _Stage) -> StageMetrics:
         both = stage.of_tasks + stage.of_driver
-        read, written = both.pop(_READ, 0), both.pop(_WRITTEN, 0)
-        cost = self._prices.cost_usd(both, read)
+        read, written = both.pop(READ, 0), both.pop(WRITTEN, 0)
+        cost = self._driver.prices.cost_usd(both, read)
         requests = _requests(stage.of_tasks), _requests(stage.of_driver)
         return StageMetrics(name, stage.tasks, stage.seconds, stage.entries, read, written, *requests, cost)

@@ -1,8 +1,6 @@
 """A Spark session: opened for callers that have none, with this package shipped, and its data sources registered.
 
-Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise; it needs what the
-package depends on. The package's modules go to every Python worker as one zip file, before any copy of its own. Driver
-only.
+Workers run the driver's interpreter unless `PYSPARK_PYTHON` or `spark.pyspark.python` says otherwise. Driver only.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from tiered_index.errors import ConfigError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["check_java", "open_session", "pack_package", "register", "ship_package", "warn_of_denials"]
 
 _OLDEST_JAVA = 17
 _ADVICE = "install Java 17 or 21 (Debian: openjdk-17-jre-headless or openjdk-21-jre-headless) or set JAVA_HOME to it"
@@ -165,12 +161,10 @@ def warn_of_denials(get: Callable[[str, str], str]) -> None:
 
 
 def scans_are_apart(spark: SparkSession) -> bool:
-    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame.
-
-    There the class of a loaded source has a method by which the last plan replaces the one before.
-    """
+    """Return whether this Spark keeps what a Python reader planned with the scan; up to 4.3.0, with the DataFrame."""
     jvm: Any = getattr(spark, "_jvm", None)
     if jvm is None:
         return False  # Spark Connect doesn't show
+    # where it does not, the class of a loaded source has a method by which the last plan replaces the one before
     methods = jvm.java.lang.Thread.currentThread().getContextClassLoader().loadClass(_SOURCE).getMethods()
     return all(method.getName() != "setReadInfo" for method in methods)

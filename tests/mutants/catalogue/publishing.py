@@ -107,8 +107,8 @@ MUTANTS = (
         "upload-left-by-a-task",
         "a task that fails leaves its unfinished uploads",
         "spark/build/shards.py",
-        "            writer.abandon()\n",
-        "            pass\n",
+        "        failing.callback(writer.abandon)\n",
+        "",
         (f"{PUBLISHING}::test_a_task_whose_storage_fails_takes_back_what_it_uploaded[upload_part]",),
     ),
     Mutant(
@@ -121,10 +121,10 @@ MUTANTS = (
     ),
     Mutant(
         "piece-begins-on-disk",
-        "what a hot key had before it was cut by time is lost",
+        "the oldest part of a hot key's piece, which is cut by time, is lost",
         "spark/build/shards.py",
-        "            for held in self._held:\n",
-        "            for held in self._held[1:]:\n",
+        "            yield from enumerate(self._cut())\n",
+        "            yield from list(enumerate(self._cut()))[:-1]\n",
         (f"{PARTS}::test_shards_answer_as_the_model_whatever_the_size_of_pieces[1-60]",),
     ),
     Mutant(

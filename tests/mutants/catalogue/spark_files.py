@@ -52,9 +52,9 @@ MUTANTS = (
     Mutant(
         "spark-name-with-escapes",
         "answers go to a folder of another name",
-        "spark/local_files.py",
-        'return f"file://{folder}"',
-        "return folder.as_uri()",
+        "spark/lookup/files.py",
+        'f"file://{place}"',
+        "place.as_uri()",
         (f"{HERE}::test_answers_go_where_they_are_asked_to[]",),
     ),
     Mutant(

@@ -1,13 +1,8 @@
 """Audit: the whole index proved by executors, and compared with the source that it was made of.
 
-- Log records and checkpoints, and the tables that the log names: on the driver, as `tiered-index verify` does.
-- Every object and archived segment, byte by byte: counts, checksums, order, filters. A task checks some of them.
-- With a source, every entry of it against those in the objects: *missing*, *extra* (the source has no such entry) and
-  *wrong* ones (queue and offset of a key's entry agree, something else does not). One shuffle of both sides.
-
-Nothing is changed; duplicate entries are no difference. Entries of the source that may have lain in damaged or removed
-objects are counted as *unproven*; only the damage is a finding. The report is one Parquet file: a row a finding, a
-difference, a note, or an object that could not be checked. One thread drives an audit.
+The driver checks the log and its tables as `tiered-index verify` does, tasks every byte of objects and archived
+segments. With a source, one shuffle finds *missing*, *extra* and *wrong* entries; duplicates are no difference. Nothing
+is changed. One thread drives an audit.
 """
 
 from __future__ import annotations
@@ -16,7 +11,7 @@ import contextlib
 import io
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,15 +40,13 @@ from tiered_index.spark.audit.entries import ALL_TIME
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
-from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
-
-__all__ = ["AuditResult", "audit", "check_report_name", "plain", "report_table", "write_report"]
 
 _TASKS_A_CORE = 4
 
@@ -94,7 +87,7 @@ def audit(
     most_listed: int = 1000,
     config: IndexConfig | None = None,
     clock: Clock | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> AuditResult:
     """Check the index in `storage`, and compare it with `source` where one is given.
 
@@ -117,9 +110,8 @@ def audit(
     if check_integer("most_listed", most_listed) < 0:
         raise InvalidArgument(f"most_listed must not be negative, as {most_listed} is")
     address = StorageAddress(storage, settings.s3)
-    opened = MeteredStorage(address.open(), settings.prices)
-    with contextlib.closing(opened):
-        meter = JobMeter(spark, opened, settings.prices, progress)
+    with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
+        meter = JobMeter(spark, opened, progress)
         report, seen = Report(), LogState()
 
         def check_objects(state: LogState) -> None:
@@ -129,7 +121,9 @@ def audit(
                 _check_on(spark, state, meter.address(address), report)
 
         with meter.stage("log"):
-            state = check_storage(opened, {}, report, _quiet, deep=True, threads=1, check_objects=check_objects)
+            state = check_storage(
+                opened, {}, report, lambda *_: None, deep=True, threads=1, check_objects=check_objects
+            )
         differences = None
         if source is not None and state is not None:
             with typed_errors("comparing with the source"):
@@ -155,10 +149,9 @@ def audit(
     return AuditResult(report, differences, entries_seen, len(seen.objects), seen.number, meter.metrics)
 
 
-def _check_on(spark: SparkSession, state: LogState, address: Address, report: Report) -> None:
+def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, report: Report) -> None:
     """Check objects and archived segments in tasks, the largest first, and add what they found."""
-    everything: list[StoredObject | ArchivedSegment] = [*state.objects.values(), *state.archive.values()]
-    work = sorted(everything, key=lambda one: -one.size_bytes)
+    work: list[Any] = sorted([*state.objects.values(), *state.archive.values()], key=lambda one: -one.size_bytes)
     if not work:
         return
     count = min(len(work), spark.sparkContext.defaultParallelism * _TASKS_A_CORE)
@@ -176,21 +169,16 @@ def _check_on(spark: SparkSession, state: LogState, address: Address, report: Re
             report.add_report(found)
 
 
-def _quiet(number: int, what: str) -> None:
-    pass
-
-
 def _check_one(one: StoredObject | ArchivedSegment, storage: Storage, found: Report) -> None:
     try:
         if isinstance(one, StoredObject):
             check_object(storage, one, None, found, deep=True)
         else:
-            check_segments(storage, [one], found, _quiet, deep=True)
-    except StorageMisconfigured as error:
-        found.unchecked.append((one.name, StorageMisconfigured(str(error))))
+            check_segments(storage, [one], found, lambda *_: None, deep=True)
     except StorageError as error:
         # of a class that can be sent
-        found.unchecked.append((one.name, StorageUnavailable(str(error))))
+        kind = StorageMisconfigured if isinstance(error, StorageMisconfigured) else StorageUnavailable
+        found.unchecked.append((one.name, kind(str(error))))
 
 
 def _tell_what_went_meanwhile(storage: Storage, clock: Clock, seen: LogState, report: Report) -> None:

@@ -1,9 +1,7 @@
 """Index against source: one shuffle brings both sides' entries together, and unmatched ones are differences.
 
 Driver only. An entry whose stored second is wrong may be inside the bounds of time on one side only, where it looks
-*missing* or *extra*. At most `MOST_SOUGHT` of a kind are searched again by identity outside of the bounds, on both
-sides: what both have cancels out, and the rest of one side pairs with the other's inside, so that the entry is *wrong*.
-That reads the source again, and of objects beyond the bounds the slot groups of these identities.
+*missing* or *extra*: at most `MOST_SOUGHT` of a kind are searched again, by identity, outside of the bounds (`paired`).
 """
 
 from __future__ import annotations
@@ -20,26 +18,13 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.records import StoredObject
-from tiered_index.spark.audit.entries import (
-    ALL_TIME,
-    ENTRY_SCHEMA,
-    INDEX,
-    SOURCE,
-    UNREAD,
-    Picked,
-    identity_dtype,
-    source_entries,
-    stored_entries,
-    value_dtype,
-)
-from tiered_index.spark.executors import broadcast
+from tiered_index.spark.audit import entries
+from tiered_index.spark.audit.entries import ALL_TIME, Picked
+from tiered_index.spark.executors import StorageAddress, broadcast
 from tiered_index.spark.lookup.plan import Target
-from tiered_index.spark.metrics import Address
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
-
-__all__ = ["Difference", "Differences", "Sides", "compare", "kept", "paired"]
 
 # Off by default: then a kept DataFrame has all partitions of spark.sql.shuffle.partitions (200), and each is a task of
 # every job that reads it.
@@ -67,7 +52,7 @@ class Sides:
     """A source's entries and an index's storage; `base` is how many slots the index's files have."""
 
     entries: DataFrame
-    address: Address
+    address: StorageAddress
     schema: Schema
     base: int
 
@@ -80,23 +65,24 @@ class Sides:
         with broadcast(spark, (list(stored), picked)) as shared:
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return source_entries(batches, schema, shared.value[1])
+                return entries.source_entries(batches, schema, shared.value[1])
 
             def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 objects, wanted = shared.value
                 with closing(address.open()) as storage:
                     for batch in batches:
                         for number in batch.column(0).to_pylist():
-                            yield from stored_entries(objects[number], storage, schema, wanted)
+                            yield from entries.stored_entries(objects[number], storage, schema, wanted)
 
-            both = self.entries.mapInArrow(of_source, ENTRY_SCHEMA)
+            both = self.entries.mapInArrow(of_source, entries.ENTRY_SCHEMA)
             if stored:
-                both = both.unionAll(spark.range(0, len(stored), 1, len(stored)).mapInArrow(of_index, ENTRY_SCHEMA))
-            in_source, in_index = F.col("side") == SOURCE, F.col("side") == INDEX
+                numbers = spark.range(0, len(stored), 1, len(stored))
+                both = both.unionAll(numbers.mapInArrow(of_index, entries.ENTRY_SCHEMA))
+            in_source, in_index = F.col("side") == entries.SOURCE, F.col("side") == entries.INDEX
             # a topic is a part of the key's hash; what an index's table says must agree with it, or no look-up finds
             # the entry
             rows = both.groupBy(
-                "identity", "value", F.when(F.col("side") == UNREAD, F.col("object")).alias("unread")
+                "identity", "value", F.when(F.col("side") == entries.UNREAD, F.col("object")).alias("unread")
             ).agg(
                 F.count_if(in_source).alias("source"),
                 F.count_if(in_index).alias("index"),
@@ -261,9 +247,7 @@ def compare(
         unread, further, unsought = unread_of(rows), frozenset[str](), 0
         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | unread]
         values = rows.where("unread IS NULL")
-        totals = values.agg(
-            F.count_if(F.col("source") > 0).alias("source"), F.count_if(F.col("index") > 0).alias("index")
-        ).first()
+        totals = values.agg(*(F.count_if(F.col(side) > 0).alias(side) for side in ("source", "index"))).first()
         assert totals is not None
         differing = until_told.enter_context(kept(_differing(values, damaged, sides.base)))
         counts = _counted(differing)
@@ -271,10 +255,14 @@ def compare(
             unsought = sum(max(0, counts[kind] - MOST_SOUGHT) for kind in SOUGHT)
             differing, further = until_told.enter_context(paired(differing, counts, sides, objects, seconds))
             counts = _counted(differing)
-        first = _first_of_each(differing, counts, most_listed)
+        ordered = differing.orderBy("topic", "key", "identity", "said", "held")
+        first: list[Any] = []
+        for kind in KINDS if most_listed else ():
+            if counts[kind]:
+                first += ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()
         if unread_of(rows) != unread:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
-    identities, fields = identity_dtype(sides.schema), value_dtype(sides.schema)
+    identities, fields = entries.identity_dtype(sides.schema), entries.value_dtype(sides.schema)
     listed = [_difference(row, identities, fields) for row in first]
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
     compared = int(totals["source"]), int(totals["index"])
@@ -286,23 +274,12 @@ def _counted(differing: DataFrame) -> Counter[str]:
     return Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
 
 
-def _first_of_each(differing: DataFrame, counts: Mapping[str, int], most_listed: int) -> list[Any]:
-    ordered = differing.orderBy("topic", "key", "identity", "said", "held")
-    kinds = [kind for kind in KINDS if counts[kind] and most_listed]
-    first = [ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)) for kind in kinds]
-    return [row for rows in first for row in rows.collect()]
-
-
 def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
     """Return a row, what is `said` by the source and `held` by the index, for each difference and unproven entry."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     in_both = (F.col("source") > 0) & (F.col("index") > 0)
-    misplaced = (
-        in_both
-        & F.col("found_topic").isNotNull()
-        & ((F.col("found_topic") != F.col("topic")) | (F.col("last_found") != F.col("last_topic")))
-    )
+    misplaced = in_both & F.expr("found_topic IS NOT NULL AND (found_topic != topic OR last_found != last_topic)")
     none = F.lit(None).cast("string")
     alone = values.where(~in_both | misplaced)
     said = F.struct("value", "second", F.when(misplaced, F.col("topic")).otherwise(none).alias("topic"))
@@ -316,15 +293,8 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
     )
     pairs = parts.select("*", F.posexplode(F.arrays_zip("expected", "found")).alias("at", "pair"))
     # the place among those of its identity that have no like
-    place = F.col("at") - F.least(F.size("expected"), F.size("found"))
-    pairs = pairs.select(
-        "identity",
-        "topic",
-        "key",
-        place.alias("place"),
-        F.col("pair.expected").alias("said"),
-        F.col("pair.found").alias("held"),
-    )
+    place = "at - least(size(expected), size(found)) AS place"
+    pairs = pairs.selectExpr("identity", "topic", "key", place, "pair.expected AS said", "pair.found AS held")
     kind = F.when(F.col("said").isNull(), "extra").when(F.col("held").isNotNull(), "wrong").otherwise("missing")
     pairs = pairs.withColumn("kind", kind)
     if not damaged:
@@ -347,9 +317,8 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
 def _joined(damaged: Sequence[Target]) -> list[tuple[int, int, int, int]]:
     """Return (first second, last, base slots from, to), joined where ranges of the same slots meet."""
     joined: list[tuple[int, int, int, int]] = []
-    for low, high, first, last in sorted(
-        (t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged
-    ):
+    ranges = [(t.base_low, t.base_high, t.stored.second_min, t.stored.second_max) for t in damaged]
+    for low, high, first, last in sorted(ranges):
         before = joined[-1] if joined else None
         if before is not None and before[2:] == (low, high) and first <= before[1] + 1:
             joined[-1] = (before[0], max(before[1], last), low, high)

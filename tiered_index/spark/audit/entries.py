@@ -28,19 +28,6 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.executors import arrow_schema, cells_of
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "ALL_TIME",
-    "ENTRY_SCHEMA",
-    "INDEX",
-    "SOURCE",
-    "UNREAD",
-    "Picked",
-    "identity_dtype",
-    "source_entries",
-    "stored_entries",
-    "value_dtype",
-]
-
 SOURCE, INDEX, UNREAD = range(3)
 # `side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read. The source's
 # rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
@@ -53,7 +40,6 @@ ALL_TIME = (-(2**62), 2**62)
 
 
 def identity_dtype(schema: Schema) -> np.dtype[Any]:
-    """Return the fields of an entry's identity."""
     keyed = [("fingerprint", ">u4")] if schema.keyed else []
     further = [(c.name, c.dtype) for c in schema.caller_columns if c.identity]
     return np.dtype([("key_hash", ">i4"), *keyed, ("queue_id", ">i4"), ("offset", ">i8"), *further])
@@ -92,7 +78,6 @@ class Picked:
         return likely[sought]
 
     def runs(self, trailer: Trailer) -> list[Run]:
-        """Return what must be read of an object."""
         if self.hashes is None:
             return trailer.directory.all_runs()
         return trailer.directory.runs_of(trailer.metadata.slot_map.slots_of(self.hashes), *ALL_TIME)
@@ -184,7 +169,6 @@ def _batch(
 
 
 def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
-    """Return fields of each row side by side, as binary."""
     count = len(next(iter(columns.values())))
     rows: npt.NDArray[np.void] = np.empty(count, dtype)
     for name in dtype.names or ():

@@ -1,11 +1,4 @@
-"""Build: window tables straight from a source, by Spark. DESIGN section 6; docs/spark.md says what runs where.
-
-```
-source ─> census (how much in which window) ─> plan ─> hash, pack into blocks
-          tasks                                driver  tasks
-       ─> to partitions ─> sort, write, upload ─> one log record
-          shuffle          tasks                  driver
-```
+"""Build: window tables straight from a source, by Spark. docs/spark.md says what runs where.
 
 Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
 record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.
@@ -14,15 +7,11 @@ record names, which `orphans` deletes. One thread drives a build; builds, merges
 from __future__ import annotations
 
 import contextlib
-import pickle
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
-
-import pyarrow as pa
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
@@ -33,35 +22,17 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.opening import wanted_descriptor
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.plan import (
-    CENSUS_COLUMNS,
-    CENSUS_SCHEMA,
-    BuildPlan,
-    Census,
-    WindowScale,
-    count_batches,
-    plan_build,
-)
+from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.build.publishing import MODES, check_windows, publish_tables
-from tiered_index.spark.build.shards import (
-    BLOCK_SCHEMA,
-    RESULT_SCHEMA,
-    PartitionResult,
-    check_sums,
-    pack_batches,
-    write_partition,
-)
+from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
-from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
-from tiered_index.spark.metrics import Address, JobMeter, JobMetrics
+from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
-
-__all__ = ["BuildResult", "build", "stored_genesis"]
+    from pyspark.sql import Column, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +75,7 @@ def build(
     skip_corrupt: bool = False,
     dry_run: bool = False,
     clock: Clock | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> BuildResult:
     """Build tables of `window` (``1h``, ``1d``, seconds) from a DataFrame, Parquet or NDJSON path(s), or commit logs.
 
@@ -127,14 +98,11 @@ def build(
     now_ms = present.now_ms()
     address = StorageAddress(storage, settings.s3)
     scale = WindowScale.of(window, settings, now_ms)
-    opened = MeteredStorage(address.open(), settings.prices)
-    with contextlib.closing(opened):
-        meter = JobMeter(spark, opened, settings.prices, progress)
+    with contextlib.closing(MeteredStorage(address.open(), settings.prices)) as opened:
+        meter = JobMeter(spark, opened, progress)
         log = StorageLog(opened, present)
-        fitting = settings
-        if has_log_offsets(source) and "offset_space" not in settings.model_fields_set:
-            fitting = settings.model_copy(update={"offset_space": "commitlog"})
-        wanted = wanted_descriptor(fitting, None)
+        implied = has_log_offsets(source) and "offset_space" not in settings.model_fields_set
+        wanted = wanted_descriptor(settings.model_copy(update={"offset_space": "commitlog"} if implied else {}), None)
         with meter.stage("plan"):
             genesis = stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):
@@ -142,10 +110,7 @@ def build(
                 frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
                 entries = entry_frame(frame, columns or {}, genesis.layout.schema)
             with meter.stage("count", tasks=True) as counted:
-                names = [name for name in CENSUS_COLUMNS if name in entries.columns]
-                looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
-                count = partial(count_batches, scale=scale, max_windows=max_windows)
-                census = Census.of(looked_at.mapInArrow(count, CENSUS_SCHEMA).collect())
+                census = take_census(entries, scale, max_windows)
                 counted.entries = census.entries
         if not census.entries:
             keyless = [f"it has {census.without_key:,} messages, none with a key"] * bool(census.without_key)
@@ -154,9 +119,7 @@ def build(
             raise InvalidArgument(f"{_name_of(source)} has no entries{why}")
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
         cores = spark.sparkContext.defaultParallelism
-        plan = plan_build(
-            census, genesis, scale, shards=shards, parallelism=cores, sequence=sequence, max_windows=max_windows
-        )
+        plan = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
         check_windows(log.state, plan, mode)
         result = _expected(plan, census, settings)
         if dry_run:
@@ -165,7 +128,7 @@ def build(
             # a server that accepts two records of one number would lose one of two builds
             probe_put_if_absent(opened)
         with typed_errors(f"building from {_name_of(source)}"), meter.stage("build", tasks=True) as building:
-            results = _written(entries, plan, meter.address(address), present.now_ms())
+            results = write_shards(entries, plan, meter.address(address), present.now_ms())
             building.entries = sum(part.entries for part in results)
         finished = [shard for part in results for shard in part.shards]
         try:
@@ -196,29 +159,10 @@ def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDes
     return stored
 
 
-def _written(entries: DataFrame, plan: BuildPlan, address: Address, now_ms: int) -> Sequence[PartitionResult]:
-    """Run the tasks; return one result of each partition that got anything."""
-    if SKIPPED in entries.columns:
-        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
-    with broadcast(entries.sparkSession, plan) as shared:
-
-        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return pack_batches(batches, shared.value)
-
-        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return write_partition(batches, shared.value, address, now_ms)
-
-        packed = entries.mapInArrow(pack, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
-        blocks = packed.sortWithinPartitions("piece")
-        rows = blocks.select("piece", "items", "checksum").mapInArrow(write, RESULT_SCHEMA).collect()
-    return [pickle.loads(row[0]) for row in rows]
-
-
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
     """Raise unless the shards hold what was read, and as much of it in each window as was counted."""
-    shards = [shard for result in results for shard in result.shards]
     counts: Counter[str] = Counter()
-    for made in (shard.stored for shard in shards):
+    for made in (shard.stored for result in results for shard in result.shards):
         if made.shard is not None:
             counts[made.shard.table] += made.count
     for table in plan.tables:
@@ -233,20 +177,18 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
 
 
 def _expected(plan: BuildPlan, census: Census, config: IndexConfig) -> BuildResult:
-    size = plan.entries * plan.genesis.layout.schema.item.itemsize
-    requests = Counter(RECORD_REQUESTS)
+    item_size, requests = plan.genesis.layout.schema.item.itemsize, Counter(RECORD_REQUESTS)
     for table in plan.tables:
         made = min(table.shards, table.window.entries)
-        requests += writing_requests(made, table.window.entries * plan.genesis.layout.schema.item.itemsize // made)
-    cost = config.prices.cost_usd(requests, 0)
+        requests += writing_requests(made, table.window.entries * item_size // made)
     counted = ("without_key", "quarantined", "skipped_ranges", "skipped_bytes", "skipped")
     return BuildResult(
         entries=plan.entries,
         windows=tuple((t.window.begin_s, t.window.window_s, t.window.entries) for t in plan.tables),
         shards=plan.shards,
-        written_bytes=size,
+        written_bytes=plan.entries * item_size,
         requests=requests.total(),
-        cost_usd=cost,
+        cost_usd=config.prices.cost_usd(requests, 0),
         dry_run=True,
         **{name: getattr(census, name) for name in counted},
     )

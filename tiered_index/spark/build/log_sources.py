@@ -1,7 +1,4 @@
-"""Commit logs as what a build reads: RocketMQ store directories, and segments archived in an index's storage.
-
-    archive:s3://bucket/index                      every segment that the index there has archived
-    archive:s3://bucket/index?store=NAME           those of one store; the storage's own parameters may stand beside it
+"""Commit logs as what a build reads: RocketMQ store directories, and ``archive:STORAGE-URI[?store=NAME]``.
 
 A segment a task. Damage is an error that names file and offset, or is skipped: rows that have nothing but `SKIPPED` say
 how much. Archived segments are read by ranged requests, in bounded memory, and checked against their table.
@@ -30,15 +27,12 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.executors import arrow_schema
+from tiered_index.spark.executors import AddressOf, arrow_schema
 from tiered_index.spark.local_files import each_split, frame_of_splits
-from tiered_index.spark.metrics import SourceAccess
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["SKIPPED", "archive_frame", "archive_in", "archived_segments", "is_archive", "is_commit_log", "log_frame"]
 
 # Column of what was skipped: a JSON list of file, first offset, end and problem. Rows that have it have nothing
 # else.
@@ -49,32 +43,25 @@ _COLUMNS = f"topic string, queue_id int, key string, offset long, size int, time
 _ARROW = arrow_schema(_COLUMNS)
 
 
-def is_commit_log(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is a RocketMQ store directory."""
-    return (Path(path) / "commitlog").is_dir()
-
-
 def is_archive(path: str | os.PathLike[str]) -> bool:
-    """Return whether a source names archived segments."""
     return os.fspath(path).startswith(_ARCHIVE)
 
 
 def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
-    """Return the entries of local stores."""
     folders = [store.commitlog for store in stores]
     splits = [[str(f), one.start, one.end] for f in folders for one in CommitLogReader(f).segments()]
     return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
 
 
-def archive_frame(spark: SparkSession, sources: Sequence[str], access: SourceAccess, skip_corrupt: bool) -> DataFrame:
+def archive_frame(spark: SparkSession, sources: Sequence[str], address_of: AddressOf, skip_corrupt: bool) -> DataFrame:
     """Return the entries of archived segments. Raises `InvalidArgument` for none, `NotAnIndex`, as the storage."""
     splits: list[list[Any]] = []
     for source in sources:
         uri, store = _archive_of(source)
-        with access.address(uri).open() as storage:
+        with address_of(uri).open() as storage:
             state = StorageLog(storage, SystemClock()).open()
         splits += [[uri, segment.to_json()] for segment in archived_segments(state, store, uri)]
-    read = partial(_read_archived, access=access, skip_corrupt=skip_corrupt)
+    read = partial(_read_archived, address_of=address_of, skip_corrupt=skip_corrupt)
     return frame_of_splits(spark, splits).mapInArrow(read, _COLUMNS)
 
 
@@ -108,17 +95,16 @@ def _read_local(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterat
 
 
 def _read_archived(
-    batches: Iterable[pa.RecordBatch], access: SourceAccess, skip_corrupt: bool
+    batches: Iterable[pa.RecordBatch], address_of: AddressOf, skip_corrupt: bool
 ) -> Iterator[pa.RecordBatch]:
     for uri, document in each_split(batches):
         segment = ArchivedSegment.from_json(document)
-        with access.address(uri).open() as storage:
+        with address_of(uri).open() as storage:
             log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt)
             yield from _entries(log, segment.start, segment.end, skip_corrupt)
 
 
 def archive_in(storage: Storage) -> SegmentArchive:
-    """Return the segments in an index's storage."""
     log = StorageLog(storage, SystemClock())
     return SegmentArchive(storage, lambda: log.state, log.open)
 

@@ -1,17 +1,16 @@
 """Merge and compaction on Spark: planned and published by the driver, their tasks run by executors, without a shuffle.
 
-A task of a merge (`service/merge`) reads its run of slots from every source in bounded pieces; one of a compaction
-(`service/lifecycle/staged`) rewrites one staged file to the bytes that its writer would write after
-`compact_timeout_s`. Spark takes one result of each task; what other attempts uploaded is for `orphans`.
+A task is one of `service/merge`, or rewrites one staged file (`service/lifecycle/staged`) to the bytes that its writer
+would write. Spark takes one result of each task; what other attempts uploaded is for `orphans`.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
@@ -22,15 +21,13 @@ from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.writing import TaskResult, run_task
 from tiered_index.spark.build.plan import window_seconds
 from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
-from tiered_index.spark.metrics import JobMeter, JobMetrics
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-__all__ = ["CompactReport", "MergeResult", "compact", "merge", "plan_compaction"]
 
 _DRIVEN = "plan and publish"
 
@@ -52,7 +49,7 @@ def merge(
     s3: S3Options | None = None,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> MergeResult:
     """Merge uploaded files, and tables of shorter windows, into tables of `window` (``1h``, ``1d``, seconds).
 
@@ -60,10 +57,10 @@ def merge(
     (stage, tasks done, tasks). Repeating it is harmless. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`, what
     the storage raises; jobs published before stay.
     """
-    address = StorageAddress(storage, s3 or S3Options())
+    address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
-    present = clock or SystemClock()
-    with _driven(spark, address, present, prices, progress) as (opened, log, meter):
+    with _opened(address, present, prices) as (opened, log):
+        meter = JobMeter(spark, opened, progress)
         with meter.stage(_DRIVEN):
             log.open()
             # a server that accepts two records of one number would let two jobs merge the same files
@@ -82,7 +79,8 @@ def merge(
                     with between_tasks(), counted.open() as storage:
                         return run_task(shared.value.tasks[number], storage, now_ms)
 
-                results = _each(spark, range(len(job.tasks)), run_one)
+                work = spark.sparkContext.parallelize(range(len(job.tasks)), len(job.tasks))
+                results = work.map(run_one).collect()
                 stage.entries += job.entries
                 return results
 
@@ -94,20 +92,11 @@ def merge(
 
 
 @contextlib.contextmanager
-def _driven(
-    spark: SparkSession,
-    address: StorageAddress,
-    clock: Clock,
-    prices: PriceTable | None,
-    progress: Callable[[str, int, int], None],
-) -> Iterator[tuple[MeteredStorage, StorageLog, JobMeter]]:
-    with contextlib.closing(MeteredStorage(address.open(), prices or PriceTable())) as opened:
-        yield opened, StorageLog(opened, clock), JobMeter(spark, opened, prices or PriceTable(), progress)
-
-
-def _each(spark: SparkSession, work: Sequence[Any], run: Callable[[Any], Any]) -> list[Any]:
-    """Run a task for each piece of work and return their results in order."""
-    return spark.sparkContext.parallelize(work, len(work)).map(run).collect()
+def _opened(
+    address: StorageAddress, clock: Clock, prices: PriceTable | None
+) -> Iterator[tuple[MeteredStorage, StorageLog]]:
+    with contextlib.closing(MeteredStorage(address.open(), prices)) as opened:
+        yield opened, StorageLog(opened, clock)
 
 
 _RANGE_BYTES = 8 << 20
@@ -146,7 +135,7 @@ def compact(
     dry_run: bool = False,
     clock: Clock | None = None,
     prices: PriceTable | None = None,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> CompactReport:
     """Compact and publish every file that writers have staged in `storage`; `progress` as in `merge`.
 
@@ -158,7 +147,8 @@ def compact(
     if dry_run:
         return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
     address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
-    with _driven(spark, address, present, prices, progress) as (opened, log, meter):
+    with _opened(address, present, prices) as (opened, log):
+        meter = JobMeter(spark, opened, progress)
         with meter.stage(_DRIVEN):
             log.open()
             tickets, left = open_tickets(opened, log)
@@ -173,55 +163,44 @@ def compact(
         results: list[StagedResult] = []
         if tickets:
             with typed_errors("a task of the compaction"), meter.stage("compact", tasks=True) as stage:
-                # large files first, so that the last one to begin is short
-                results = _each(spark, sorted(tickets, key=lambda ticket: -ticket.size_bytes), run_one)
+                # so that the last one to begin is short
+                largest_first = sorted(tickets, key=lambda ticket: -ticket.size_bytes)
+                results = spark.sparkContext.parallelize(largest_first, len(tickets)).map(run_one).collect()
                 stage.entries = sum(ticket.count for ticket in tickets)
             with meter.stage(_DRIVEN):
                 _, results = publish_staged(results, opened, log)
     done = [result for result in results if result.finished is not None]
     undone = [*left, *(result for result in results if result.finished is None)]
-    report = _report([result.ticket for result in done], undone)
+    report = _report([result.ticket for result in done], undone, log.state.number)
     written = sum(result.finished.stored.size_bytes for result in done if result.finished is not None)
     spent = meter.metrics
-    report = replace(report, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
-    return replace(report, written_bytes=written, log_number=log.state.number)
+    return replace(report, written_bytes=written, requests=spent.requests, cost_usd=spent.cost_usd, metrics=spent)
 
 
 def plan_compaction(
     *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
 ) -> CompactReport:
     """Return what `compact` would do and cost now, without a session. Raises `NotAnIndex`, `ConfigError`."""
-    priced = prices or PriceTable()
-    opened = MeteredStorage(StorageAddress(storage, s3 or S3Options()).open(), priced)
-    with contextlib.closing(opened):
-        log = StorageLog(opened, clock or SystemClock())
+    with _opened(StorageAddress(storage, s3 or S3Options()), clock or SystemClock(), prices) as (opened, log):
         log.open()
         tickets, left = open_tickets(opened, log)
         spent, genesis = opened.total, log.state.genesis
         assert genesis is not None
         written = [ticket.count * genesis.layout.schema.item.itemsize for ticket in tickets]
-        requests = dict(Counter(spent.requests_by_kind) + _requests(tickets, written))
+        requests = Counter(spent.requests_by_kind) + _PROBE
+        for ticket, size in zip(tickets, written, strict=True):
+            # a task reads a range for the document and one for 8 MiB of entries
+            requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
+            requests += writing_requests(1, size)
+        if tickets:
+            requests += _RECORD
         read = spent.bytes_read + sum(ticket.size_bytes for ticket in tickets)
-        cost = priced.cost_usd(requests, read)
-        report = replace(_report(tickets, left), written_bytes=sum(written), requests=requests, cost_usd=cost)
-        return replace(report, log_number=log.state.number, dry_run=True)
+        cost = opened.prices.cost_usd(requests, read)
+        report = _report(tickets, left, log.state.number)
+        return replace(report, written_bytes=sum(written), requests=dict(requests), cost_usd=cost, dry_run=True)
 
 
-def _requests(tickets: Sequence[Ticket], sizes: Sequence[int]) -> Counter[str]:
-    """Return the requests of a job by operation, without those of looking at the tickets.
-
-    A task reads a range for the document and one for 8 MiB of entries, and uploads `sizes` bytes.
-    """
-    requests = Counter(_PROBE)
-    for ticket, size in zip(tickets, sizes, strict=True):
-        requests["get_range"] += 1 + -(-ticket.entries_bytes // _RANGE_BYTES)
-        requests += writing_requests(1, size)
-    if tickets:
-        requests += _RECORD
-    return requests
-
-
-def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactReport:
+def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult], log_number: int) -> CompactReport:
     return CompactReport(
         files=len(tickets),
         entries=sum(ticket.count for ticket in tickets),
@@ -229,4 +208,5 @@ def _report(tickets: Sequence[Ticket], left: Sequence[StagedResult]) -> CompactR
         left=tuple((result.ticket.file_id, result.left) for result in left if not (result.corrupt or result.failed)),
         damaged=tuple((result.ticket.file_id, result.left) for result in left if result.corrupt),
         failed=tuple((result.ticket.file_id, result.left) for result in left if result.failed),
+        log_number=log_number,
     )

@@ -1,11 +1,8 @@
 """What a build writes: a census of the source, and the tables, shards and pieces that follow from it. Pure.
 
-The census counts how many entries each window has, and which topics there are: one small row a task, which the driver
-adds up. A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece
-is sorted at a time, a shard has a run of pieces, a Spark partition a run of shards. The plan is sent to every task.
-
-Windows are aligned to the epoch, UTC. A second outside the plausible range lies in a *quarantine window* of 2**31
-seconds, whose tables no merge touches: up to the year 9999 there are at most 118 of these.
+A window is a table, cut by base slots into shards and those into pieces, numbered through all tables. A piece is sorted
+at a time, a shard has a run of pieces, a Spark partition a run of shards. Windows are aligned to the epoch, UTC. A
+second outside the plausible range lies in a *quarantine window* of 2**31 seconds, whose tables no merge touches.
 """
 
 from __future__ import annotations
@@ -16,8 +13,8 @@ import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -34,17 +31,8 @@ from tiered_index.service.merge.plan import Window
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = [
-    "CENSUS_COLUMNS",
-    "CENSUS_SCHEMA",
-    "QUARANTINE_S",
-    "BuildPlan",
-    "Census",
-    "WindowScale",
-    "count_batches",
-    "plan_build",
-    "window_seconds",
-]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 # Length of a quarantine window: what a time difference of 32 bits can say.
 QUARANTINE_S = 1 << 31
@@ -84,7 +72,6 @@ class WindowScale:
 
 
 CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
-CENSUS_SCHEMA = "census binary"
 # At most so many skipped ranges are named; all are counted.
 _NAMED = 100
 
@@ -103,7 +90,6 @@ class Census:
 
     @property
     def entries(self) -> int:
-        """All of them."""
         return sum(self.windows.values())
 
     @property
@@ -112,7 +98,6 @@ class Census:
         return sum(count for (wrong, _), count in self.windows.items() if wrong)
 
     def add(self, other: Census) -> None:
-        """Add another part of the source."""
         for window, count in other.windows.items():
             self.windows[window] = self.windows.get(window, 0) + count
         self.without_key += other.without_key
@@ -123,11 +108,18 @@ class Census:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> Census:
-        """Return the sum of what tasks yielded."""
         total = cls()
         for row in rows:
             total.add(pickle.loads(row[0]))
         return total
+
+
+def take_census(entries: DataFrame, scale: WindowScale, max_windows: int) -> Census:
+    """Count a source's entries in tasks. Raises `InvalidArgument`."""
+    names = [name for name in CENSUS_COLUMNS if name in entries.columns]
+    looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
+    count = partial(count_batches, scale=scale, max_windows=max_windows)
+    return Census.of(looked_at.mapInArrow(count, "census binary").collect())
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
@@ -228,7 +220,6 @@ class BuildPlan:
 
     @property
     def partitions(self) -> int:
-        """How many Spark partitions write."""
         return int(self.partition_of_piece[-1]) + 1
 
     @property
@@ -238,7 +229,6 @@ class BuildPlan:
 
     @property
     def entries(self) -> int:
-        """Entries of all tables."""
         return sum(table.window.entries for table in self.tables)
 
     @cached_property
@@ -251,7 +241,6 @@ class BuildPlan:
         return np.array([table.window.begin_s + table.quarantined * _BEHIND for table in self.tables], np.int64)
 
     def table_of(self, piece: int) -> int:
-        """Return the index of the table that a piece is of."""
         return int(np.searchsorted(self._firsts, piece, "right")) - 1
 
     def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:
@@ -266,20 +255,14 @@ class BuildPlan:
         widths = np.array([table.width for table in self.tables], np.int64)
         return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // widths[index], begins
 
-    def topic_table(self) -> TopicTable:
-        """Return the ids as a table that assigns every name without a given id its id of the plan."""
-        table = TopicTable()
-        table.give(self.topics)
-        return table
-
 
 def plan_build(
     census: Census,
     genesis: IndexDescriptor,
     scale: WindowScale,
-    *,
     shards: int | str,
     parallelism: int,
+    *,
     sequence: int,
     max_windows: int,
 ) -> BuildPlan:
@@ -305,7 +288,13 @@ def plan_build(
         loads += [count // table.shards] * table.shards
         first += table.pieces
     partitions = _partitions(tables, loads, aim // item_size)
-    return BuildPlan(genesis, scale, tuple(tables), _topics(census), sequence, partitions, PIECE_ITEMS)
+    # the source's ids, then those assigned, in order of name
+    topics = TopicTable()
+    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
+    topics.give(given)
+    others = sorted(name for topic_id, name in census.topics if topic_id is None)
+    named = tuple(dict.fromkeys((*given, *((topics.assign(name), name) for name in others))))
+    return BuildPlan(genesis, scale, tuple(tables), named, sequence, partitions, PIECE_ITEMS)
 
 
 def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) -> npt.NDArray[np.int32]:
@@ -320,12 +309,3 @@ def _partitions(tables: Sequence[TablePlan], loads: Sequence[int], most: int) ->
     # pieces of each shard: as many as a table's shards have, fewer in its last one
     pieces = [min(t.pieces_a_shard, t.pieces - first) for t in tables for first in range(0, t.pieces, t.pieces_a_shard)]
     return np.repeat(np.array(of_shard, np.int32), pieces)
-
-
-def _topics(census: Census) -> tuple[tuple[int, str], ...]:
-    """Return (id, name) of every topic: the source's ids, then those assigned, in order of name."""
-    table = TopicTable()
-    given = sorted((topic_id, name) for topic_id, name in census.topics if topic_id is not None)
-    table.give(given)
-    others = sorted(name for topic_id, name in census.topics if topic_id is None)
-    return tuple(dict.fromkeys((*given, *((table.assign(name), name) for name in others))))

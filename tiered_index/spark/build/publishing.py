@@ -1,12 +1,8 @@
 """The end of a build or a write: uploads completed, then one log record with its tables. Driver only.
 
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
-published. Quarantine windows are shared by all builds: there a build is recognised by its entries, whatever tables they
-lie in (`repeated`).
-
-A micro-batch is recognised by its record: (stream, number) as a source position, which the log keeps for good, and a
-checksum of its entries, the same whatever tasks they were cut into. It leaves out topic ids, which may differ where two
-names of a task have the same CRC; an entry's hash is of topic and key.
+published. Quarantine windows are shared by all builds: there a build is recognised by its entries (`repeated`). A
+micro-batch is recognised by its record: (stream, number) as a source position, and a checksum of its entries.
 """
 
 from __future__ import annotations
@@ -30,14 +26,9 @@ from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan
 from tiered_index.storage.base import Storage
 
-__all__ = ["MODES", "BatchContent", "MicroBatch", "check_windows", "publish_batch", "publish_tables"]
-
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
-    """Return the names of the objects that ``replace`` removes: they have just the entries of a quarantine window.
-
-    Raises `InvalidArgument` where there are such and `mode` is ``error``, and what reading their metadata raises.
-    """
+    """Return the objects with just a quarantine window's entries, for ``replace``; for ``error`` they are an error."""
     if mode == "append" or not (written := _by_build(shard.stored for shard in shards)):
         return ()
     checksums = {shard.stored.name: shard.checksum for shard in shards}
@@ -89,12 +80,12 @@ class BatchContent:
     @classmethod
     def of(cls, items: npt.NDArray[Any], seconds: npt.NDArray[np.int64]) -> BatchContent:
         """Return the content of items (n) of these seconds (n)."""
+        # topic ids may differ by how tasks are cut, where two names have the same CRC; a hash is of topic and key
         told = [name for name in items.dtype.names or () if name != "topic_id"]
         return cls(len(items), entry_checksum(items[told], seconds))
 
     @classmethod
     def joined(cls, parts: Iterable[BatchContent]) -> BatchContent:
-        """Return the content of all parts together."""
         known = list(parts)
         return cls(sum(part.entries for part in known), sum(part.checksum for part in known) % 2**64)
 
@@ -112,7 +103,6 @@ class MicroBatch:
 
     @property
     def told(self) -> StreamBatch:
-        """What the log's record says of it."""
         return StreamBatch(self.number, self.content.entries, self.content.checksum)
 
     def is_in(self, state: LogState) -> bool:
@@ -144,10 +134,7 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
 
 
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
-    """Publish a micro-batch unless it was before; return False and take the uploads back then.
-
-    Raises as `publish_tables`, and `InvalidArgument` for a batch older than the last, or of other entries.
-    """
+    """Publish a micro-batch, or return False and take its uploads back if it was before. Raises as `publish_tables`."""
     state = log.refresh()
     names = {shard.stored.name for shard in shards}
     if not names <= state.objects.keys() and not batch.is_in(state):

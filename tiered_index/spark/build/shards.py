@@ -1,21 +1,19 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-Entries are hashed, packed as they will be stored, and cut into blocks of one piece each: binary cells of up to 2 MiB,
-so Spark moves few large rows. Memory: a million entries, packed and sorted.
-
-A partition's blocks, sorted by piece, become shards that are uploaded but not published; one row a partition goes back
-to the driver. A task may be repeated, run twice at once or die: its objects have names of their own. Memory: two pieces
-and their sort. A piece that a hot key makes too large is cut by time on local disk (`Spool`): counted, then moved into
-ranges of seconds, newest first; a single second is never divided. One thread a task.
+A block is a binary cell of up to 2 MiB, so Spark moves few large rows. Shards are uploaded under names of their own and
+not published. A piece that a hot key makes too large is cut by time on local disk (`Spool`); a second is never divided.
+One thread a task. Memory: a million entries, packed and sorted, before the shuffle; two pieces and their sort after it.
 """
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,22 +27,13 @@ from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import Columns, batch_columns
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
+from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan
-from tiered_index.spark.executors import arrow_schema, between_tasks, cells_of, gathered
-from tiered_index.spark.metrics import Address
+from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, cells_of, gathered
 from tiered_index.storage.base import Storage
 
-__all__ = [
-    "BLOCK_SCHEMA",
-    "RESULT_SCHEMA",
-    "PartitionResult",
-    "Seen",
-    "Spool",
-    "check_sums",
-    "pack_batches",
-    "write_blocks",
-    "write_partition",
-]
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _CHUNK = 1 << 17
 _BINS = 1 << 16
@@ -52,24 +41,36 @@ Int64 = npt.NDArray[np.int64]
 
 
 class Spool:
-    """Items (structured, with `time_diff_s`) of one piece."""
+    """Items (structured, with `time_diff_s`) of one piece; more than `most` lie on disk."""
 
-    def __init__(self, dtype: np.dtype[Any]) -> None:
-        self.count = 0
-        self._dtype = dtype
-        self._file: IO[bytes] = tempfile.TemporaryFile(prefix="tiered-index-")  # noqa: SIM115 - `close` closes it
+    def __init__(self, dtype: np.dtype[Any], most: int) -> None:
+        self._dtype, self._most, self._count = dtype, most, 0
+        size = most * dtype.itemsize
+        self._file: IO[bytes] = tempfile.SpooledTemporaryFile(size, prefix="tiered-index-")  # noqa: SIM115 - see `close`
         self._low, self._high = 2**31 - 1, 0
 
     def add(self, items: Array) -> None:
-        """Append items."""
+        """Append items, at least one."""
         self._low = min(self._low, int(items["time_diff_s"].min()))
         self._high = max(self._high, int(items["time_diff_s"].max()))
-        self._file.write(items.tobytes())
-        self.count += len(items)
+        self._file.write(items.data)
+        self._count += len(items)
 
-    def parts(self, most: int) -> Iterator[Array]:
-        """Yield the items in ranges of seconds, newest first, of about `most` items unless one second has more."""
-        lows, counts = self._ranges(most)
+    def parts(self) -> Iterator[tuple[int | None, Array]]:
+        """Yield (None, all items), or where they are too many ranges of seconds, numbered from 0, newest first.
+
+        A range has about `most` items, more if they are of one second.
+        """
+        if self._count > self._most:
+            yield from enumerate(self._cut())
+        else:
+            self._file.seek(0)
+            items = np.frombuffer(self._file.read(), self._dtype)
+            self._file.close()  # memory that the sort may need
+            yield None, items
+
+    def _cut(self) -> Iterator[Array]:
+        lows, counts = self._ranges()
         starts = np.cumsum(counts) - counts
         with tempfile.TemporaryFile(prefix="tiered-index-") as ordered:
             written = np.zeros(len(counts), np.int64)
@@ -79,7 +80,7 @@ class Spool:
                 order = np.argsort(of, kind="stable")
                 items, of = items[order], of[order]
                 firsts = np.flatnonzero(np.diff(of, prepend=-1))
-                for first, stop in zip(firsts.tolist(), [*firsts[1:].tolist(), len(of)], strict=True):
+                for first, stop in itertools.pairwise([*firsts.tolist(), len(of)]):
                     number = int(of[first])
                     ordered.seek(int(starts[number] + written[number]) * self._dtype.itemsize)
                     ordered.write(items[first:stop].tobytes())
@@ -89,7 +90,6 @@ class Spool:
                 yield np.frombuffer(ordered.read(count * self._dtype.itemsize), self._dtype)
 
     def close(self) -> None:
-        """Give the file back."""
         self._file.close()
 
     def _chunks(self) -> Iterator[Array]:
@@ -97,19 +97,19 @@ class Spool:
         while data := self._file.read(_CHUNK * self._dtype.itemsize):
             yield np.frombuffer(data, self._dtype)
 
-    def _ranges(self, most: int) -> tuple[Int64, Int64]:
+    def _ranges(self) -> tuple[Int64, Int64]:
         """Return the first second of each range (newest first) and its items."""
         lows: list[int] = []
         counts: list[int] = []
-        for low, count in self._bins(self._low, self._high, most):
-            if counts and counts[-1] + count <= most:
+        for low, count in self._bins(self._low, self._high):
+            if counts and counts[-1] + count <= self._most:
                 lows[-1], counts[-1] = low, counts[-1] + count
             else:
                 lows.append(low)
                 counts.append(count)
         return np.array(lows, np.int64), np.array(counts, np.int64)
 
-    def _bins(self, low: int, high: int, most: int) -> Iterator[tuple[int, int]]:
+    def _bins(self, low: int, high: int) -> Iterator[tuple[int, int]]:
         """Yield (first second, items) of ranges in [low, high] that have any, newest first, finer above `most`."""
         width = -(-(high - low + 1) // _BINS)
         counts = np.zeros(-(-(high - low + 1) // width), np.int64)
@@ -119,13 +119,12 @@ class Spool:
             counts += np.bincount((inside - low) // width, minlength=len(counts))
         for place in reversed(np.flatnonzero(counts).tolist()):
             begin = low + place * width
-            if counts[place] > most and width > 1:
-                yield from self._bins(begin, min(begin + width - 1, high), most)
+            if counts[place] > self._most and width > 1:
+                yield from self._bins(begin, min(begin + width - 1, high))
             else:
                 yield begin, int(counts[place])
 
 
-RESULT_SCHEMA = "result binary"
 Array = npt.NDArray[Any]
 
 
@@ -146,8 +145,28 @@ def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
         raise CorruptFile(what, "wrote other entries than it read", expected=read, found=written)
 
 
+def write_shards(
+    entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int
+) -> Sequence[PartitionResult]:
+    """Run a build's tasks; return one result of each partition that got anything. Driver."""
+    if SKIPPED in entries.columns:
+        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
+    with broadcast(entries.sparkSession, plan) as shared:
+
+        def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return pack_batches(batches, shared.value)
+
+        def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return write_partition(batches, shared.value, address, now_ms)
+
+        packed = entries.mapInArrow(pack, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
+        blocks = packed.sortWithinPartitions("piece")
+        rows = blocks.select("piece", "items", "checksum").mapInArrow(write, "result binary").collect()
+    return [pickle.loads(row[0]) for row in rows]
+
+
 def write_partition(
-    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int
+    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
 ) -> Iterator[pa.RecordBatch]:
     """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
     with between_tasks():
@@ -155,24 +174,24 @@ def write_partition(
     yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
 
 
-def write_blocks(batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: Address, now_ms: int) -> PartitionResult:
+def write_blocks(
+    batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
+) -> PartitionResult:
     """Write the shards of blocks, as `write_partition`; what was uploaded is taken back where that fails."""
     checksum = 0
-    with address.open() as storage:
+    with address.open() as storage, ExitStack() as failing:
         writer = _PartitionWriter(plan, storage, now_ms)
-        try:
-            for batch in batches:
-                checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
-                checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
-                pieces = batch.column("piece").to_numpy()
-                firsts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
-                for first, stop in zip(firsts, [*firsts[1:], len(pieces)], strict=True):
-                    cells = batch.column("items").slice(first, stop - first)
-                    writer.add(int(pieces[first]), _cells(cells, plan.genesis.layout.schema.item))
-            shards = writer.finish()
-        except BaseException:
-            writer.abandon()
-            raise
+        failing.callback(writer.abandon)
+        for batch in batches:
+            checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
+            checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
+            pieces = batch.column("piece").to_numpy()
+            firsts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
+            for first, stop in itertools.pairwise([*firsts, len(pieces)]):
+                cells = batch.column("items").slice(first, stop - first)
+                writer.add(int(pieces[first]), _cells(cells, plan.genesis.layout.schema.item))
+        shards = writer.finish()
+        failing.pop_all()
     return PartitionResult(writer.entries, checksum % 2**64, shards)
 
 
@@ -185,41 +204,27 @@ def _cells(column: Any, dtype: np.dtype[Any]) -> Array:
 
 
 class _PartitionWriter:
-    """Gathers pieces and hands them to the table run of their shard."""
-
     def __init__(self, plan: BuildPlan, storage: Storage, now_ms: int) -> None:
         self.entries = 0
         self._plan, self._storage, self._now_ms, self._most = plan, storage, now_ms, 2 * plan.piece_items
         self._topics = dict(plan.topics)
         self._piece = -1
-        self._held: list[Array] = []
-        self._held_items = 0
         self._spool: Spool | None = None
+        # (table, shard of the table) that the last run writes
         self._shard: tuple[int, int] | None = None
-        # (table, shard of the table) that `_run` writes
-        self._run: TableRun | None = None
         self._runs: list[TableRun] = []
 
     def add(self, piece: int, items: Array) -> None:
-        if piece != self._piece:
+        if self._spool is None or piece != self._piece:
             self._end_piece()
-            self._piece = piece
+            self._piece, self._spool = piece, Spool(self._plan.genesis.layout.schema.item, self._most)
         self.entries += len(items)
-        if self._spool is not None:
-            self._spool.add(items)
-            return
-        self._held.append(items.copy())  # the batch's memory is much larger
-        self._held_items += len(items)
-        if self._held_items > self._most:
-            self._spool = Spool(self._plan.genesis.layout.schema.item)
-            for held in self._held:
-                self._spool.add(held)
-            self._held, self._held_items = [], 0
+        self._spool.add(items)
 
     def finish(self) -> tuple[FinishedShard, ...]:
         self._end_piece()
-        if self._run is not None:
-            self._run.finish()
+        for run in self._runs[-1:]:
+            run.finish()
         return tuple(shard for run in self._runs for shard in run.finished)
 
     def abandon(self) -> None:
@@ -229,8 +234,7 @@ class _PartitionWriter:
             run.abandon()
 
     def _end_piece(self) -> None:
-        """Write the piece that has been gathered."""
-        if not self._held and self._spool is None:
+        if self._spool is None:
             return
         plan = self._plan
         index = plan.table_of(self._piece)
@@ -238,26 +242,17 @@ class _PartitionWriter:
         number = self._piece - table.first_piece
         shard = number // table.pieces_a_shard
         if self._shard != (index, shard):
-            if self._run is not None:
-                self._run.finish()
+            for run in self._runs[-1:]:
+                run.finish()
             slots = table.base_slots(shard * table.pieces_a_shard, table.pieces_a_shard)
             most = (self._most + 1) * table.pieces_a_shard
-            self._run = TableRun(
-                plan.genesis, table.window, slots, self._topics, plan.sequence, most, self._storage, self._now_ms
-            )
-            self._runs.append(self._run)
+            more = plan.sequence, most, self._storage, self._now_ms
+            self._runs.append(TableRun(plan.genesis, table.window, slots, self._topics, *more))
             self._shard = (index, shard)
-        assert self._run is not None
         low, high = table.base_slots(number, 1)
-        begin_s = table.window.begin_s
-        if self._spool is None:
-            # joined as raw bytes: NumPy would turn the columns into native order
-            items = np.concatenate([held.view(np.void) for held in self._held]).view(self._held[0].dtype)
-            self._held, self._held_items = [], 0
-            self._run.add(Piece(low, high, items, items["time_diff_s"].astype(np.int64) + begin_s, None))
-            return
-        for part, items in enumerate(self._spool.parts(self._most)):
-            self._run.add(Piece(low, high, items, items["time_diff_s"].astype(np.int64) + begin_s, part))
+        for part, items in self._spool.parts():
+            seconds = items["time_diff_s"].astype(np.int64) + table.window.begin_s
+            self._runs[-1].add(Piece(low, high, items, seconds, part))
         self._spool.close()
         self._spool = None
 
@@ -274,15 +269,15 @@ def pack_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield blocks of the entries in `batches` (the fields of entries). Raises `InvalidArgument` for bad values.
 
-    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n). `checksum` (8 bytes) is that
-    of a yielded batch's entries in its first row, 0 in the others: sums are compared.
+    `seen` is called once with each entry, in pieces: items (n) and their seconds (i64, n).
     """
     for held in gathered(_hashed(batches, plan), lambda columns: len(columns["second"]), _HELD_ITEMS):
         yield _blocks(held, plan, seen)
 
 
 def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Columns]:
-    topics, schema = plan.topic_table(), plan.genesis.layout.schema
+    topics, schema = TopicTable(), plan.genesis.layout.schema
+    topics.give(plan.topics)
     for batch in batches:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
@@ -320,6 +315,7 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     # a block ends where a piece does, and after so many items
     firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))
     number = pieces[firsts]
+    # of all in the first row: sums are compared
     checksums = [checksum.to_bytes(8, "big")] + [bytes(8)] * (len(firsts) - 1)
     where = [pa.array(plan.partition_of_piece[number]), pa.array(number)]
     columns = [*where, cells_of(packed, firsts), pa.array(checksums, pa.binary())]

@@ -1,29 +1,17 @@
 """What a build reads, as a DataFrame: a given one, Parquet and NDJSON files, commit logs (`log_sources`).
 
 Spark itself reads local files. Files of a storage are read inside tasks by pyarrow through ranged GETs, a Parquet row
-group or a whole NDJSON file at a time. Paths must mean the same on every executor; the driver reads only folders and
-footers.
-
-`entry_frame` makes entries of messages, by Spark's own expressions. A row without key makes no entry, one without
-`topic_id` gets an id by its topic's name. Further columns are those of the index's schema.
-
-| field | needed as |
-|---|---|
-| `topic` | text |
-| `key` | text, or a list of text: one entry for each different key; where there is neither, a column `keys` |
-| `queue_id`, `offset`, `size`, optionally `topic_id` | integers |
-| `timestamp_ms` | integers of epoch milliseconds, or a timestamp |
+group or a whole NDJSON file at a time; the driver reads only folders and footers. `entry_frame` makes entries of
+messages, by Spark's own expressions; docs/spark.md says which fields there are.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -35,70 +23,37 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, is_commit_log, log_frame
-from tiered_index.spark.executors import arrow_schema, typed_errors
-from tiered_index.spark.local_files import (
-    check_lines,
-    each_split,
-    first_wrong_line,
-    frame_of_splits,
-    is_local,
-    local_path,
-    to_read,
-)
-from tiered_index.spark.metrics import SourceAccess
+from tiered_index.spark import local_files
+from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
+from tiered_index.spark.executors import AddressOf, StorageAddress, arrow_schema, typed_errors
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
     from typing_extensions import TypeIs
 
-__all__ = [
-    "FIELDS",
-    "SourceLike",
-    "check_kind",
-    "column_of",
-    "entry_frame",
-    "frame_of",
-    "has_log_offsets",
-    "hash_key",
-    "is_frame",
-    "shown_column",
-]
+
+def _find(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
+    """Return (storage's URI, name) of the object that `uri` names, or of the Parquet and NDJSON files below it."""
+    place, mark, parameters = uri.partition("?")
+    if _kind(place):
+        folder, _, name = place.rpartition("/")
+        return [(folder + mark + parameters, name)]
+    with address_of(uri).open() as storage:
+        found = [info.name for info in storage.list() if _kind(info.name)]
+    names = [name for name in found if not name.rpartition("/")[2].startswith(("_", "."))]
+    if not names:
+        raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
+    return [(uri, name) for name in names]
 
 
-@dataclass(frozen=True, slots=True)
-class StoredFile:
-    """One object: how and where its storage is opened, and its name there."""
-
-    access: SourceAccess
-    uri: str
-    name: str
-
-    @classmethod
-    def find(cls, uri: str, access: SourceAccess, kind: Callable[[str], str]) -> list[StoredFile]:
-        """Return the object that `uri` names, or those below it of a `kind`. Raises `InvalidArgument` for none."""
-        place, mark, parameters = uri.partition("?")
-        if kind(place):
-            folder, _, name = place.rpartition("/")
-            return [cls(access, folder + mark + parameters, name)]
-        with access.address(uri).open() as storage:
-            found = [info.name for info in storage.list() if kind(info.name)]
-        names = [name for name in found if not name.rpartition("/")[2].startswith(("_", "."))]
-        if not names:
-            raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
-        return [cls(access, uri, name) for name in names]
-
-    @contextmanager
-    def open(self) -> Iterator[io.RawIOBase]:
-        """Yield the object as a file. Raises what the storage raises."""
-        with self.access.address(self.uri).open() as storage:
-            yield _Ranges(storage, self.name, storage.head(self.name).size_bytes)
+@contextmanager
+def _opened(address: StorageAddress, name: str) -> Iterator[io.RawIOBase]:
+    with address.open() as storage:
+        yield _Ranges(storage, name, storage.head(name).size_bytes)
 
 
 class _Ranges(io.RawIOBase):
-    """Reads by `get_range`."""
-
     def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
         super().__init__()
         self._storage, self._name, self._size_bytes = storage, name, size_bytes
@@ -114,25 +69,16 @@ class _Ranges(io.RawIOBase):
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
         return self._at
 
-    def read(self, size: int | None = -1) -> bytes:
-        left = max(0, self._size_bytes - self._at)
-        length = left if size is None or size < 0 else min(size, left)
-        data = self._storage.get_range(self._name, self._at, length) if length else b""
-        self._at += length
-        return data
-
-    def readall(self) -> bytes:
-        return self.read()
-
     def readinto(self, buffer: object) -> int:
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        data = self.read(len(view))
-        view[: len(data)] = data
-        return len(data)
+        length = min(len(view), max(0, self._size_bytes - self._at))
+        view[:length] = self._storage.get_range(self._name, self._at, length) if length else b""
+        self._at += length
+        return length
 
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
-_NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _MESSAGE = (
     "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, "
     "topic_id long"
@@ -141,7 +87,9 @@ _MESSAGE = (
 _BLOCK_BYTES = 8 << 20
 
 
-def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, skip_corrupt: bool = False) -> DataFrame:
+def frame_of(
+    spark: SparkSession, source: SourceLike, address_of: AddressOf, *, skip_corrupt: bool = False
+) -> DataFrame:
     """Return the messages, or a commit log's entries, of a source. Raises `InvalidArgument`, as the storage."""
     if is_frame(source):
         return source
@@ -151,19 +99,24 @@ def frame_of(spark: SparkSession, source: SourceLike, access: SourceAccess, *, s
     if archives := [path for path in paths if is_archive(path)]:
         if len(archives) < len(paths):
             raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
-        return archive_frame(spark, archives, access, skip_corrupt)
-    stored = [path for path in paths if not is_local(path)]
+        return archive_frame(spark, archives, address_of, skip_corrupt)
+    stored = [path for path in paths if not local_files.is_local(path)]
     if stored and len(stored) < len(paths):
         raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
     if stored:
-        return _stored_frame(spark, stored, access)
-    local = [local_path(path) for path in paths]
+        return _stored_frame(spark, stored, address_of)
+    local = [local_files.local_path(path) for path in paths]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
-    if any(is_commit_log(path) for path in local):
+    if any((path / "commitlog").is_dir() for path in local):
         return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
     files = [file for path in local for file in _files_below(path)]
-    return _local_frame(spark, files)
+    urls = [local_files.to_read(file) for file in files]
+    if _kind_of([str(file) for file in files]) == "parquet":
+        return spark.read.parquet(*urls)
+    with typed_errors("reading the source"):
+        local_files.check_lines(spark, files)
+    return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
 
 
 def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
@@ -174,22 +127,22 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
 def has_log_offsets(source: SourceLike) -> bool:
     """Return whether the offsets of a source are positions in a commit log."""
     paths = [] if is_frame(source) else [source] if isinstance(source, str | os.PathLike) else list(source)
-    return bool(paths) and all(is_archive(path) or is_commit_log(path) for path in paths)
+    return bool(paths) and all(is_archive(path) or (Path(path) / "commitlog").is_dir() for path in paths)
 
 
-def _files_below(path: Path) -> list[str]:
+def _files_below(path: Path) -> list[Path]:
     """Return a file, or those of a folder that have a name of ours; hidden ones and Spark's own are none."""
     if path.is_file():
-        return [str(path)]
+        return [path]
     there = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith((".", "_"))]
-    found = [str(p) for p in there if _kind(str(p))]
+    found = [p for p in there if _kind(str(p))]
     if not found:
         raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
     return found
 
 
 def _kind(name: str) -> str:
-    return "parquet" if name.endswith(".parquet") else "ndjson" if name.endswith(_NDJSON) else ""
+    return "parquet" if name.endswith(".parquet") else "ndjson" if name.endswith(NDJSON) else ""
 
 
 def _kind_of(names: Sequence[str]) -> str:
@@ -201,15 +154,6 @@ def _kind_of(names: Sequence[str]) -> str:
     return kinds.pop()
 
 
-def _local_frame(spark: SparkSession, files: Sequence[str]) -> DataFrame:
-    urls = [to_read(Path(file)) for file in files]
-    if _kind_of(files) == "parquet":
-        return spark.read.parquet(*urls)
-    with typed_errors("reading the source"):
-        check_lines(spark, [Path(file) for file in files])
-    return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
-
-
 def _message_frame(frame: DataFrame) -> DataFrame:
     """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -218,26 +162,25 @@ def _message_frame(frame: DataFrame) -> DataFrame:
     return frame.select("topic", "queue_id", keys.alias("key"), "offset", "size", "timestamp_ms", "topic_id")
 
 
-def _stored_frame(spark: SparkSession, uris: Sequence[str], access: SourceAccess) -> DataFrame:
+def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressOf) -> DataFrame:
     splits: list[list[Any]] = []
-    files = [file for uri in uris for file in StoredFile.find(uri, access, _kind)]
-    kind = _kind_of([file.name for file in files])
+    files = [file for uri in uris for file in _find(address_of, uri)]
+    kind = _kind_of([name for _, name in files])
     schema: Any = None
-    for file in files:
+    for uri, name in files:
         if kind == "ndjson":
-            splits.append([file.uri, file.name, 0])
+            splits.append([uri, name, 0])
             continue
-        with file.open() as handle, _parquet(file.name, handle) as parquet:
+        with _opened(address_of(uri), name) as handle, _parquet(name, handle) as parquet:
             schema = schema or parquet.schema_arrow
             if parquet.schema_arrow.names != schema.names:
-                raise InvalidArgument(
-                    f"{file.name} has other columns than {files[0].name}: {', '.join(parquet.schema_arrow.names)}"
-                )
-            splits += [[file.uri, file.name, group] for group in range(parquet.metadata.num_row_groups)]
+                has = ", ".join(parquet.schema_arrow.names)
+                raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
+            splits += [[uri, name, group] for group in range(parquet.metadata.num_row_groups)]
     # the columns as Spark sees them: an empty frame of that schema says so
     frame_schema = _MESSAGE if kind == "ndjson" else spark.createDataFrame(schema.empty_table()).schema
-    read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, access=access)
-    frame = frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
+    read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, address_of=address_of)
+    frame = local_files.frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
     return _message_frame(frame) if kind == "ndjson" else frame
 
 
@@ -248,22 +191,22 @@ def _parquet(name: str, handle: Any) -> pq.ParquetFile:
         raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
 
 
-def _read_parquet(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Iterator[pa.RecordBatch]:
-    for uri, name, group in each_split(batches):
-        with StoredFile(access, uri, name).open() as handle, _parquet(name, handle) as parquet:
+def _read_parquet(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
+    for uri, name, group in local_files.each_split(batches):
+        with _opened(address_of(uri), name) as handle, _parquet(name, handle) as parquet:
             try:
                 yield from parquet.iter_batches(row_groups=[group])
             except pa.ArrowException as error:
                 raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
 
 
-def _read_ndjson(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Iterator[pa.RecordBatch]:
+def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
     blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
     options = pj.ParseOptions(explicit_schema=arrow_schema(_MESSAGE), unexpected_field_behavior="ignore")
-    for uri, name, _ in each_split(batches):
+    for uri, name, _ in local_files.each_split(batches):
         try:
             with (
-                _lines(access, uri, name) as plain,
+                _lines(address_of(uri), name) as plain,
                 pj.open_json(pa.PythonFile(plain, mode="r"), blocks, options) as reader,
             ):
                 yield from reader
@@ -271,16 +214,15 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], access: SourceAccess) -> Ite
             if "Empty JSON file" in str(error):
                 continue
             # pyarrow names the column of some errors, and the line of none
-            with _lines(access, uri, name) as plain:
-                raise InvalidArgument(
-                    f"{name}: {first_wrong_line(plain) or f'not NDJSON of messages: {error}'}"
-                ) from error
+            with _lines(address_of(uri), name) as plain:
+                wrong = local_files.first_wrong_line(plain) or f"not NDJSON of messages: {error}"
+            raise InvalidArgument(f"{name}: {wrong}") from error
 
 
-@contextlib.contextmanager
-def _lines(access: SourceAccess, uri: str, name: str) -> Iterator[io.BufferedIOBase]:
+@contextmanager
+def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
     """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
-    with StoredFile(access, uri, name).open() as handle:
+    with _opened(address, name) as handle:
         buffered = io.BufferedReader(handle, _BLOCK_BYTES)
         yield gzip.GzipFile(fileobj=buffered) if name.endswith(".gz") else buffered
 

@@ -1,12 +1,9 @@
 """`spark.read.format("tiered_index").load(URI)`: the entries of an index as rows. docs/spark-sources.md.
 
-The driver pins one log position when a read is planned; tasks open the storage from its URI with the executor's
-credentials. A reader is pickled before `partitions` is called, so partitions carry all that tasks need.
-
-Spark up to 4.3.0 keeps what `partitions` returned with the DataFrame that was loaded, not with a scan of it: after
-`df.filter(...)` was planned, `df.count()` reads the filtered partitions. A reader that leaves entries out would then
-return too few rows without an error, so filters prune only where scans are kept apart or the user says that a DataFrame
-is read in one way (option pushdown).
+A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps what
+`partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was planned,
+`df.count()` reads the filtered partitions. A reader that leaves entries out would then return too few rows without an
+error, so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (pushdown).
 """
 
 from __future__ import annotations
@@ -18,26 +15,17 @@ from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql.datasource import (
-    DataSource,
-    DataSourceReader,
-    DataSourceStreamWriter,
-    DataSourceWriter,
-    Filter,
-    InputPartition,
-)
+from pyspark.sql.datasource import DataSource, DataSourceReader, Filter, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from tiered_index.errors import InvalidArgument, SchemaMismatch
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition, place_told
+from tiered_index.spark.datasource.options import ExplainedAddress, Options, TaskPartition
 from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_tasks, read_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.executors import StorageAddress, arrow_schema
-
-__all__ = ["ApartEntrySource", "EntrySource", "require_columns"]
 
 _OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
 _PARTITION_BYTES = 64 << 20
@@ -59,7 +47,6 @@ class EntrySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "tiered_index"
 
     def schema(self) -> StructType:
@@ -68,28 +55,24 @@ class EntrySource(DataSource):
         Selection.of_options(options)
         return columns_of(_schema_of(_address(options).state("schema")))
 
-    def reader(self, schema: StructType) -> DataSourceReader:
-        """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``.
-
-        Spark then refuses it unless it pushes: `key =` would find nothing without.
-        """
+    def reader(self, schema: StructType) -> EntryReader:
+        """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``."""
         options = self._options()
         mode = options.choice("pushdown", ("auto", "on", "off"))
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         address = _address(options)
+        # where it is on, Spark refuses a reader of filters unless it pushes: `key =` would find nothing without
         if mode != "on" and not is_pushing():
             return EntryReader(address, selection, size, schema)
         return PushedEntryReader(
             address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart)
         )
 
-    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return the writer of a DataFrame."""
+    def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
         return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802 - Spark's name
-        """Return the writer of a micro-batch."""
+    def streamWriter(self, schema: StructType, overwrite: bool) -> EntryStreamWriter:  # noqa: N802 - Spark's name
         if overwrite:
             raise InvalidArgument("a stream appends to an index: take outputMode append")
         return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
@@ -106,8 +89,6 @@ class ApartEntrySource(EntrySource):
 
 @dataclass(eq=False)
 class EntryReader(DataSourceReader):
-    """Plans and reads one scan of what the options ask for."""
-
     address: ExplainedAddress
     selection: Selection
     partition_bytes: int
@@ -120,7 +101,6 @@ class EntryReader(DataSourceReader):
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a task's entries. Executor."""
         if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
             plan: TaskPlan = partition.value
             with self.address.open("task") as (storage, line):
@@ -146,7 +126,7 @@ class PushedEntryReader(EntryReader):
 
 
 def _address(options: Options) -> ExplainedAddress:
-    return ExplainedAddress(StorageAddress(options.path), place_told(options))
+    return ExplainedAddress(StorageAddress(options.path), options.explain())
 
 
 def is_pushing() -> bool:

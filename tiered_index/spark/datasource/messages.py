@@ -1,15 +1,14 @@
 """The messages of a commit log as rows: the options of a read, its plan, and how a task reads its part.
 
-PATH is a store directory, its commitlog folder, or ``archive:`` and a storage URI. A segment is a partition. Every
-message that is stored whole is a row, those that consumers don't see included; bodies are checked. Listings and reads
-of local files are counted as requests of a storage are. One thread.
+A segment is a partition. Every message that is stored whole is a row, those that consumers don't see included; bodies
+are checked. Listings and reads of local files are counted as requests of a storage are. One thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,22 +28,12 @@ from tiered_index.rocketmq.log.segments import End, Segment, list_segments, prea
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.spark.build.log_sources import archive_in, archived_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.options import (
-    ExplainedAddress,
-    FileReads,
-    Line,
-    Options,
-    TaskPartition,
-    place_told,
-    telling,
-)
+from tiered_index.spark.datasource.options import ExplainedAddress, FileReads, Line, Options, TaskPartition, telling
 from tiered_index.spark.executors import StorageAddress, arrow_schema, gathered
 from tiered_index.spark.local_files import is_local, local_path
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["OPTIONS", "MessageReader", "MessageSettings", "Stretch", "chunk_bytes", "read_stretch"]
-
-OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
+_OPTIONS = ("body", "skipCorrupt", "store", "maxBytesPerTrigger", "explain")
 
 _COLUMNS = (
     "topic string, queue_id int, queue_offset long, physical_offset long, store_size int, store_timestamp timestamp, "
@@ -68,12 +57,13 @@ class MessageSettings:
     columns: StructType
 
     @classmethod
-    def of(cls, options: Options) -> MessageSettings:
+    def of(cls, format_name: str, given: Mapping[str, str]) -> MessageSettings:
         """Return the settings that options make. Raises `InvalidArgument`, `ConfigError`."""
+        options = Options(format_name, given, _OPTIONS)
         body = options.choice("body", ("plain", "stored", "none"))
         columns = from_arrow_schema(arrow_schema(_COLUMNS + (_BODY if body != "none" else "")))
         skips = options.choice("skipCorrupt", ("false", "true")) == "true"
-        size, told, path = options.size("maxBytesPerTrigger"), place_told(options), options.path
+        size, told, path = options.size("maxBytesPerTrigger"), options.explain(), options.path
         stored = path.startswith(_ARCHIVE) or not is_local(path)
         archive = ExplainedAddress(StorageAddress(path.removeprefix(_ARCHIVE)), told) if stored else None
         if archive is None and told is not None and _is_within(told, _commit_log(local_path(path)).parent):
@@ -115,7 +105,6 @@ class CountedLog(CommitLogReader):
     reads: FileReads = field(default_factory=FileReads)
 
     def segments(self) -> tuple[Segment, ...]:
-        """Return the segments there are, oldest first."""
         self.reads.requests_by_kind["list"] += 1
         found = list_segments(self.folder)
         return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in found)
@@ -136,23 +125,19 @@ class Stretch:
     begin: int
     end: int
     folder: str = ""
-    address: ExplainedAddress | None = None
     archived: ArchivedSegment | None = None
     is_whole: bool = False
     log_number: int | None = None
 
 
 class MessageReader(DataSourceReader):
-    """Plans and reads the log as it is when the read is planned."""
-
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
         self._settings, self._schema = settings, schema
 
     def partitions(self) -> list[InputPartition]:
         """Return a partition a segment. Raises `MissingOffsets` for a gap unless told to skip. Driver."""
         require_columns(self._schema, self._settings.columns, f"the commit log in {self._settings.path}")
-        archive = self._settings.archive
-        stretches = list(_local(self._settings) if archive is None else _archived(self._settings, archive))
+        stretches = list(_stretches(self._settings))
         for before, after in itertools.pairwise(stretches):
             stores = {one.archived.store if one.archived else "" for one in (before, after)}
             if len(stores) == 1 and before.end != after.begin and not self._settings.skip_corrupt:
@@ -160,12 +145,16 @@ class MessageReader(DataSourceReader):
         return list(map(TaskPartition, stretches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a segment's messages. Executor."""
         if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
             yield from read_stretch(partition.value, self._settings, self._schema)
 
 
-def _local(settings: MessageSettings) -> Iterator[Stretch]:
+def _stretches(settings: MessageSettings) -> Iterator[Stretch]:
+    if settings.archive is not None:
+        state = settings.archive.state("plan")
+        for one in archived_segments(state, settings.store, settings.path):
+            yield Stretch(one.start, one.end, archived=one, log_number=state.number)
+        return
     folder = settings.folder
     if not folder.is_dir():
         raise InvalidArgument(f"{folder.parent} is no RocketMQ store: it has no commitlog/")
@@ -186,50 +175,34 @@ def _counted(kind: str, settings: MessageSettings) -> Iterator[tuple[FileReads, 
         yield reads, line
 
 
-def _archived(settings: MessageSettings, address: ExplainedAddress) -> Iterator[Stretch]:
-    state = address.state("plan")
-    for segment in archived_segments(state, settings.store, settings.path):
-        yield Stretch(segment.start, segment.end, address=address, archived=segment, log_number=state.number)
-
-
 def read_stretch(stretch: Stretch, settings: MessageSettings, schema: StructType) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of a range as batches of the schema's columns.
-
-    Raises `CorruptFile` at the first damage unless told to skip, `MissingOffsets` where the log was cut.
-    """
+    """Yield a range's messages as batches. Raises `CorruptFile` unless told to skip, `MissingOffsets` for a cut log."""
     with _opened(stretch, settings) as (reader, line):
         line.log_number, line.files = stretch.log_number, 1
-        for batch in _batches(reader, stretch, settings, schema):
+        wanted = to_arrow_schema(schema, timezone="UTC")
+        own = require_columns(schema, settings.columns, settings.path).names
+        messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
+        for held in gathered(messages, lambda message: max(message.size, _LEAST_MESSAGE), _BATCH_BYTES):
+            batch = _arrow(held, wanted, own, settings.body)
             line.rows += len(batch)
             yield batch
 
 
 @contextlib.contextmanager
 def _opened(stretch: Stretch, settings: MessageSettings) -> Iterator[tuple[CommitLogReader, Line]]:
-    """Return a reader of a range's segment, and the line that reports what it asks."""
     if stretch.archived is None:
         with _counted("task", settings) as (reads, line):
             chunk = chunk_bytes(stretch.end - stretch.begin)
             yield CountedLog(Path(stretch.folder), chunk, check_crc=True, reads=reads), line
         return
-    assert stretch.address is not None
-    with stretch.address.open("task") as (storage, line):
+    assert settings.archive is not None
+    with settings.archive.open("task") as (storage, line):
         yield ArchivedLog(archive_in(storage), stretch.archived, skip_corrupt=settings.skip_corrupt), line
 
 
 def chunk_bytes(size_bytes: int) -> int:
     """Return how much is read at a time of so many bytes of a log."""
     return min(max(size_bytes, _LEAST_BYTES), _MOST_BYTES)
-
-
-def _batches(
-    reader: CommitLogReader, stretch: Stretch, settings: MessageSettings, schema: StructType
-) -> Iterator[pa.RecordBatch]:
-    wanted = to_arrow_schema(schema, timezone="UTC")
-    own = require_columns(schema, settings.columns, settings.path).names
-    messages = _messages(reader, stretch, skip_corrupt=settings.skip_corrupt)
-    for held in gathered(messages, lambda message: max(message.size, _LEAST_MESSAGE), _BATCH_BYTES):
-        yield _arrow(held, wanted, own, settings.body)
 
 
 def _messages(reader: CommitLogReader, stretch: Stretch, *, skip_corrupt: bool) -> Iterator[Message]:

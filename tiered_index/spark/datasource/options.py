@@ -1,9 +1,7 @@
 """The options of a data source, checked, and the reports that option `explain` asks for.
 
-Names of options are in any case; an unknown one is an error that names those there are. PySpark takes no metrics of a
-Python source, so with `explain` each call by Spark that reads puts one JSON line, an object of its own, under that URI:
-``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task. Repeated calls count each; writing the
-lines counts in none.
+PySpark takes no metrics of a Python source, so with `explain` each call by Spark that reads puts one JSON line, an
+object of its own, under that URI: ``schema`` and ``plan`` are the driver's, ``task`` is one attempt of a task.
 """
 
 from __future__ import annotations
@@ -28,8 +26,6 @@ from tiered_index.service.log.state import LogState
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage, Usage
-
-__all__ = ["ExplainedAddress", "FileReads", "Line", "Options", "TaskPartition", "place_told", "telling"]
 
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _BYTES = re.compile(r"([0-9]{1,15})\s*([kmg]?)i?b?")
@@ -81,6 +77,11 @@ class Options:
             raise InvalidArgument(f"{self._name}: option {option} is {' or '.join(choices)}, not {value!r}")
         return value
 
+    def explain(self) -> StorageAddress | None:
+        """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError`."""
+        told = (self.text("explain") or "").strip()
+        return StorageAddress(told) if told else None
+
 
 @dataclass(slots=True)
 class FileReads:
@@ -120,7 +121,6 @@ class ExplainedAddress:
 
     @property
     def uri(self) -> str:
-        """The index's."""
         return self.address.uri
 
     @contextlib.contextmanager
@@ -176,12 +176,6 @@ def telling(explain: StorageAddress, kind: str, index: str | None, request_stats
             text = json.dumps(document, ensure_ascii=False).encode() + b"\n"
             with explain.open() as storage:
                 storage.put(f"{kind}-{secrets.token_hex(16)}.json", text)
-
-
-def place_told(options: Options) -> StorageAddress | None:
-    """Return the storage that the option explain names, None where it isn't given. Raises `ConfigError`."""
-    told = (options.text("explain") or "").strip()
-    return StorageAddress(told) if told else None
 
 
 def _place(uri: str) -> str:

@@ -1,12 +1,8 @@
 """A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
 
-The selection is what options ask for, narrowed by the filters that Spark pushes and evaluates again. An entry holds no
-key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are refused.
-
-A scan cuts large objects into runs of slot groups and puts small ones together; a lookup leaves out shards without its
-slots, and gives each task a few objects. A scan yields every stored entry once, a lookup a row for each key that finds
-one: duplicates of an identity are not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of
-items and what Arrow makes of them. One thread and those of the cold path.
+An entry holds no key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are
+refused. A scan yields every stored entry once, a lookup a row for each key that finds one: duplicates of an identity
+are not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
 """
 
 from __future__ import annotations
@@ -40,8 +36,6 @@ from tiered_index.spark.datasource.options import Options
 from tiered_index.storage.base import Storage
 from tiered_index.types import MAX_TIMESTAMP_MS, Lookup
 
-__all__ = ["Selection", "TaskPlan", "plan_tasks", "read_task"]
-
 # Seconds that no entry passes.
 EARLIEST, LATEST = -(2**62), 2**62
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -72,18 +66,6 @@ class Selection:
             LATEST if end is None else high,
         )
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing can be in it."""
-        return self.second_min > self.second_max or any(
-            some is not None and not some for some in (self.topics, self.keys, self.hashes)
-        )
-
-    @property
-    def is_lookup(self) -> bool:
-        """Whether hashes say which slots to read."""
-        return self.keys is not None or self.hashes is not None
-
     def narrowed(self, filters: Iterable[Any]) -> Selection:
         """Return the selection under further filters (`pyspark.sql.datasource.Filter`); of other kinds Spark sees."""
         selection = self
@@ -106,9 +88,8 @@ class Selection:
 
     def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
         """Raise `InvalidArgument`, ending with `advice`, where a filter needs `key` and none is asked for."""
-        if self.keys is None and any(
-            _column_of(pushed) == "key" and type(pushed).__name__ != "IsNull" for pushed in filters
-        ):
+        needing = [one for one in filters if _column_of(one) == "key" and type(one).__name__ != "IsNull"]
+        if self.keys is None and needing:
             why = "entries have hashes of keys, not their texts: the column key is null here, and no filter on it holds"
             raise InvalidArgument(f"{why}; {advice}")
 
@@ -129,7 +110,6 @@ def _equal_values(pushed: Any) -> Sequence[Any] | None:
 
 
 def _valid(values: Iterable[Any], check: Callable[[object], str]) -> frozenset[str]:
-    """Return the values that an entry can have."""
     found = set()
     for value in values:
         try:
@@ -185,12 +165,13 @@ class TaskPlan:
 def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> list[TaskPlan]:
     """Return the tasks of a read at `state`; no task where nothing can be found."""
     assert state.genesis is not None
-    if selection.is_empty:
-        return []
     low, high = selection.second_min, selection.second_max
+    any_of = (selection.topics, selection.keys, selection.hashes)
+    if low > high or any(some is not None and not some for some in any_of):
+        return []
     objects = [o for o in state.objects.values() if o.count and o.second_min <= high and o.second_max >= low]
     objects.sort(key=lambda o: (o.second_min, o.name))
-    if selection.is_lookup:
+    if selection.keys is not None or selection.hashes is not None:
         wanted = list(_with_slots(objects, selection))
         starts = range(0, len(wanted), _LOOKUP_OBJECTS)
         tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in starts]
@@ -264,18 +245,13 @@ def read_task(plan: TaskPlan, storage: Storage, wanted: Any) -> Iterator[pa.Reco
             try:
                 yield from _read_part(cold, part, plan, wanted)
             except MissingObject as error:
-                raise _gone(error, plan, storage) from error
-
-
-def _gone(error: MissingObject, plan: TaskPlan, storage: Storage) -> Exception:
-    """Tell an object that a later record removed from one that was lost."""
-    state = StorageLog(storage, SystemClock()).open()
-    if error.name in state.objects:
-        return CorruptFile(error.name, "the log names this object, but the storage does not have it")
-    return StorageUnavailable(
-        f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned at log "
-        f"position {plan.log_number}; load the index again and run it again"
-    )
+                if error.name in StorageLog(storage, SystemClock()).open().objects:
+                    lost = "the log names this object, but the storage does not have it"
+                    raise CorruptFile(error.name, lost) from error
+                raise StorageUnavailable(
+                    f"{error.uri}: {error.name} was removed (merged, replaced or expired) after this read was planned "
+                    f"at log position {plan.log_number}; load the index again and run it again"
+                ) from error
 
 
 def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) -> Iterator[pa.RecordBatch]:

@@ -2,10 +2,8 @@
 
 An offset is ``{"position": p, "before": crc}``: where a message begins (-1: a log that has nothing yet), and the CRC-32
 of up to 4 KiB before it in its segment (-1: not known), by which a log is recognised that was truncated and rewritten.
-Only the last part of a micro-batch is walked on the driver, to end it at a message; the last message counts when it is
-whole for certain (`rocketmq/follow/tail.py`).
-
-The driver keeps one reader a query, in a worker of its own; one thread calls it. Tasks get ranges of single segments.
+Only the last part of a micro-batch is walked on the driver, to end it at a message that is whole for certain
+(`rocketmq/follow/tail.py`). The driver keeps one reader a query; one thread calls it.
 """
 
 from __future__ import annotations
@@ -26,17 +24,8 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import End, Segment, list_segments
 from tiered_index.spark.datasource.entries import require_columns
-from tiered_index.spark.datasource.messages import (
-    OPTIONS,
-    MessageReader,
-    MessageSettings,
-    Stretch,
-    chunk_bytes,
-    read_stretch,
-)
-from tiered_index.spark.datasource.options import Options, TaskPartition
-
-__all__ = ["MessageSource"]
+from tiered_index.spark.datasource.messages import MessageReader, MessageSettings, Stretch, chunk_bytes, read_stretch
+from tiered_index.spark.datasource.options import TaskPartition
 
 _FINGERPRINT_BYTES = 4_096
 _UNKNOWN = -1
@@ -61,7 +50,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_read: LastRead | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
-        """Return what maxBytesPerTrigger says."""
         return ReadAllAvailable() if self._settings.max_bytes is None else ReadMaxBytes(self._settings.max_bytes)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -109,7 +97,6 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield a range's messages. Executor."""
         yield from read_stretch(partition.value, self._settings, self._schema)
 
     def _check(self, segments: tuple[Segment, ...], offset: dict[str, Any]) -> None:
@@ -195,20 +182,16 @@ class MessageSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Return the name of the format."""
         return "rocketmq_commitlog"
 
     def schema(self) -> StructType:
-        """Return the columns of a message."""
         return self._settings().columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return the reader of a batch."""
         return MessageReader(self._settings(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
-        """Return the reader of a stream."""
         return MessageStreamReader(self._settings(), schema)
 
     def _settings(self) -> MessageSettings:
-        return MessageSettings.of(Options(self.name(), dict(self.options), OPTIONS))
+        return MessageSettings.of(self.name(), dict(self.options))

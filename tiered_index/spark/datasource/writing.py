@@ -1,17 +1,9 @@
 """`df.write.format("tiered_index")` and `writeStream`: a DataFrame's entries into an index. docs/spark-sources.md.
 
-The driver joins or creates the index; a task writes a small table for each window that it meets, and returns what it
-uploaded; `commit` completes the uploads and appends one log record. What a repeated task leaves no record names.
-
-```
-batches ─> counted, kept on local disk ─> plan ─> hashed, packed into blocks on local disk
-        ─> by window and piece: sorted, written, uploaded
-```
-
-A micro-batch is identified by the query's id, which Spark keeps in the checkpoint, its number and its content: a
-repeated one finds itself in the log. Spark makes each call in a Python worker of its own: `commit` and `abort` share
-nothing but the messages. `abort` also follows a failed `commit`, whose record may still be in the log; it then has a
-message of every task and leaves all to `orphans`. One thread a task; memory as in a build's partition.
+A task writes a small table for each window that it meets, and returns what it uploaded; `commit` completes the uploads
+and appends one log record. Spark makes each call in a Python worker of its own: `commit` and `abort` share nothing but
+the messages. `abort` also follows a failed `commit`, whose record may still be in the log; it then has a message of
+every task and leaves all to `orphans`. One thread a task; memory as in a build's partition.
 """
 
 from __future__ import annotations
@@ -47,21 +39,8 @@ from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen,
 from tiered_index.spark.build.sources import FIELDS, check_kind
 from tiered_index.spark.datasource.options import Options
 from tiered_index.spark.executors import StorageAddress, arrow_schema
-from tiered_index.spark.metrics import Address
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
-
-__all__ = [
-    "STREAM_OPTIONS",
-    "WRITE_OPTIONS",
-    "EntryColumns",
-    "EntryStreamWriter",
-    "EntryWriter",
-    "PartitionJob",
-    "Written",
-    "prepared",
-    "write_tables",
-]
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +101,7 @@ def _a_row_a_key(batch: pa.RecordBatch) -> pa.RecordBatch:
 class PartitionJob:
     """What every task of a write is told."""
 
-    address: Address
+    address: StorageAddress
     genesis: IndexDescriptor
     scale: WindowScale
     sequence: int
@@ -141,7 +120,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
         if not census.entries:
             return PartitionResult(0, 0, ())
         more = {"sequence": job.sequence, "max_windows": job.max_windows}
-        plan = plan_build(census, job.genesis, job.scale, shards="auto", parallelism=1, **more)
+        plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more)
         with (
             pa.memory_map(str(kept)) as source,
             pa.ipc.open_stream(source) as batches,
@@ -165,7 +144,6 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
 
 
 def _kept(entries: Iterable[pa.RecordBatch], path: Path, job: PartitionJob) -> Census:
-    """Write the batches to a file and return their census."""
     batches = iter(entries)
     first = next(batches, None)
     if first is None:
@@ -247,7 +225,6 @@ class EntryWriter(DataSourceArrowWriter):
         self._mode = mode
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write a partition. Executor."""
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
 
     def commit(self, messages: Messages) -> None:
@@ -271,7 +248,6 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         self._job, self._columns = prepared(options, schema, probe=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
-        """Write a partition. Executor."""
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:

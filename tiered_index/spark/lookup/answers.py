@@ -1,8 +1,7 @@
 """The answers of a bulk lookup: found entries in answer order, one an identity, cut to `max_count`; and their messages.
 
 Runs in tasks, which take one partition of lookups after the other. Memory: a million rows and a partition's lookups;
-with a `max_count` of millions, the rows of its answers. Messages are joined from a RocketMQ store's folder, else from
-archived segments, key by key; nothing is read before the DataFrame is used, and again each time that it is.
+with a `max_count` of millions, the rows of its answers. Messages are read when the DataFrame is used, each time.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import itertools
 import pickle
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
-from tiered_index.errors import ConfigError, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
@@ -36,8 +35,6 @@ from tiered_index.types import IndexItem
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
 
-__all__ = ["MESSAGE_COLUMNS", "answer_partitions", "answer_schema", "check_place", "entry_columns", "with_messages"]
-
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16
 _STATUSES = ("complete", "truncated", "partial")
@@ -52,8 +49,19 @@ def entry_columns(schema: Schema) -> list[tuple[str, pa.DataType]]:
     return plain + [(column.name, _arrow_type(np.dtype(column.dtype))) for column in schema.extra]
 
 
+def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
+    """Return the names of answers' columns. Raises `InvalidArgument` where a further column of entries has one too."""
+    joined = MESSAGE_COLUMNS if messages is not None else ()
+    own = {"status", "failed", "position", *joined}
+    if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
+        other = "look up with nested=True" if messages is None else "look up without messages"
+        has = f"the index's entries have a column {clash[0]!r}"
+        raise InvalidArgument(f"{has}, which is the name of a column of answers: {other}")
+    entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
+    return ["_lookup", "status", "failed", *entry, *joined]
+
+
 def answer_schema(schema: Schema, *, nested: bool) -> pa.Schema:
-    """Return the schema of what `answer_partitions` yields."""
     columns = entry_columns(schema)
     entries = [("entries", pa.list_(pa.struct(columns)))] if nested else [("position", pa.int32()), *columns]
     return pa.schema([("_lookup", pa.binary()), ("status", pa.string()), ("failed", _FAILED), *entries])
@@ -67,10 +75,7 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the answers of partitions, from blocks (kind, partition, lookups, rows, more) by partition, then kind.
-
-    Raises `StorageUnavailable` where a task gave up since an object was gone: its answers are not complete.
-    """
+    """Yield partitions' answers; blocks come by partition, then kind. Raises `StorageUnavailable` for `MISSING`."""
     partition, number = _Partition(plan), -1
     for batch in batches:
         for here, kind, blocks in _runs(batch):
@@ -82,7 +87,6 @@ def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, ne
 
 
 def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
-    """Yield the neighbours of one partition and kind together, with both."""
     partitions, kinds = batch.column("partition").to_numpy(), batch.column("kind").to_numpy()
     starts = np.flatnonzero((np.diff(partitions, prepend=-1) != 0) | (np.diff(kinds, prepend=-1) != 0)).tolist()
     for start, stop in itertools.pairwise([*starts, len(kinds)]):
@@ -93,7 +97,6 @@ class _Partition:
     def __init__(self, plan: LookupPlan) -> None:
         self._plan = plan
         self._asked: list[Array] = []
-        self._batch: PackedBatch | None = None
         self._held: list[Matches] = []
         self._count = 0
         self._failed: dict[int, list[dict[str, str]]] = {}
@@ -119,13 +122,11 @@ class _Partition:
                 self._held = [Matches(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
                 self._count = len(rows)
 
-    @property
+    @cached_property
     def batch(self) -> PackedBatch:
         """All lookups of the partition, for one answer more than asked: it tells a full answer from a truncated one."""
-        if self._batch is None:
-            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
-            self._batch = PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
-        return self._batch
+        asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
+        return PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
 
     def answers(self, *, nested: bool) -> Iterator[pa.RecordBatch]:
         if not self._asked:
@@ -215,8 +216,11 @@ def with_messages(
     from pyspark.sql.pandas.types import from_arrow_type
 
     def fetch(parts: Iterator[tuple[pa.Array, ...]]) -> Iterator[pa.Array]:
-        with ExitStack() as opened:
-            source = _open(messages, address, opened)
+        with address.open() as storage:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+            source = RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
             for topics, keys, *columns in parts:
                 values = [column.to_pylist() for column in columns]
                 found = _fetched(source, topics.to_pylist(), keys.to_pylist(), values)
@@ -227,14 +231,6 @@ def with_messages(
     message = make(fetch, from_arrow_type(_ARROW))
     joined = answers.withColumn("_message", message(topic, key, *(F.col(name) for name in _ENTRY.names)))
     return joined.select(*(F.col(f"`{name.replace('`', '``')}`") for name in answers.columns), "_message.*")
-
-
-def _open(messages: str, address: StorageAddress, opened: ExitStack) -> RocketmqMessages:
-    storage = opened.enter_context(address.open())
-    log = StorageLog(storage, SystemClock())
-    log.open()
-    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-    return RocketmqMessages(None if messages == ARCHIVE else Path(messages), archive)
 
 
 def _fetched(

@@ -1,10 +1,8 @@
 """Keys and answers of a bulk lookup as files: Parquet, NDJSON and CSV on local disks, Parquet in a storage.
 
-Spark reads and writes local files, except CSV; files of a storage go through the project's storage layer, one a task.
-
-CSV becomes columns of text, a file a task: RFC 4180 in UTF-8, and what differs is an error with its line. Spark's own
-reader would take an open quote for the rest of the file, replace what is no UTF-8, make LF of CRLF in cells, and go by
-the order of columns in another file: it would look up other keys without an error.
+Spark reads and writes local files, except CSV: its reader would take an open quote for the rest of the file, replace
+what is no UTF-8, make LF of CRLF in cells, and go by the order of columns in another file. Here CSV is RFC 4180 in
+UTF-8, a file a task, and what differs is an error with its line.
 """
 
 from __future__ import annotations
@@ -24,25 +22,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.spark.build.sources import frame_of
+from tiered_index.spark import local_files
+from tiered_index.spark.build.sources import NDJSON, frame_of
 from tiered_index.spark.executors import StorageAddress, gathered, typed_errors
-from tiered_index.spark.local_files import (
-    check_lines,
-    each_split,
-    first_line_without_object,
-    frame_of_splits,
-    is_local,
-    local_path,
-    to_read,
-    to_write,
-)
-from tiered_index.spark.metrics import SourceAccess
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-__all__ = ["check_out", "header_of", "read_files", "read_keys", "write_answers"]
 
 _BATCH_ROWS = 10_000
 _TOLD = {
@@ -53,10 +39,7 @@ _TOLD = {
 
 
 def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of files of one header: empty cells are null, a column without a name is `_c` and its place.
-
-    Raises `InvalidArgument` and `CorruptFile`, or the tasks do.
-    """
+    """Return the rows of files of one header: empty cells are null, a column without a name is `_c` and its place."""
     from pyspark.sql.types import StringType, StructField, StructType
 
     first, header = next(((file, cells) for file in files if (cells := header_of(file)) is not None), (files[0], None))
@@ -64,24 +47,23 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
         raise InvalidArgument(f"{first}: CSV begins with a header, and there is none")
     schema = StructType([StructField(name, StringType()) for name in _names(header, first)])
     read = partial(read_files, header=header, first=first)
-    return frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(read, schema)
+    return local_files.frame_of_splits(spark, [[str(file)] for file in files]).mapInArrow(read, schema)
 
 
 def header_of(file: Path) -> list[str] | None:
-    """Return the cells of a file's first row; None where it has none. Raises as `csv_frame` does."""
+    """Return the cells of a file's first row; None where it has none. Raises `InvalidArgument`, `CorruptFile`."""
     return next((cells for _, cells in _rows(file)), None)
 
 
 def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `csv_frame` does."""
+    """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `header_of`."""
     names = _names(header, first)
-    for (file,) in each_split(batches):
+    for (file,) in local_files.each_split(batches):
         rows = _rows(Path(file))
         found = next((cells for _, cells in rows), header)
         if found != header:
             raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
-        checked = (_checked(file, line, cells, len(header)) for line, cells in rows)
-        while part := list(islice(checked, _BATCH_ROWS)):
+        while part := [_checked(file, line, cells, len(header)) for line, cells in islice(rows, _BATCH_ROWS)]:
             columns = [pa.array([cell or None for cell in column], pa.string()) for column in zip(*part, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, names)
 
@@ -139,67 +121,63 @@ def _told(problem: str) -> str:
     return next((ours for theirs, ours in _TOLD.items() if problem.startswith(theirs)), problem)
 
 
-_JSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _CSV = (".csv", ".csv.gz")
 _PART_BYTES = 64 << 20
 
 
 def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
     """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
-    if not is_local(path):
-        return frame_of(spark, path, SourceAccess(s3))
-    place = local_path(path)
+    if not local_files.is_local(path):
+        return frame_of(spark, path, partial(StorageAddress, options=s3))
+    place = local_files.local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
     below = [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))] if place.is_dir() else []
     # Spark's order: the first Parquet file says which columns there are
     files = [place] if place.is_file() else sorted(below)
-    kinds = [kind for kind in (_CSV, (".parquet",), _JSON) if all(file.name.endswith(kind) for file in files)]
+    kinds = [kind for kind in (_CSV, (".parquet",), NDJSON) if all(file.name.endswith(kind) for file in files)]
     if not files or not kinds:
         raise InvalidArgument(
             f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
         )
     if kinds == [_CSV]:
         return csv_frame(spark, files)
-    if kinds == [_JSON]:
+    if kinds == [NDJSON]:
         return _json_frame(spark, place, files)
     with typed_errors(f"reading {place}"):
-        return spark.read.parquet(*map(to_read, files))
+        return spark.read.parquet(*map(local_files.to_read, files))
 
 
 def _json_frame(spark: SparkSession, place: Path, files: Sequence[Path]) -> DataFrame:
     """Return the objects of NDJSON files; reading them finds the columns, and that all lines are JSON."""
     with typed_errors(f"reading {place}"):
-        check_lines(spark, files)
+        local_files.check_lines(spark, files)
     try:
         with typed_errors(f"reading {place}"):
             reader = spark.read.option("mode", "FAILFAST").option("primitivesAsString", "false")
-            return reader.json([to_read(file) for file in files])
-    except InvalidArgument as error:
-        # Spark says neither which file it is nor which line
-        for file in files:
-            if wrong := first_line_without_object(file):
-                raise InvalidArgument(f"{file}: line {wrong[0]:,} is {wrong[1]}") from error
+            return reader.json([local_files.to_read(file) for file in files])
+    except InvalidArgument:
+        local_files.check_each_line(files)  # Spark says neither which file it is nor which line
         raise
 
 
 def check_out(out: str, s3: S3Options) -> None:
     """Raise `InvalidArgument` where answers can't be written to `out`: something is there already."""
-    if not is_local(out):
+    if not local_files.is_local(out):
         with StorageAddress(out, s3).open() as storage:
             if next(iter(storage.list()), None) is not None:
                 raise InvalidArgument(f"{out} holds objects already: answers are written to a prefix of their own")
-    elif local_path(out).exists():
-        raise InvalidArgument(f"{local_path(out)} exists already: answers are written to a folder of their own")
+    elif (place := local_files.local_path(out)).exists():
+        raise InvalidArgument(f"{place} exists already: answers are written to a folder of their own")
 
 
 def write_answers(frame: DataFrame, out: str, s3: S3Options) -> None:
     """Write a folder of Parquet (NDJSON where `out` is named so), in a storage Parquet with a mark ``_SUCCESS``."""
-    if is_local(out):
-        place = local_path(out)
+    if local_files.is_local(out):
+        place = local_files.local_path(out)
         with typed_errors(f"writing {place}"):
             writer = frame.write.mode("error")
-            (writer.json if place.name.endswith(_JSON) else writer.parquet)(to_write(place))
+            (writer.json if place.name.endswith(NDJSON) else writer.parquet)(f"file://{place}")
         return
     address = StorageAddress(out, s3)
     with typed_errors(f"writing {out}"):

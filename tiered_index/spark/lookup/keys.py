@@ -1,12 +1,4 @@
-"""From a DataFrame of keys to lookups: the fields' columns, their types, and a count of the rows. Driver only.
-
-| field | needed as |
-|---|---|
-| `topic`, `key` | text |
-| `begin_ms`, `end_ms` | epoch milliseconds, a timestamp, or text of either; null or no column: no bound |
-
-All other columns are carried through.
-"""
+"""From a DataFrame of keys to lookups: the fields' columns, their types, and a count of the rows. Driver only."""
 
 from __future__ import annotations
 
@@ -22,15 +14,11 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.build.sources import column_of, shown_column
 from tiered_index.spark.executors import cells_of
-from tiered_index.spark.lookup.plan import lookups_of, times_of
+from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, times_of
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame
-
-    from tiered_index.spark.lookup.plan import LookupPlan
-
-__all__ = ["Keys", "keys_of"]
 
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
@@ -61,17 +49,13 @@ class Keys:
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         topic, key, begin, end = (self.fields[name] for name in _FIELDS)
-        rows = (
-            self.frame.groupBy(topic.alias("topic"))
-            .agg(
-                F.count_if(key.isNull()).alias("keyless"),
-                F.count_if(key.isNotNull()).alias("rows"),
-                F.min(F.coalesce(begin, F.lit(0))).alias("low"),
-                F.max(F.coalesce(end, F.lit(MAX_TIMESTAMP_MS))).alias("high"),
-            )
-            .limit(_MAX_TOPICS + 1)
-            .collect()
+        topics = self.frame.groupBy(topic.alias("topic")).agg(
+            F.count_if(key.isNull()).alias("keyless"),
+            F.count_if(key.isNotNull()).alias("rows"),
+            F.min(F.coalesce(begin, F.lit(0))).alias("low"),
+            F.max(F.coalesce(end, F.lit(MAX_TIMESTAMP_MS))).alias("high"),
         )
+        rows = topics.limit(_MAX_TOPICS + 1).collect()
         if len(rows) > _MAX_TOPICS:
             raise InvalidArgument(f"the keys have more than {_MAX_TOPICS:,} topics")
         without_topic = sum(row["keyless"] + row["rows"] for row in rows if row["topic"] is None)
@@ -84,8 +68,8 @@ class Keys:
         for row in kept:
             check_topic(row["topic"])
         low, high = min((row["low"] for row in kept), default=0), max((row["high"] for row in kept), default=0)
-        count, topics = sum(row["rows"] for row in kept), tuple(sorted(row["topic"] for row in kept))
-        return KeysCensus(count, topics, (low // 1000, high // 1000), without_topic + without_key)
+        count, names = sum(row["rows"] for row in kept), tuple(sorted(row["topic"] for row in kept))
+        return KeysCensus(count, names, (low // 1000, high // 1000), without_topic + without_key)
 
     def column(self, name: str) -> Any:
         """Return a field as a column of what `with_lookup` returns."""
@@ -94,7 +78,6 @@ class Keys:
         return F.col(name) if name in self.given else self.fields[name]
 
     def whole(self) -> DataFrame:
-        """Return the rows that have a topic and a key."""
         return self.frame.where(self.fields["topic"].isNotNull() & self.fields["key"].isNotNull())
 
     def fields_only(self) -> DataFrame:

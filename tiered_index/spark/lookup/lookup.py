@@ -1,12 +1,5 @@
 """Bulk lookup: answers as `query` gives them, for every row of a DataFrame. docs/spark-lookup.md says what runs where.
 
-```
-keys ─> census ─> plan at one log position ─> to tasks by object ─> each object opened once
-        tasks     driver                      shuffle               tasks
-     ─> to partitions by lookup ─> join to the keys
-        shuffle                      Spark
-```
-
 The storage is read while `lookup` runs, and Spark keeps what was read; the DataFrame that it returns asks the storage
 for nothing, unless Spark lost what it kept. An object that a merge removed meanwhile makes the driver plan again at the
 log's newer position, a bounded number of times; later it is `StorageUnavailable`. One thread drives a lookup.
@@ -21,7 +14,8 @@ from __future__ import annotations
 import math
 import pickle
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -35,42 +29,21 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageUnavailable
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.names import DATA_PREFIX
-from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
-from tiered_index.spark.lookup.answers import (
-    MESSAGE_COLUMNS,
-    answer_partitions,
-    answer_schema,
-    check_place,
-    entry_columns,
-    with_messages,
-)
+from tiered_index.spark.lookup import search
+from tiered_index.spark.lookup.answers import answer_partitions, answer_schema, check_place, column_names, with_messages
 from tiered_index.spark.lookup.keys import Keys, keys_of
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
-from tiered_index.spark.lookup.search import (
-    FOUND_SCHEMA,
-    REPORT,
-    TASK_SCHEMA,
-    WINDOW_BYTES,
-    TaskReport,
-    lots_of_lookups,
-    pack_lookups,
-    request_bytes,
-    search_task,
-    worth_a_filter,
-)
-from tiered_index.spark.metrics import watched
+from tiered_index.spark.metrics import Progress, watched
 from tiered_index.storage.base import Storage
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
-
-__all__ = ["COUNTS_SCHEMA", "LookupResult", "bounded", "count_lookups", "foreseen", "look_up", "lookup", "total_counts"]
 
 # Plans at newer positions of the log, each because an object was removed meanwhile.
 _RETRIES = 10
@@ -142,7 +115,7 @@ def look_up(
     messages: str | None = None,
     config: IndexConfig | None = None,
     dry_run: bool = False,
-    progress: Callable[[str, int, int], None] = lambda stage, done, total: None,
+    progress: Progress = lambda stage, done, total: None,
 ) -> LookupResult:
     """Look up each row of `df`: its key of its topic, in its range of time, as `IndexReader.query` does.
 
@@ -173,7 +146,7 @@ def look_up(
             check_place(messages, genesis.offset_space)
             if nested:
                 raise InvalidArgument("messages are joined to entries of a row each, not to nested ones")
-        keys = keys_of(df, columns or {}, _names(genesis.layout.schema, nested=nested, messages=messages))
+        keys = keys_of(df, columns or {}, column_names(genesis.layout.schema, nested=nested, messages=messages))
         with typed_errors("counting the keys"), watched(spark, "count", progress):
             census = keys.census(skip_null=skip_null)
         make_plan = partial(
@@ -251,21 +224,7 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
         return frozenset()
 
 
-def _names(schema: Schema, *, nested: bool, messages: str | None) -> list[str]:
-    """Return the names of answers' columns. Raises `InvalidArgument` where a further column of entries has one too."""
-    joined = MESSAGE_COLUMNS if messages is not None else ()
-    own = {"status", "failed", "position", *joined}
-    if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
-        other = "look up with nested=True" if messages is None else "look up without messages"
-        has = f"the index's entries have a column {clash[0]!r}"
-        raise InvalidArgument(f"{has}, which is the name of a column of answers: {other}")
-    entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
-    return [_LOOKUP, "status", "failed", *entry, *joined]
-
-
-def _counted(
-    spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Callable[[str, int, int], None]
-) -> npt.NDArray[np.int64]:
+def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Progress) -> Int64:
     """Return how many lookups each object of the plan may have answers for."""
     column = keys.names["key"]
     with broadcast(spark, plan) as shared, typed_errors("counting the keys"), watched(spark, "count", progress):
@@ -278,12 +237,8 @@ def _counted(
 
 
 def _search(
-    spark: SparkSession,
-    keys: Keys,
-    plan: LookupPlan,
-    address: StorageAddress,
-    progress: Callable[[str, int, int], None],
-) -> tuple[DataFrame, list[TaskReport]]:
+    spark: SparkSession, keys: Keys, plan: LookupPlan, address: StorageAddress, progress: Progress
+) -> tuple[DataFrame, list[search.TaskReport]]:
     """Run the tasks; return their blocks, kept by Spark, and the report of each task that had anything to do."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -292,19 +247,18 @@ def _search(
     column = keys.names["key"]
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return pack_lookups(batches, shared.value, column)
+        return search.pack_lookups(batches, shared.value, column)
 
-    def search(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return search_task(batches, shared.value, address)
+    def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return search.search_task(batches, shared.value, address)
 
-    packed = keys.fields_only().mapInArrow(pack, TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
-    found = packed.mapInArrow(search, FOUND_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
-    try:
+    packed = keys.fields_only().mapInArrow(pack, search.TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
+    found = packed.mapInArrow(find, search.FOUND_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
+    with ExitStack() as failing:
+        failing.callback(found.unpersist)
         with typed_errors("looking up"), watched(spark, "search", progress):
-            reports = found.where(F.col("kind") == REPORT).select("more").collect()
-    except BaseException:
-        found.unpersist()
-        raise
+            reports = found.where(F.col("kind") == search.REPORT).select("more").collect()
+        failing.pop_all()
     return found, [pickle.loads(row[0]) for row in reports]
 
 
@@ -320,7 +274,7 @@ def _answers(
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return answer_partitions(batches, shared.value, nested=nested)
 
-    found = kept.where(F.col("kind") != REPORT)
+    found = kept.where(F.col("kind") != search.REPORT)
     parts = found.repartitionById(plan.answerers, F.col("partition") % plan.answerers)
     blocks = parts.sortWithinPartitions("partition", "kind")
     answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan.schema, nested=nested)))
@@ -341,7 +295,7 @@ def count_lookups(
 ) -> Iterator[pa.RecordBatch]:
     """Yield how many lookups of rows (topic, key, begin, end) each object may have answers for, i64 as bytes."""
     counts = np.zeros(plan.objects, np.int64)
-    for lookups in lots_of_lookups(batches, plan, column):
+    for lookups in search.lots_of_lookups(batches, plan, column):
         base_slots = plan.base_slots(lookups)
         for place, target in enumerate(target for task in plan.tasks for target in task):
             counts[place] += np.count_nonzero(target.holds(base_slots, lookups))
@@ -349,10 +303,7 @@ def count_lookups(
 
 
 def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:
-    """Return the sum of what `count_lookups` yielded (i64, n).
-
-    For each object its lookups, in order of the tasks.
-    """
+    """Return the sum of what `count_lookups` yielded: each object's lookups (i64, n), in order of the tasks."""
     return sum((np.frombuffer(cell, np.int64) for cell in cells), np.zeros(plan.objects, np.int64))
 
 
@@ -407,8 +358,8 @@ def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
         # a group of many slots may be twice as long as the mean one
         read = (most + 1 + passed_over) * size
     read = min(read, arrays)
-    requests = 1 + math.ceil(runs) + int(_SPANS_A_WINDOW * read // WINDOW_BYTES)
-    request = request_bytes(plan.settings)
-    with_filter = worth_a_filter(stored, math.ceil(read) + request * math.ceil(runs), request)
+    requests = 1 + math.ceil(runs) + int(_SPANS_A_WINDOW * read // search.WINDOW_BYTES)
+    request = search.request_bytes(plan.settings)
+    with_filter = search.worth_a_filter(stored, math.ceil(read) + request * math.ceil(runs), request)
     size_bytes = stored.size_bytes - stored.directory_position + math.ceil(read) + stored.filter_length * with_filter
     return requests + with_filter, size_bytes

@@ -1,9 +1,7 @@
 """The lookups of a bulk lookup as fixed-width records, and the plan: which objects are searched by which task. Pure.
 
 A lookup is 28 bytes: a key's hashes, its topic and its time range. Equal lookups are looked up once, and the record
-joins answers to rows without the key's text. Times in text are parsed by the rules of the command line.
-
-The driver plans at one position of the log. Every object belongs to one task, so each is opened once: shards by slot
+joins answers to rows without the key's text. Every object belongs to one task, so each is opened once: shards by slot
 range, single files by time, so that a lookup is sent to few tasks.
 """
 
@@ -29,20 +27,6 @@ from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, parse_time
-
-__all__ = [
-    "LOOKUP",
-    "LookupPlan",
-    "PackedBatch",
-    "Target",
-    "distinct",
-    "lookups_of",
-    "places_of",
-    "plan_lookup",
-    "records_of",
-    "routes",
-    "times_of",
-]
 
 _SHOWN = 40
 
@@ -153,10 +137,8 @@ def lookups_of(
 
 
 def distinct(lookups: Array) -> Array:
-    """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes.
-
-    64-bit numbers sort many times as fast as records; only lookups that agree in them sort as records.
-    """
+    """Return each lookup once (n, dtype `LOOKUP`), in the order of hash and fingerprint, then of their bytes."""
+    # 64-bit numbers sort many times as fast as records; only lookups that agree in them sort as records
     numbers = _numbers(lookups)
     order = np.argsort(numbers)
     lookups, numbers = np.ascontiguousarray(lookups)[order], numbers[order]
@@ -237,7 +219,6 @@ class Target:
 
     @classmethod
     def of(cls, stored: StoredObject, base: int) -> Target:
-        """Return the target that an object is."""
         if stored.shard is None:
             return cls(stored, 0, base)
         slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high
@@ -280,17 +261,14 @@ class LookupPlan:
 
     @property
     def schema(self) -> Schema:
-        """The schema of the index's entries."""
         return self.genesis.layout.schema
 
     @property
     def objects(self) -> int:
-        """How many objects there are to search."""
         return sum(map(len, self.tasks))
 
     @cached_property
     def places(self) -> Mapping[str, int]:
-        """The place of each topic."""
         return {topic: place for place, topic in enumerate(self.topics)}
 
     def base_slots(self, lookups: Array) -> npt.NDArray[np.int64]:

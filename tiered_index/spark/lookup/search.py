@@ -5,12 +5,9 @@ keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions
         pack_lookups       shuffle     search_task         shuffle                       answers
 ```
 
-An object costs one request for its directory, one for its filter where that is small beside what it may save, and its
-slot groups by coalesced ranges, each once. Answers are cut to one more than `max_count` a key. A row between stages is
-a block of many lookups or rows in binary cells; a task's report travels with its answers, so Spark counts it once.
-
-Runs in tasks, one thread each and those of the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million
-rows.
+Answers are cut to one more than `max_count` a key. A row between stages is a block of many lookups or rows in binary
+cells; a task's report travels with its answers, so Spark counts it once. Runs in tasks, one thread each and those of
+the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million rows.
 """
 
 from __future__ import annotations
@@ -36,24 +33,6 @@ from tiered_index.spark.executors import StorageAddress, arrow_schema, between_t
 from tiered_index.spark.lookup.plan import LookupPlan, PackedBatch, Target, distinct, lookups_of, records_of, routes
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage
-
-__all__ = [
-    "ASKED",
-    "FAILED",
-    "FOUND",
-    "FOUND_SCHEMA",
-    "MISSING",
-    "REPORT",
-    "TASK_SCHEMA",
-    "WINDOW_BYTES",
-    "HeldAnswers",
-    "TaskReport",
-    "lots_of_lookups",
-    "pack_lookups",
-    "request_bytes",
-    "search_task",
-    "worth_a_filter",
-]
 
 WINDOW_BYTES = 16 << 20
 _HELD_ROWS = 1 << 19
@@ -190,10 +169,7 @@ class TaskReport:
 def pack_lookups(
     batches: Iterable[pa.RecordBatch], plan: LookupPlan, column: str = "'key'"
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the lookups of rows (topic, key, begin, end) for the tasks that search, and the one that answers.
-
-    `column` is what errors call the column of keys.
-    """
+    """Yield the lookups of rows (topic, key, begin, end) for the tasks that search; errors call the keys `column`."""
     for lookups in lots_of_lookups(batches, plan, column):
         tasks, asked, wanted = [], [], []
         base_slots, homes = plan.base_slots(lookups), routes(lookups, len(plan.tasks))
@@ -296,7 +272,6 @@ def _failed(
 def _blocks(
     kind: int, lookups: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Yield blocks of one partition of lookups each."""
     for start in range(0, len(lookups), _BLOCK_LOOKUPS):
         part = slice(start, start + _BLOCK_LOOKUPS)
         partitions = routes(lookups[part], plan.partitions)
