@@ -42,10 +42,6 @@ __all__ = [
 
 E = TypeVar("E", bound=BaseException)
 
-# What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names
-# the file
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-
 
 class TieredIndexError(Exception):
     """Base of every error this package raises on purpose."""

@@ -3,8 +3,6 @@
 import os
 import sys
 
-__all__ = ["run"]
-
 
 def run() -> None:
     """Run the process's own command line and exit with its code.

@@ -33,8 +33,6 @@ from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
 from tiered_index.testing.storage_faults import FaultTrigger
 
-__all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"]
-
 _ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
 _NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
 # What each call fails with on a disk that breaks, is full, or was made read-only by the system.

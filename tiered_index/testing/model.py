@@ -15,8 +15,6 @@ from typing import Any
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.types import IndexItem
 
-__all__ = ["Answer", "ModelEntry", "OrderKey", "ReferenceModel"]
-
 # (second, offset, queue_id, further identity columns): where a page ended.
 OrderKey = tuple[int, int, int, tuple[int, ...]]
 

@@ -22,8 +22,6 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import ByteRange, Bytes, Storage
 from tiered_index.storage.wrappers import Call, WrapperStorage
 
-__all__ = ["FaultStorage", "FaultTrigger", "Hang"]
-
 
 @dataclass(slots=True)
 class FaultTrigger:

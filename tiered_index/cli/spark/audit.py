@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tiered_index.spark.audit.audit import AuditResult
     from tiered_index.spark.audit.differences import Difference
 
-__all__ = ["audit"]
-
 _FOUND = 1
 _SHOWN = 20
 

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from tiered_index.spark.build.build import BuildResult
     from tiered_index.spark.build.merge import CompactReport
 
-__all__ = ["build", "compact", "merge"]
-
 _WINDOWS_SHOWN, _SHOWN = 20, 5
 _UNAVAILABLE, _CORRUPT = 3, 4
 

@@ -17,8 +17,6 @@ from tiered_index.errors import InvalidArgument
 if TYPE_CHECKING:
     from tiered_index.spark.lookup.lookup import LookupResult
 
-__all__ = ["lookup"]
-
 _PARTIAL = 6
 _FAILED_SHOWN = 5
 _FIGURES = [

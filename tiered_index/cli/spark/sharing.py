@@ -12,8 +12,6 @@ from tiered_index.errors import ConfigError, InvalidArgument
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["given_columns", "given_storage", "pairs", "progress_of", "spark_columns", "spark_of"]
-
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
     """Return ``name=value`` options as a dict. Raises `InvalidArgument` naming the option."""
