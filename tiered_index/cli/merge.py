@@ -87,29 +87,14 @@ def write_report(session: Session, window_s: int, report: MergeReport) -> None:
 
 
 def write_total(
-    session: Session,
-    tiers: Sequence[Mapping[str, Any]],
-    log_number: int,
-    requests: Mapping[str, int],
-    bytes_read: int,
-    bytes_written: int,
-    cost_usd: float,
+    session: Session, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]
 ) -> None:
-    """End the command's answer: the document, or a line of what it took."""
-    session.out.answer(
-        {
-            "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do",
-            "log_number": log_number,
-            "tiers": tiers,
-            "requests": requests,
-            "bytes_read": bytes_read,
-            "bytes_written": bytes_written,
-            "cost_usd": cost_usd,
-        }
-    )
+    """End the command's answer, the document or a line; `costs`: requests by operation, bytes read and written, USD."""
+    status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
+    session.out.answer({"status": status, "log_number": log_number, "tiers": tiers, **costs})
     session.out.line(
-        f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, "
-        f"{human_bytes(bytes_written)} written, about ${cost_usd:.6f}"
+        f"{counted(sum(costs['requests'].values()), 'request')}, {human_bytes(costs['bytes_read'])} read, "
+        f"{human_bytes(costs['bytes_written'])} written, about ${costs['cost_usd']:.6f}"
     )
 
 
@@ -226,9 +211,9 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
             )
         tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
         write_report(session, chosen.window_s, report)
-    usage = index.storage.total
-    number = index.log.state.number
-    write_total(session, tiers, number, usage.requests_by_kind, usage.bytes_read, usage.bytes_written, usage.cost_usd)
+    total = index.storage.total
+    costs = {name: getattr(total, name) for name in ("bytes_read", "bytes_written", "cost_usd")}
+    write_total(session, tiers, index.log.state.number, {"requests": total.requests_by_kind, **costs})
 
 
 def _counting(progress: Progress) -> Callable[[int], None]:

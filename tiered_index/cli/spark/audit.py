@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+from typer import Option
 
 from tiered_index.cli.maintenance import write_findings
 from tiered_index.cli.options import Column, Conf, Constant, Master, Ship
@@ -29,25 +29,22 @@ def audit(
     session: Session,
     source: Annotated[
         list[str] | None,
-        typer.Option(help="What the index was made of, as `spark build` takes it; none: the index is not compared."),
+        Option(help="What the index was made of, as `spark build` takes it; none: the index is not compared."),
     ] = None,
     column: Column = None,
     constant: Constant = None,
     begin: Annotated[
-        int | None,
-        typer.Option(parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight."),
+        int | None, Option(parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight.")
     ] = None,
     end: Annotated[
         int | None,
-        typer.Option(parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."),
+        Option(parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."),
     ] = None,
     report: Annotated[
-        str | None,
-        typer.Option(metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."),
+        str | None, Option(metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object.")
     ] = None,
     list_: Annotated[
-        int,
-        typer.Option("--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."),
+        int, Option("--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted.")
     ] = 1000,
     master: Master = None,
     conf: Conf = None,
