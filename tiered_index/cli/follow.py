@@ -1,7 +1,6 @@
 """`tiered-index ingest STORE_DIR`: puts a RocketMQ store into an index, to its end or with --follow until stopped.
 
-Runs beside the broker and only reads. With --json and --follow stdout has a status line whenever something changed
-(once a second at most), and a last one with everything. One thread beside the index's own and the archiver's.
+Runs beside the broker and only reads. One thread beside the index's own and the archiver's.
 """
 
 from __future__ import annotations

@@ -1,11 +1,8 @@
 """`tiered-index ingest SOURCE`: puts a RocketMQ store (`follow`) or a file of messages into an index; and
 `tiered-index import-classic DIR`: puts the entries of the broker's classic index files into one.
 
-The index itself keeps the position up to which a source is durable, with the entries. Killed at any moment and started
-again, the commands put what is missing; entries put twice are one answer. One thread beside the index's own.
-
-The broker's folders are only read: an index or a storage that would write into them is refused before anything is
-opened.
+The index itself keeps the position up to which a source is durable, with the entries: killed at any moment and started
+again, the commands put what is missing. The broker's folders are only read. One thread beside the index's own.
 """
 
 from __future__ import annotations

@@ -1,8 +1,6 @@
 """`tiered-index`: the application, and `run`, which every process of it starts in.
 
-Errors of commands become exit codes in `session.command`; here are only those of the command line itself. Exit codes: 0
-done, 1 a finding, 2 bad usage, 3 backend unavailable, 4 corrupt data, 5 lock or lease held, 6 partial, 7 back-pressure
-or full disk, 70 unexpected, 130 interrupted.
+Errors of commands become exit codes in `session.command`; here are only those of the command line itself.
 """
 
 from __future__ import annotations

@@ -289,12 +289,8 @@ class Round:
 
         self.timed((files, _OPENING, _FRESH), self.number, begin, None)
         with readers[0] as reader:
-            self.timed(
-                (files, "all", _FRESH),
-                self.number,
-                lambda: self.look_up(reader, files, "fresh", key, max_count),
-                answers,
-            )
+            look_up = partial(self.look_up, reader, files, "fresh", key, max_count)
+            self.timed((files, "all", _FRESH), self.number, look_up, answers)
 
 
 OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]

@@ -136,21 +136,13 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
         try:
             latencies = writing.result()
         finally:
-            counts = dict(disk.counts)
+            counts = disk.counts.copy()
             done.set()
-        values = (
-            counts.get("unsealed", 0),
-            counts.get("compacted", 0),
-            counts.get("uploaded", 0),
-            looking_up.result(),
-            latencies.pushed_back,
-        )
+        moved = (counts[state] for state in ("unsealed", "compacted", "uploaded"))
+        values = (*moved, looking_up.result(), latencies.pushed_back)
         index.flush()
-        require(
-            sum(getattr(file, "count", 0) for file in index.files()),
-            waiting + latencies.entries,
-            "entries in the index",
-        )
+        found = sum(getattr(file, "count", 0) for file in index.files())
+        require(found, waiting + latencies.entries, "entries in the index")
     for name, value in zip(_COUNTS, values, strict=True):
         meter.record(name, value)
     return latencies

@@ -57,9 +57,8 @@ def _lookup(setting: Setting, folder: Path, meter: Meter) -> None:
             if state == "compacted":
                 index.seal()
                 compact_only(index)
-            require(
-                [file.place for file in index.files()], [{"hot": "unsealed"}.get(state, state)], "states of the files"
-            )
+            places = [file.place for file in index.files()]
+            require(places, ["unsealed" if state == "hot" else state], "states of the files")
             settle()
             for number in meter.rounds():
                 _measure(index, setting, state, number, meter)
@@ -142,11 +141,8 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
     for _ in meter.rounds():
         with meter.section("opening") as opening:
             index = setting.open(place)
-        require(
-            [(file.place, getattr(file, "count", None)) for file in index.files()],
-            [("unsealed", count)],
-            "files after recovery",
-        )
+        found = [(file.place, getattr(file, "count", None)) for file in index.files()]
+        require(found, [("unsealed", count)], "files after recovery")
         index.flush()  # reserves the next file, so that every round begins with what a crash leaves
         index.abandon()
         meter.record("opening a full unsealed file", opening.elapsed_s)

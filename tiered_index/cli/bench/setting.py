@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import platform
-import shutil
 import tempfile
 import threading
 from collections import Counter
@@ -279,14 +278,6 @@ def compact_only(index: IndexService) -> None:
     """Run the life cycle of an index `without_uploads`: everything sealed is compacted when it returns."""
     with contextlib.suppress(StorageUnavailable):
         index.run_lifecycle()
-
-
-def plain_copy(source: Path, target: Path) -> None:
-    """Copy a file durably: what any rewriting of it is compared with."""
-    with source.open("rb") as read, target.open("xb") as write:
-        shutil.copyfileobj(read, write, 8 << 20)
-        write.flush()
-        Disk().sync(write.fileno())
 
 
 @contextlib.contextmanager
