@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Option
@@ -73,9 +73,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
+    version: bool = Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
 ) -> None:
     pass
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
@@ -169,8 +169,8 @@ def merge(
     begin: Begin = None,
     end: End = None,
     min_age: MinAge = 3600,
-    shard_bytes: Annotated[int, Option(help="Size of a shard at which a window is cut, about.")] = 1 << 30,
-    threads: Annotated[int, Option(min=1, help="Tasks at the same time.")] = 2,
+    shard_bytes: int = Option(1 << 30, help="Size of a shard at which a window is cut, about."),
+    threads: int = Option(2, min=1, help="Tasks at the same time."),
     dry_run: DryRun = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a

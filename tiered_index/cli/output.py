@@ -1,8 +1,8 @@
 """One output for people and programs: tables, fields and lines, or JSON. One thread.
 
 Answers go to stdout; notes, logs and errors to stderr. JSON is printable ASCII, so any text passes any pipe.
-Topics, keys, names and servers' messages are untrusted text: all that is written here, logs too, goes through `printable`, and
-markup is not interpreted.
+Topics, keys, names and servers' messages are untrusted text: all that is written here, logs too, goes through
+`printable`, and markup is not interpreted.
 """
 
 from __future__ import annotations

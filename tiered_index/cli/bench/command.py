@@ -48,7 +48,7 @@ Out = Annotated[Path | None, Option(help="Write the JSON document to this file, 
 @command
 def bench(
     session: Session,
-    suites: Annotated[list[SuiteName] | None, Argument(help="Suites to run; all where none is named.")] = None,
+    suites: list[SuiteName] | None = Argument(None, help="Suites to run; all where none is named."),
     preset: Preset = "native",
     slots: Slots = None,
     items: Items = None,

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
@@ -216,11 +216,11 @@ _LOOKUP_COLUMNS = ("place", "files by state", "look-ups", "answers", "wrong", "p
 @command
 def demo(
     session: Session,
-    messages: Annotated[int, Option(min=10_000, help="Messages of the stream.")] = 2_000_000,
-    lookups: Annotated[int, Option(min=1, help="Look-ups in each local state.")] = 1_000,
-    cold_lookups: Annotated[int, Option(min=2, help="Look-ups straight from the storage.")] = 200,
-    seed: Annotated[int, Option(help="Everything random follows from it.")] = 1,
-    keep: Annotated[Path | None, Option(help="Work in this folder and leave it, and the storage, as they are.")] = None,
+    messages: int = Option(2_000_000, min=10_000, help="Messages of the stream."),
+    lookups: int = Option(1_000, min=1, help="Look-ups in each local state."),
+    cold_lookups: int = Option(200, min=2, help="Look-ups straight from the storage."),
+    seed: int = Option(1, help="Everything random follows from it."),
+    keep: Path | None = Option(None, help="Work in this folder and leave it, and the storage, as they are."),
 ) -> int:
     """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
     twice, all checked.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
@@ -34,24 +34,18 @@ _UNAVAILABLE, _CORRUPT = 3, 4
 @command
 def build(
     session: Session,
-    source: Annotated[
-        list[str], Option(help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI.")
-    ],
-    window: Annotated[str, Option(metavar="1h|1d|30d", help="Length of a window, from the epoch on.")] = "1d",
+    source: list[str] = Option(
+        help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI."
+    ),
+    window: str = Option("1d", metavar="1h|1d|30d", help="Length of a window, from the epoch on."),
     column: Column = None,
     constant: Constant = None,
-    shards: Annotated[str, Option(metavar="auto|N", help="Shards of a window.")] = "auto",
-    mode: Annotated[
-        str, Option(metavar="error|append|replace", help="What to do where a window has tables already.")
-    ] = "error",
-    max_windows: Annotated[int, Option(min=1, help="More windows than this are an error.")] = 10_000,
-    skip_corrupt: Annotated[
-        bool, Option("--skip-corrupt", help="Pass over damage in a commit log, and count it.")
-    ] = False,
-    slots: Annotated[int | None, Option(help="Base slots, where the index is made.")] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing.")
-    ] = False,
+    shards: str = Option("auto", metavar="auto|N", help="Shards of a window."),
+    mode: str = Option("error", metavar="error|append|replace", help="What to do where a window has tables already."),
+    max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
+    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
+    slots: int | None = Option(None, help="Base slots, where the index is made."),
+    dry_run: bool = Option(False, "--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing."),
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -135,9 +129,7 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
 @command
 def compact(
     session: Session,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show what is staged and what it would cost; start no Spark.")
-    ] = False,
+    dry_run: bool = Option(False, "--dry-run", help="Show what is staged and what it would cost; start no Spark."),
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -204,8 +196,7 @@ def merge(
     begin: Begin = None,
     end: End = None,
     min_age: MinAge = 3600,
-    shard_bytes: Annotated[int, Option(help="Size of a shard at which a window is cut, about; one a task.")] = 256
-    << 20,
+    shard_bytes: int = Option(256 << 20, help="Size of a shard at which a window is cut, about; one a task."),
     dry_run: DryRun = False,
     master: Master = None,
     conf: Conf = None,

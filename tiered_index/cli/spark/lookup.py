@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
@@ -28,38 +28,26 @@ _FIGURES = (
 @command
 def lookup(
     session: Session,
-    keys: Annotated[
-        str, Option(metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI.")
-    ],
-    out: Annotated[
-        str | None,
-        Option(metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."),
-    ] = None,
+    keys: str = Option(
+        metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI."
+    ),
+    out: str | None = Option(
+        None, metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."
+    ),
     column: Column = None,
-    topic: Annotated[str | None, Option(help="One topic for all keys.")] = None,
-    begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Only entries stored then or later.")
-    ] = None,
-    end: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Only entries stored then or earlier.")
-    ] = None,
-    max_count: Annotated[int, Option("--max", min=1, help="Entries a key, the newest.")] = 64,
-    nested: Annotated[bool, Option("--nested", help="One row a key, its entries in an array.")] = False,
-    allow_partial: Annotated[
-        bool, Option("--allow-partial", help="Name files that can't be read, don't fail.")
-    ] = False,
-    skip_null: Annotated[
-        bool, Option("--skip-null", help="Leave out rows without topic or key, and count them.")
-    ] = False,
-    max_requests: Annotated[int | None, Option(min=0, help="Most requests of all tasks.")] = None,
-    max_bytes: Annotated[int | None, Option(min=0, help="Most bytes that all tasks read.")] = None,
-    messages: Annotated[
-        str | None,
-        Option(metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."),
-    ] = None,
-    dry_run: Annotated[
-        bool, Option("--dry-run", help="Show objects, requests, bytes and cost; read no entries.")
-    ] = False,
+    topic: str | None = Option(None, help="One topic for all keys."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or later."),
+    end: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or earlier."),
+    max_count: int = Option(64, "--max", min=1, help="Entries a key, the newest."),
+    nested: bool = Option(False, "--nested", help="One row a key, its entries in an array."),
+    allow_partial: bool = Option(False, "--allow-partial", help="Name files that can't be read, don't fail."),
+    skip_null: bool = Option(False, "--skip-null", help="Leave out rows without topic or key, and count them."),
+    max_requests: int | None = Option(None, min=0, help="Most requests of all tasks."),
+    max_bytes: int | None = Option(None, min=0, help="Most bytes that all tasks read."),
+    messages: str | None = Option(
+        None, metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="Show objects, requests, bytes and cost; read no entries."),
     master: Master = None,
     conf: Conf = None,
 ) -> int:
