@@ -83,7 +83,6 @@ def _is_there(path: Path) -> bool:
 
 
 def _path_bytes(path: Path) -> FileBytes:
-    """Return the bytes of a local file, mapped."""
     try:
         with path.open("rb") as handle:
             size = path.stat().st_size
@@ -98,7 +97,6 @@ def _path_bytes(path: Path) -> FileBytes:
 
 
 def _object_bytes(storage: Storage, name: str) -> FileBytes:
-    """Return the bytes of an object."""
     try:
         size = storage.head(name).size_bytes
     except ObjectNotFound as error:

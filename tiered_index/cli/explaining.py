@@ -101,7 +101,6 @@ def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
 
 
 def _summed_up(skipped: Sequence[FileReport]) -> list[FileReport]:
-    """Return one row for each reason to skip files."""
     reasons = dict.fromkeys(file.outcome for file in skipped)
     rows = [[file for file in skipped if file.outcome == reason] for reason in reasons]
     return [replace(_sum(same), file=counted(len(same), "file"), source=None) for same in rows]

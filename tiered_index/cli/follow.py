@@ -204,7 +204,6 @@ class Follower:
                 self._new_losses.append(loss)
 
     def _say(self, progress: Progress) -> None:
-        """Show where we are, once in a while."""
         now_s = time.monotonic()
         if now_s - self._said_s < _STATUS_INTERVAL_S:
             return

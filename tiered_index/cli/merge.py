@@ -217,7 +217,6 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
 
 
 def _counting(progress: Progress) -> Callable[[int], None]:
-    """Return what tasks tell of entries done, from any thread."""
     lock = threading.Lock()
     done = 0
 

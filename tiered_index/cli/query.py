@@ -186,13 +186,11 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
 
 
 def _describe(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
-    """Return it JSON-ready, its body as `body` says."""
     message = fetched.message
     return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, Message) else {})
 
 
 def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
-    """Print one message, or why it can't be had."""
     message, item = fetched.message, fetched.item
     if not isinstance(message, Message):
         place = (

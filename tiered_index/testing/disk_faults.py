@@ -88,13 +88,9 @@ class _Write:
         """Return the write in pieces that a disk writes whole."""
         if self.data is None:
             return [self]
-        end = self.position + len(self.data)
-        cuts = [
-            self.position,
-            *range(self.position // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES),
-            end,
-        ]
-        at = self.position
+        at, end = self.position, self.position + len(self.data)
+        second = at // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES
+        cuts = [at, *range(second, end, _SECTOR_BYTES), end]
         return [_Write(self.number, a, self.data[a - at : b - at]) for a, b in pairwise(cuts)]
 
 
@@ -205,13 +201,8 @@ class FaultDisk(Faults[_Script], Disk):
         """
         with self._lock:
             names = dict(self._durable)
-            seen = {
-                path
-                for change in self._pending
-                if isinstance(change, _NameChange)
-                for path in (change.removed, change.added)
-                if path
-            }
+            changes = [change for change in self._pending if isinstance(change, _NameChange)]
+            seen = {path for change in changes for path in (change.removed, change.added) if path}
             for change in _left(self._pending, rng, kept) if rng is not None else ():
                 if isinstance(change, _Write):
                     change.apply(self._synced[change.number])

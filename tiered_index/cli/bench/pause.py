@@ -19,24 +19,9 @@ from typing import Any
 import numpy as np
 
 from tiered_index.cli.bench.figures import Meter, Spec, Suite, percentiles_us
-from tiered_index.cli.bench.setting import (
-    START_MS,
-    TOPIC,
-    Setting,
-    WatchedDisk,
-    batch,
-    core_wait_s,
-    cores,
-    fill,
-    key_array,
-    keys_of,
-    numbers_of,
-    pin_thread,
-    pinned,
-    require,
-    scratch,
-    settle,
-)
+from tiered_index.cli.bench.machine import core_wait_s, cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.messages import START_MS, TOPIC, batch, key_array, keys_of, numbers_of
+from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require, scratch
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 

@@ -17,22 +17,15 @@ from pathlib import Path
 import numpy as np
 
 from tiered_index.cli.bench.figures import Meter, Section, Spec, Suite, at_least, at_most, every_round, percentiles_us
+from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.messages import START_MS, TOPIC, keys_of, numbers_of
 from tiered_index.cli.bench.setting import (
     FLUSH_ENTRIES,
-    START_MS,
-    TOPIC,
-    MemoryWatch,
     Setting,
     WatchedDisk,
     compact_only,
-    cores,
     fill,
-    keys_of,
-    numbers_of,
-    pin_thread,
-    pinned,
     require,
-    settle,
     without_uploads,
 )
 from tiered_index.format.layout import Layout

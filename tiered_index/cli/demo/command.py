@@ -103,12 +103,8 @@ class Stages:
         def over() -> bool:
             """Return whether all is written, taken and uploaded."""
             written = store.log_end()
-            return (
-                written is not None
-                and written.offset >= end
-                and follower.files_begun() >= _FILES - 1
-                and follower.is_idle()
-            )
+            taken = written is not None and written.offset >= end and follower.files_begun() >= _FILES - 1
+            return taken and follower.is_idle()
 
         with open_storage(self.config.storage, options=self.config.s3) as storage:
             moments: list[tuple[str, Callable[[], bool]]] = [

@@ -1,8 +1,7 @@
 """The demo's two processes: a broker that writes the stream, and `tiered-index ingest --follow`, which is killed.
 
 The broker writes everything up to the tail into a RocketMQ store, says so, waits for a word and writes the tail. Where
-each message must lie is computed here from the lengths alone. The ingesting process is stopped before it is killed: its
-upload can't end meanwhile, so that it dies in the middle of one. One thread.
+each message must lie is computed here from the lengths alone. One thread.
 """
 
 from __future__ import annotations
@@ -57,8 +56,7 @@ class Follower:
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
         """Start it and kill it as soon as `moment` is true; return whether it was killed.
 
-        The process is stopped before it is killed. Once `over` is true the moment will not come any more, and the
-        process is ended in good order.
+        It is stopped first: its upload can't end meanwhile. Once `over` is true the process is ended in good order.
         """
         with self._started(*self._ingest()) as process:
             deadline = time.monotonic() + _LIMIT_S
@@ -238,7 +236,6 @@ class Broker:
 
 
 def _write(messages: int, seed: int, tail_start: int, store: Path) -> None:
-    """Be the process."""
     workload = Workload.generate(messages, seed=seed)
     columns = (workload.topic, workload.queue_id, _body_bytes(workload), workload.timestamp_ms)
     ends = np.searchsorted(workload.entry_message, np.arange(1, messages + 1))
