@@ -218,12 +218,10 @@ def _set_up_logging(*, verbose: bool, debug: bool) -> None:
     logger = logging.getLogger("tiered_index")
     logger.setLevel(level)
     logger.propagate = False
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
     handler = logging.StreamHandler(sys.stderr)
     formatter = PrintableFormatter("%(levelname)s %(name)s: %(message)s")
     handler.setFormatter(formatter)
-    logger.addHandler(handler)
+    logger.handlers = [handler]
     if logging.lastResort is not None:
         # other packages' warnings quote what servers answer
         logging.lastResort.setFormatter(formatter)

@@ -18,6 +18,8 @@ from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import ReferenceModel
 from tiered_index.types import Lookup
 
+SETTINGS = {"storage": "memory://demo", "slots": 500, "items": 1000, "background": False}
+
 
 @pytest.fixture(scope="module")
 def workload():
@@ -31,14 +33,7 @@ def reference(workload):
 
 @pytest.fixture
 def index(workload, tmp_path):
-    with IndexService.open(
-        root=tmp_path / "root",
-        storage="memory://demo",
-        storage_backend=MemoryStorage(),
-        slots=500,
-        items=1000,
-        background=False,
-    ) as opened:
+    with IndexService.open(root=tmp_path / "root", storage_backend=MemoryStorage(), **SETTINGS) as opened:
         opened.put_batch(entry_batch(workload, 0, len(workload)))
         yield opened
 
@@ -120,14 +115,7 @@ def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
 
 def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
     storage = MemoryStorage()
-    with IndexService.open(
-        root=tmp_path / "root",
-        storage="memory://demo",
-        storage_backend=storage,
-        slots=500,
-        items=1000,
-        background=False,
-    ) as index:
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, **SETTINGS) as index:
         index.put_batch(entry_batch(workload, 0, 2990))
         index.put_batch(entry_batch(workload, 100, 200))
         index.put(TOPICS[0], 0, "stranger", 10**9, 1, BEGIN_MS)
