@@ -115,8 +115,8 @@ class FaultStorage(Faults[_Script], WrapperStorage):
         def strike(call: Call) -> None:
             raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
 
-        moment = {"before": strike} if when == "before" else {"after": strike}
-        self._add(_Script(operation, nth - 1, times, name_prefix, **moment))
+        moments = (strike, None) if when == "before" else (None, strike)
+        self._add(_Script(operation, nth - 1, times, name_prefix, *moments))
 
     def corrupt(
         self,

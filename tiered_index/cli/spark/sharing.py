@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from tiered_index.spark.build.build import BuildResult
-    from tiered_index.spark.build.merge import CompactReport, MergeReport
+    from tiered_index.spark.build.merge import CompactReport, MergeResult
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -64,7 +64,7 @@ def progress_of(session: Session) -> Callable[[str, int, int], None]:
     return tell
 
 
-def job_document(result: BuildResult | CompactReport | MergeReport) -> dict[str, Any]:
+def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
     """Return what a job reports, JSON-ready."""
     return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics.to_json()}
 
