@@ -41,28 +41,21 @@ __all__ = [
 ]
 
 # Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
-_MODULES = {
-    "Fetched": "service.lookup.messages",
-    "FileReport": "types",
-    "IndexConfig": "config",
-    "IndexItem": "types",
-    "IndexReader": "service.reader",
-    "IndexService": "service.index",
-    "KeyedIndexItem": "types",
-    "Lookup": "types",
-    "MessageSource": "service.lookup.messages",
-    "MessagesResult": "service.lookup.messages",
-    "QueryResult": "types",
-    "column": "types",
-    "hash_key": "format.hashing",
-    "hash_key_sql": "format.hashing",
+_NAMES = {
+    "config": ("IndexConfig",),
+    "format.hashing": ("hash_key", "hash_key_sql"),
+    "service.index": ("IndexService",),
+    "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
+    "service.reader": ("IndexReader",),
+    "types": ("FileReport", "IndexItem", "KeyedIndexItem", "Lookup", "QueryResult", "column"),
 }
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        home = importlib.import_module(f"{__name__}.{_MODULES[name]}")
-        return home.key_hash if name == "hash_key" else getattr(home, name)
+    for module, names in _NAMES.items():
+        if name in names:
+            home = importlib.import_module(f"{__name__}.{module}")
+            return home.key_hash if name == "hash_key" else getattr(home, name)
     if name in ("config", "errors", "format", "service", "storage", "types"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

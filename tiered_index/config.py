@@ -26,8 +26,6 @@ from tiered_index.storage.opening import split_uri
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.types import IndexItem
 
-__all__ = ["IndexConfig", "ReaderSettings", "Settings"]
-
 _PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's own tests, which are no settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"

@@ -16,29 +16,6 @@ from typing import Any, NoReturn, TypeVar
 
 from tiered_index.errors import ConfigError, CorruptFile
 
-__all__ = [
-    "COUNT",
-    "CRC32",
-    "MILLISECONDS",
-    "SECONDS",
-    "SIZE",
-    "Check",
-    "Malformed",
-    "Optional",
-    "checked",
-    "flag",
-    "integer",
-    "list_of",
-    "load",
-    "map_of",
-    "nullable",
-    "record",
-    "shallow",
-    "shown",
-    "text",
-    "tuple_of",
-]
-
 T = TypeVar("T")
 Check = Callable[[Any], T]
 _SHOWN = 80

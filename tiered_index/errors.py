@@ -42,10 +42,6 @@ __all__ = [
 
 E = TypeVar("E", bound=BaseException)
 
-# What reading a stored JSON document of the wrong shape can raise; each reader turns it into a typed error that names
-# the file
-MALFORMED = (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
-
 
 class TieredIndexError(Exception):
     """Base of every error this package raises on purpose."""
@@ -190,13 +186,11 @@ class PartialAnswer(TieredIndexError):
 
 
 class BudgetExceeded(PartialAnswer):
-    """A lookup, or the opening of a reader, reached a limit of the caller.
+    """A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a
+    reader was not opened within its `timeout_s`.
 
-    A lookup reached its `max_requests`, `max_bytes` or `timeout_s` before it had read every file it needed, or a reader
-    was not opened within its `timeout_s`.
-
-    Attributes: `failed` as in `PartialAnswer`; `result`, what was found until then (a partial `QueryResult` or
-    `QueryResults`), where it was raised by a lookup.
+    Attributes: `failed` as in `PartialAnswer`; `result`, what a lookup had found until then (a partial `QueryResult` or
+    `QueryResults`).
     """
 
     def __init__(self, message: str, *, failed: tuple[object, ...] = (), result: object = None) -> None:

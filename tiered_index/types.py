@@ -19,21 +19,6 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
-__all__ = [
-    "EPOCH",
-    "MAX_KEY_UNITS",
-    "MAX_TIMESTAMP_MS",
-    "MAX_TOPIC_UNITS",
-    "Explain",
-    "FileReport",
-    "IndexItem",
-    "KeyedIndexItem",
-    "Lookup",
-    "QueryResult",
-    "column",
-    "parse_time",
-]
-
 # Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)
 MAX_TOPIC_UNITS = 1_024
 # Longest key, in UTF-16 code units (all properties of a RocketMQ message have 32,767 bytes at most)

@@ -28,7 +28,8 @@ from tests.benchmarks.messages import PLAIN, TOPIC, TUNED
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, cores_of
 from tests.benchmarks.year import year_table
 from tiered_index.cli.bench.figures import Meter, Spec, Table, at_most
-from tiered_index.cli.bench.setting import FLUSH_ENTRIES, pinned, require
+from tiered_index.cli.bench.machine import pinned
+from tiered_index.cli.bench.setting import FLUSH_ENTRIES, require
 from tiered_index.cli.demo.command import place_of
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tests.support.workload import message_table
 from tiered_index import QueryResult
 from tiered_index.cli.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
 
@@ -42,29 +41,12 @@ class Sample:
         writer: pq.ParquetWriter | None = None
         try:
             for first in range(start, stop, group_rows):
-                table = self._messages(first, min(first + group_rows, stop))
+                table = message_table(self.workload, first, min(first + group_rows, stop))
                 writer = writer or pq.ParquetWriter(path, table.schema)
                 writer.write_table(table)
         finally:
             if writer is not None:
                 writer.close()
-
-    def _messages(self, start: int, stop: int) -> pa.Table:
-        workload = self.workload
-        low, high = np.searchsorted(workload.entry_message, (start, stop))
-        ends = np.searchsorted(workload.entry_message[low:high], np.arange(start, stop + 1)).astype(np.int32)
-        keys = pa.array(workload.keys).take(pa.array(workload.entry_key[low:high]))
-        of = slice(start, stop)
-        return pa.table(
-            {
-                "topic": pa.DictionaryArray.from_arrays(pa.array(workload.topic[of]), pa.array(TOPICS)),
-                "queue_id": workload.queue_id[of],
-                "offset": workload.offset[of],
-                "size": workload.size[of],
-                "timestamp_ms": workload.timestamp_ms[of],
-                "keys": pa.ListArray.from_arrays(pa.array(ends), keys),
-            }
-        )
 
     def questions(self, count: int, seed: int = 1) -> list[tuple[str, str]]:
         """Return topics and keys, from the most frequent key to some that occur once or never."""

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.storage import S3Storage
@@ -57,7 +58,7 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
     keys = sample.questions(40)
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
-            batch = sample.workload.entry_batch(start, start + 50_000)
+            batch = entry_batch(sample.workload, start, start + 50_000)
             index.put_batch(batch, source="log", source_position=start + 50_000)
         index.flush()
         sample.check(index, keys)
@@ -90,7 +91,7 @@ def test_cold_lookups_take_one_range_get_a_file(uri: str, tmp_path: Path, sample
     }
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
-            index.put_batch(sample.workload.entry_batch(start, start + 50_000))
+            index.put_batch(entry_batch(sample.workload, start, start + 50_000))
         index.seal()
         index.run_lifecycle()
         files = len(index.log_state.objects)

@@ -18,6 +18,7 @@ from tests.real_s3.commands import finished, started
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.workload import entry_batch
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -63,7 +64,7 @@ def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
     }
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
-            index.put_batch(sample.workload.entry_batch(start, start + 50_000))
+            index.put_batch(entry_batch(sample.workload, start, start + 50_000))
         index.seal()
         index.run_lifecycle()
     assert len(state_of(storage).files) >= 4

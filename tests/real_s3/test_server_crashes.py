@@ -16,6 +16,7 @@ from tests.real_s3.commands import TIMEOUT_S, ingest_command, started
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists, StorageError, StorageUnavailable
@@ -105,7 +106,7 @@ def test_uploads_go_on_after_the_server_was_killed(
     with IndexService.open(root=tmp_path / "root", storage=uri, local_keep_s=0, lease_ttl_s=600, **settings) as index:
         for start in range(0, MESSAGES, 50_000):
             index.put_batch(
-                sample.workload.entry_batch(start, start + 50_000), source="log", source_position=start + 50_000
+                entry_batch(sample.workload, start, start + 50_000), source="log", source_position=start + 50_000
             )
         index.seal()
         server_gate.hold(method, path, answer=answer)

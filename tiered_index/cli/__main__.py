@@ -3,14 +3,9 @@
 import os
 import sys
 
-__all__ = ["run"]
-
 
 def run() -> None:
-    """Run the process's own command line and exit with its code.
-
-    Loading it takes a moment: an interrupt meanwhile ends as one within a command does.
-    """
+    """Run the process's own command line and exit with its code; an interrupt while it loads ends it, too."""
     try:
         _open_closed_streams()
         from tiered_index.cli.main import run as run_arguments

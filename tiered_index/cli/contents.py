@@ -84,7 +84,6 @@ def _is_there(path: Path) -> bool:
 
 
 def _path_bytes(path: Path) -> FileBytes:
-    """Return the bytes of a local file, mapped."""
     try:
         with path.open("rb") as handle:
             size = path.stat().st_size
@@ -99,7 +98,6 @@ def _path_bytes(path: Path) -> FileBytes:
 
 
 def _object_bytes(storage: Storage, name: str) -> FileBytes:
-    """Return the bytes of an object."""
     try:
         size = storage.head(name).size_bytes
     except ObjectNotFound as error:
@@ -206,17 +204,14 @@ class _Compacted(Contents):
     def _details(self) -> dict[str, Any]:
         groups, meta, tail = self._trailer.directory.groups, self._trailer.metadata, self._trailer.tail
         used = groups["length"][groups["count"] > 0]
+        plain = ("lane", "offset_space", "writer", "slots_in_use", "slot_base")
         return {
             "metadata": {
                 "file_id": meta.file_id,
                 "count": meta.count,
                 "begin_ms": meta.second_min * 1000,
                 "end_ms": meta.second_max * 1000,
-                "lane": meta.lane,
-                "offset_space": meta.offset_space,
-                "writer": meta.writer,
-                "slots_in_use": meta.slots_in_use,
-                "slot_base": meta.slot_base,
+                **{name: getattr(meta, name) for name in plain},
                 "slot_range": list(meta.slot_range),
                 "topics": [list(pair) for pair in meta.topics],
                 "source_positions": meta.source_positions,

@@ -30,21 +30,23 @@ _FEW = 20
 
 def print_failed(out: Output, failed: Iterable[FileReport]) -> None:
     """Print each file that could not be read, once."""
-    for report in {(report.source, report.file): report for report in failed}.values():
+    for report in _once(failed):
         out.line(f"not read: {report.file} ({report.place}{_of_source(report)}): {report.error}")
 
 
 def print_not_read(out: Output, failed: Sequence[object]) -> None:
     """Print on stderr, for people, which files an error is about."""
-    reports = list(
-        {(report.source, report.file): report for report in failed if isinstance(report, FileReport)}.values()
-    )
+    reports = _once(report for report in failed if isinstance(report, FileReport))
     for report in reports[:_FEW]:
         out.error_line(
             f"not read: {report.file} ({report.place}{_of_source(report)}), {_between(report)}".removesuffix(", ")
         )
     if len(reports) > _FEW:
         out.error_line(f"not read: {len(reports) - _FEW:,} more (--json names them)")
+
+
+def _once(reports: Iterable[FileReport]) -> list[FileReport]:
+    return list({(report.source, report.file): report for report in reports}.values())
 
 
 @dataclass(frozen=True)
@@ -99,23 +101,16 @@ def _by_file(reports: Iterable[FileReport]) -> list[FileReport]:
 
 
 def _summed_up(skipped: Sequence[FileReport]) -> list[FileReport]:
-    """Return one row for each reason to skip files."""
     reasons = dict.fromkeys(file.outcome for file in skipped)
     rows = [[file for file in skipped if file.outcome == reason] for reason in reasons]
     return [replace(_sum(same), file=counted(len(same), "file"), source=None) for same in rows]
 
 
 def _sum(reports: Sequence[FileReport]) -> FileReport:
-    return replace(
-        reports[0],
-        begin_ms=min(report.begin_ms for report in reports),
-        end_ms=max(report.end_ms for report in reports),
-        requests=sum(report.requests for report in reports),
-        bytes=sum(report.bytes for report in reports),
-        cost_usd=sum(report.cost_usd for report in reports),
-        elapsed_ms=sum(report.elapsed_ms for report in reports),
-        matched=sum(report.matched for report in reports),
-    )
+    costs = ("requests", "bytes", "cost_usd", "elapsed_ms", "matched")
+    sums: dict[str, Any] = {name: sum(getattr(report, name) for report in reports) for name in costs}
+    begin_ms, end_ms = min(report.begin_ms for report in reports), max(report.end_ms for report in reports)
+    return replace(reports[0], begin_ms=begin_ms, end_ms=end_ms, **sums)
 
 
 def _print_file(out: Output, file: FileReport) -> None:

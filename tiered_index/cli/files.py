@@ -42,20 +42,15 @@ def files(session: Session) -> int:
         listed = [describe_handle(handle) for handle in reader.files()]
         genesis, number, archived = reader.genesis, reader.log_state.number, reader.archived()
     broken = [file for file in listed if file["error"] is not None]
-    totals: dict[str, Any] = {
-        "files": len(listed),
-        "entries": sum(file["entries"] or 0 for file in listed),
-        "bytes": sum(file["bytes"] or 0 for file in listed),
-        "by_state": dict(Counter(file["state"] for file in listed)),
-    }
-    status = "partial" if broken else "complete"
+    sums = {name: sum(file[name] or 0 for file in listed) for name in ("entries", "bytes")}
+    by_state = Counter(file["state"] for file in listed)
     session.out.answer(
         {
             "index_id": genesis.index_id,
             "log_number": number,
-            "status": status,
+            "status": "partial" if broken else "complete",
             "files": listed,
-            "totals": totals,
+            "totals": {"files": len(listed), **sums, "by_state": dict(by_state)},
             "archived": [segment.to_json() for segment in archived],
         }
     )
@@ -63,8 +58,8 @@ def files(session: Session) -> int:
         ("file", "state", "lane", "from", "to", "entries", "bytes", "place"), map(_row, listed), right="entries bytes"
     )
     session.out.line(
-        f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
-        f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
+        f"{counted(len(listed), 'file')} ({states(by_state) or 'none'}), "
+        f"{counted(sums['entries'], 'entry', 'entries')}, {human_bytes(sums['bytes'])}"
     )
     for store, segments in groupby(archived, key=lambda segment: segment.store):
         session.out.line(f"archived of {store}: {_archived(list(segments))}")
@@ -146,11 +141,8 @@ def inspect(session: Session, file: File, slots: FileSlots = None, items: FileIt
       tiered-index inspect store/index/20231114221320000 --slots 5000000 --items 20000000
     """
     with opened(session, file) as data:
-        document: dict[str, Any] = {
-            "file": data.name,
-            "bytes": data.size_bytes,
-            **contents_of(data, slots, items).describe(),
-        }
+        described = contents_of(data, slots, items).describe()
+    document: dict[str, Any] = {"file": data.name, "bytes": data.size_bytes, **described}
     session.out.answer(document)
     session.out.line(f"{document['file']}: {document['kind']}, {human_bytes(document['bytes'])}")
     for name, part in document.items():

@@ -1,7 +1,6 @@
 """`tiered-index ingest STORE_DIR`: puts a RocketMQ store into an index, to its end or with --follow until stopped.
 
-Runs beside the broker and only reads. With --json and --follow stdout has a status line whenever something changed
-(once a second at most), and a last one with everything. One thread beside the index's own and the archiver's.
+Runs beside the broker and only reads. One thread beside the index's own and the archiver's.
 """
 
 from __future__ import annotations
@@ -205,7 +204,6 @@ class Follower:
                 self._new_losses.append(loss)
 
     def _say(self, progress: Progress) -> None:
-        """Show where we are, once in a while."""
         now_s = time.monotonic()
         if now_s - self._said_s < _STATUS_INTERVAL_S:
             return

@@ -1,11 +1,8 @@
 """`tiered-index ingest SOURCE`: puts a RocketMQ store (`follow`) or a file of messages into an index; and
 `tiered-index import-classic DIR`: puts the entries of the broker's classic index files into one.
 
-The index itself keeps the position up to which a source is durable, with the entries. Killed at any moment and started
-again, the commands put what is missing; entries put twice are one answer. One thread beside the index's own.
-
-The broker's folders are only read: an index or a storage that would write into them is refused before anything is
-opened.
+The index itself keeps the position up to which a source is durable, with the entries: killed at any moment and started
+again, the commands put what is missing. The broker's folders are only read. One thread beside the index's own.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import time
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from typer import Argument, Option
@@ -121,46 +118,34 @@ class Intake:
 @command
 def ingest(
     session: Session,
-    source: Annotated[
-        Path,
-        Argument(
-            metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False
-        ),
-    ],
+    source: Path = Argument(
+        metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False
+    ),
     slots: Slots = None,
     items: Items = None,
-    preset: Annotated[
-        Literal["native", "rocketmq"] | None, Option(help="File family; rocketmq writes RocketMQ's bytes.")
-    ] = None,
+    preset: Literal["native", "rocketmq"] | None = Option(None, help="File family; rocketmq writes RocketMQ's bytes."),
     wait: Wait = False,
-    restart: Annotated[
-        bool, Option("--restart", help="Take the source from its start, also where it has changed.")
-    ] = False,
-    skip_bad: Annotated[
-        bool, Option("--skip-bad", help="Count bad messages and go on instead of stopping at the first.")
-    ] = False,
+    restart: bool = Option(False, "--restart", help="Take the source from its start, also where it has changed."),
+    skip_bad: bool = Option(False, "--skip-bad", help="Count bad messages and go on instead of stopping at the first."),
     patience: Patience = 60.0,
-    follow: Annotated[bool, _of_store("--follow", help="Go on with what the broker writes, until ended.")] = False,
-    store_name: Annotated[
-        str | None, _of_store(help="What the store is called in the index; by default its path.")
-    ] = None,
-    skip_corrupt: Annotated[
-        bool, _of_store("--skip-corrupt", help="Report damage and go on at the next readable message.")
-    ] = False,
-    skip_missing: Annotated[
-        bool, _of_store("--skip-missing", help="Report what was deleted unread, or rewritten, and go on.")
-    ] = False,
-    begin_from: Annotated[
-        Literal["begin", "checkpoint"],
-        _of_store("--from", help="Where to begin with a store that the index doesn't know."),
-    ] = "begin",
-    poll: Annotated[float, _of_store(min=0.01, help="Seconds between looks at the end of the log.")] = 0.2,
-    archive_segments: Annotated[
-        bool, _of_store("--archive-segments", help="Upload each closed segment of the commit log.")
-    ] = False,
-    check_bodies: Annotated[
-        bool, _of_store("--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC.")
-    ] = True,
+    follow: bool = _of_store(False, "--follow", help="Go on with what the broker writes, until ended."),
+    store_name: str | None = _of_store(None, help="What the store is called in the index; by default its path."),
+    skip_corrupt: bool = _of_store(
+        False, "--skip-corrupt", help="Report damage and go on at the next readable message."
+    ),
+    skip_missing: bool = _of_store(
+        False, "--skip-missing", help="Report what was deleted unread, or rewritten, and go on."
+    ),
+    begin_from: Literal["begin", "checkpoint"] = _of_store(
+        "begin", "--from", help="Where to begin with a store that the index doesn't know."
+    ),
+    poll: float = _of_store(0.2, min=0.01, help="Seconds between looks at the end of the log."),
+    archive_segments: bool = _of_store(
+        False, "--archive-segments", help="Upload each closed segment of the commit log."
+    ),
+    check_bodies: bool = _of_store(
+        True, "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC."
+    ),
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
@@ -250,19 +235,13 @@ def ingest(
 @command
 def import_classic(
     session: Session,
-    folder: Annotated[
-        Path, Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False)
-    ],
-    store: Annotated[
-        Path | None, Option(help="The store with their commit log; by default the folder above DIR.")
-    ] = None,
-    store_name: Annotated[
-        str | None, Option(help="What the store is called in the index; by default its path.")
-    ] = None,
+    folder: Path = Argument(metavar="DIR", help="Folder of the index files, STORE_DIR/index.", show_default=False),
+    store: Path | None = Option(None, help="The store with their commit log; by default the folder above DIR."),
+    store_name: str | None = Option(None, help="What the store is called in the index; by default its path."),
     slots: Slots = None,
     items: Items = None,
     wait: Wait = False,
-    restart: Annotated[bool, Option("--restart", help="Look at every entry again, also for another store.")] = False,
+    restart: bool = Option(False, "--restart", help="Look at every entry again, also for another store."),
     patience: Patience = 60.0,
 ) -> int:
     """Lift RocketMQ's classic index files into a tiered index.

@@ -1,15 +1,13 @@
 """`tiered-index`: the application, and `run`, which every process of it starts in.
 
-Errors of commands become exit codes in `session.command`; here are only those of the command line itself. Exit codes: 0
-done, 1 a finding, 2 bad usage, 3 backend unavailable, 4 corrupt data, 5 lock or lease held, 6 partial, 7 back-pressure
-or full disk, 70 unexpected, 130 interrupted.
+Errors of commands become exit codes in `session.command`; here are only those of the command line itself.
 """
 
 from __future__ import annotations
 
 import io
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 from typer import Option
@@ -38,29 +36,27 @@ _EPILOG = (
     "Settings: flags win over the environment (TIERED_INDEX_ROOT, TIERED_INDEX_STORAGE, ...), which wins over "
     "--config FILE (TOML)."
 )
-_CONTEXT = {"help_option_names": ["-h", "--help"]}
+_APPLICATION: Any = {
+    "no_args_is_help": True,
+    "rich_markup_mode": "rich",
+    "context_settings": {"help_option_names": ["-h", "--help"]},
+}
 
 app = typer.Typer(
     name="tiered-index",
     help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an "
     "object store.",
     epilog=_EPILOG,
-    no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
     pretty_exceptions_enable=False,
-    context_settings=_CONTEXT,
+    **_APPLICATION,
 )
 _COMMANDS = (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, merge, orphans, bench)
 for _command in _COMMANDS:
     app.command(_command.__name__.replace("_", "-"))(_command)
 
 spark = typer.Typer(
-    name="spark",
-    help="Build, merge, look up and audit on Spark, where one machine ends.",
-    no_args_is_help=True,
-    rich_markup_mode="rich",
-    context_settings=_CONTEXT,
+    name="spark", help="Build, merge, look up and audit on Spark, where one machine ends.", **_APPLICATION
 )
 for _command in (build, merge_on_spark, compact, lookup, audit):
     spark.command(_command.__name__)(_command)
@@ -75,9 +71,9 @@ def _print_version(wanted: bool) -> None:
 
 @app.callback()
 def _options(
-    version: Annotated[
-        bool, Option("--version", help="Print the version and exit.", callback=_print_version, is_eager=True)
-    ] = False,
+    version: bool = Option(
+        False, "--version", help="Print the version and exit.", callback=_print_version, is_eager=True
+    ),
 ) -> None:
     pass
 

@@ -6,7 +6,7 @@ What deletes is a dry run unless --yes; `verify` changes nothing.
 from __future__ import annotations
 
 import sys
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Argument, Option
 
@@ -42,12 +42,8 @@ _NAMES = {
 @command
 def verify(
     session: Session,
-    files: Annotated[
-        list[str] | None, Argument(metavar="[FILE]...", help="Paths, file ids, objects' names; none: all.")
-    ] = None,
-    deep: Annotated[
-        bool, Option("--deep", help="Read every byte of every object, and compare it with the local copy.")
-    ] = False,
+    files: list[str] | None = Argument(None, metavar="[FILE]...", help="Paths, file ids, objects' names; none: all."),
+    deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
     slots: FileSlots = None,
     items: FileItems = None,
 ) -> int:
@@ -194,13 +190,14 @@ def recover(session: Session) -> int:
 @command
 def orphans(
     session: Session,
-    older_than: Annotated[
-        int,
-        Option(
-            parser=duration_option, metavar="1d", help="Only what is older; below a day, see above.", show_default="1d"
-        ),
-    ] = 86400,
-    yes: Annotated[bool, Option("--yes", help="Delete them; without it they are only listed.")] = False,
+    older_than: int = Option(
+        86400,
+        parser=duration_option,
+        metavar="1d",
+        help="Only what is older; below a day, see above.",
+        show_default="1d",
+    ),
+    yes: bool = Option(False, "--yes", help="Delete them; without it they are only listed."),
 ) -> int:
     """Find objects that the log does not name: what crashes left, and what merges have replaced.
 

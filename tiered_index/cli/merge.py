@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
@@ -87,29 +87,14 @@ def write_report(session: Session, window_s: int, report: MergeReport) -> None:
 
 
 def write_total(
-    session: Session,
-    tiers: Sequence[Mapping[str, Any]],
-    log_number: int,
-    requests: Mapping[str, int],
-    bytes_read: int,
-    bytes_written: int,
-    cost_usd: float,
+    session: Session, tiers: Sequence[Mapping[str, Any]], log_number: int, costs: Mapping[str, Any]
 ) -> None:
-    """End the command's answer: the document, or a line of what it took."""
-    session.out.answer(
-        {
-            "status": "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do",
-            "log_number": log_number,
-            "tiers": tiers,
-            "requests": requests,
-            "bytes_read": bytes_read,
-            "bytes_written": bytes_written,
-            "cost_usd": cost_usd,
-        }
-    )
+    """End the command's answer, the document or a line; `costs`: requests by operation, bytes read and written, USD."""
+    status = "merged" if any(tier["jobs"] for tier in tiers) else "nothing to do"
+    session.out.answer({"status": status, "log_number": log_number, "tiers": tiers, **costs})
     session.out.line(
-        f"{counted(sum(requests.values()), 'request')}, {human_bytes(bytes_read)} read, "
-        f"{human_bytes(bytes_written)} written, about ${cost_usd:.6f}"
+        f"{counted(sum(costs['requests'].values()), 'request')}, {human_bytes(costs['bytes_read'])} read, "
+        f"{human_bytes(costs['bytes_written'])} written, about ${costs['cost_usd']:.6f}"
     )
 
 
@@ -184,8 +169,8 @@ def merge(
     begin: Begin = None,
     end: End = None,
     min_age: MinAge = 3600,
-    shard_bytes: Annotated[int, Option(help="Size of a shard at which a window is cut, about.")] = 1 << 30,
-    threads: Annotated[int, Option(min=1, help="Tasks at the same time.")] = 2,
+    shard_bytes: int = Option(1 << 30, help="Size of a shard at which a window is cut, about."),
+    threads: int = Option(2, min=1, help="Tasks at the same time."),
     dry_run: DryRun = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a
@@ -226,13 +211,12 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
             )
         tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
         write_report(session, chosen.window_s, report)
-    usage = index.storage.total
-    number = index.log.state.number
-    write_total(session, tiers, number, usage.requests_by_kind, usage.bytes_read, usage.bytes_written, usage.cost_usd)
+    total = index.storage.total
+    costs = {name: getattr(total, name) for name in ("bytes_read", "bytes_written", "cost_usd")}
+    write_total(session, tiers, index.log.state.number, {"requests": total.requests_by_kind, **costs})
 
 
 def _counting(progress: Progress) -> Callable[[int], None]:
-    """Return what tasks tell of entries done, from any thread."""
     lock = threading.Lock()
     done = 0
 

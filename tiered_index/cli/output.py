@@ -1,9 +1,6 @@
 """One output for people and programs: tables, fields and lines, or JSON. One thread.
 
-Answers go to stdout; notes, logs and errors to stderr. With `as_json` stdout holds one JSON document (or NDJSON where a
-command says so), and an error is one JSON line on stderr. JSON is printable ASCII, so any text, lone surrogates too,
-passes any pipe and any terminal.
-
+Answers go to stdout; notes, logs and errors to stderr. JSON is printable ASCII, so any text passes any pipe.
 Topics, keys, names and servers' messages are untrusted text: all that is written here, logs too, goes through
 `printable`, and markup is not interpreted.
 """
@@ -62,11 +59,10 @@ class PrintableFormatter(logging.Formatter):
 
 def human_bytes(size_bytes: float) -> str:
     """Return a size as people read it: ``7.8 MiB``."""
-    for unit in _UNITS:
-        if abs(size_bytes) < 1024 or unit == _UNITS[-1]:
-            return f"{size_bytes:,.0f} B" if unit == "B" else f"{size_bytes:,.1f} {unit}"
-        size_bytes /= 1024
-    raise AssertionError("unreachable")
+    unit = 0
+    while abs(size_bytes) >= 1024 and unit < len(_UNITS) - 1:
+        size_bytes, unit = size_bytes / 1024, unit + 1
+    return f"{size_bytes:,.1f} {_UNITS[unit]}" if unit else f"{size_bytes:,.0f} B"
 
 
 def human_count(count: float) -> str:
@@ -187,21 +183,11 @@ class Output:
             self._write(text + "\n")
 
     def _write(self, text: str) -> None:
-        try:
-            sys.stdout.write(text)
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _lost(error) from error
+        _on_stdout(sys.stdout.write, text)
 
     def flush(self) -> None:
         """Have what was written go out. Raises `DiskFull` where stdout takes no more, `BrokenPipeError`."""
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:
-            raise
-        except OSError as error:
-            raise _lost(error) from error
+        _on_stdout(sys.stdout.flush)
 
     def note(self, text: str) -> None:
         """Tell the user something that is no answer; silent with --quiet."""
@@ -239,9 +225,14 @@ def tell(text: str) -> None:
         discard(sys.stderr)
 
 
-def _lost(error: OSError) -> DiskFull:
-    discard(sys.stdout)
-    return DiskFull(f"stdout can't be written: {error.strerror}")
+def _on_stdout(act: Callable[..., object], *arguments: str) -> None:
+    try:
+        act(*arguments)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        discard(sys.stdout)
+        raise DiskFull(f"stdout can't be written: {error.strerror}") from error
 
 
 def discard(stream: TextIO) -> None:

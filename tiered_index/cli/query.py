@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
@@ -41,37 +41,27 @@ _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 @command
 def query(
     session: Session,
-    topic: Annotated[str, Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False)],
-    key: Annotated[str, Argument(metavar="KEY", help="Key that they carry.", show_default=False)],
-    begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601.")
-    ] = None,
-    end: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Up to here, inclusive to the second.")
-    ] = None,
-    max_count: Annotated[
-        int | None,
-        Option("--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."),
-    ] = None,
-    cursor: Annotated[str | None, Option(help="Continue the truncated answer that gave this cursor.")] = None,
-    explain: Annotated[bool, Option("--explain", help="Show what was read, file by file, and what it cost.")] = False,
-    explain_all: Annotated[bool, Option("--explain-all", help="The same, with a line for each skipped file.")] = False,
-    every: Annotated[
-        bool, Option("--all", help="Every answer; with --json one a line, the last line is the status.")
-    ] = False,
-    allow_partial: Annotated[
-        bool, Option("--allow-partial", help="Answer from what can be read, name the rest (exit 6).")
-    ] = False,
-    messages: Annotated[
-        bool, Option("--messages", help="Fetch the messages themselves, from --store or archived segments.")
-    ] = False,
-    store: Annotated[
-        Path | None, Option(help="With --messages: RocketMQ's store directory.", show_default=False)
-    ] = None,
-    body: Annotated[
-        Literal["text", "json", "hex", "none"] | None,
-        Option(help="With --messages: how to show bodies (text).", show_default=False),
-    ] = None,
+    topic: str = Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False),
+    key: str = Argument(metavar="KEY", help="Key that they carry.", show_default=False),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601."),
+    end: int | None = Option(None, parser=time_option, metavar="T", help="Up to here, inclusive to the second."),
+    max_count: int | None = Option(
+        None, "--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."
+    ),
+    cursor: str | None = Option(None, help="Continue the truncated answer that gave this cursor."),
+    explain: bool = Option(False, "--explain", help="Show what was read, file by file, and what it cost."),
+    explain_all: bool = Option(False, "--explain-all", help="The same, with a line for each skipped file."),
+    every: bool = Option(False, "--all", help="Every answer; with --json one a line, the last line is the status."),
+    allow_partial: bool = Option(
+        False, "--allow-partial", help="Answer from what can be read, name the rest (exit 6)."
+    ),
+    messages: bool = Option(
+        False, "--messages", help="Fetch the messages themselves, from --store or archived segments."
+    ),
+    store: Path | None = Option(None, help="With --messages: RocketMQ's store directory.", show_default=False),
+    body: Literal["text", "json", "hex", "none"] | None = Option(
+        None, help="With --messages: how to show bodies (text).", show_default=False
+    ),
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
@@ -196,13 +186,11 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
 
 
 def _describe(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
-    """Return it JSON-ready, its body as `body` says."""
     message = fetched.message
     return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, Message) else {})
 
 
 def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
-    """Print one message, or why it can't be had."""
     message, item = fetched.message, fetched.item
     if not isinstance(message, Message):
         place = (
@@ -259,17 +247,15 @@ _MANY = 32
 @command
 def message(
     session: Session,
-    msg_id: Annotated[
-        str, Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False)
-    ],
-    topic: Annotated[
-        str | None, Option(help="Topic: the id is looked up in the index as a unique key.", show_default=False)
-    ] = None,
-    store: Annotated[Path | None, Option(help="RocketMQ's store directory.", show_default=False)] = None,
-    body: Annotated[Literal["text", "json", "hex", "none"], Option(help="How to show the body.")] = "text",
-    cursor: Annotated[
-        str | None, Option(help="With --topic: continue the truncated answer that gave it.", show_default=False)
-    ] = None,
+    msg_id: str = Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False),
+    topic: str | None = Option(
+        None, help="Topic: the id is looked up in the index as a unique key.", show_default=False
+    ),
+    store: Path | None = Option(None, help="RocketMQ's store directory.", show_default=False),
+    body: Literal["text", "json", "hex", "none"] = Option("text", help="How to show the body."),
+    cursor: str | None = Option(
+        None, help="With --topic: continue the truncated answer that gave it.", show_default=False
+    ),
     max_requests: MaxRequests = None,
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,

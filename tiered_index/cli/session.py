@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec
 
 import typer
 
@@ -46,16 +46,15 @@ _common = partial(typer.Option, rich_help_panel="Common options")
 
 def _options(
     *,
-    root: Annotated[Path | None, _common(help="Folder of the local files.")] = None,
-    storage: Annotated[
-        list[str] | None,
-        _common(help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False),
-    ] = None,
-    config: Annotated[Path | None, _common(help="TOML file of settings.")] = None,
-    json: Annotated[bool, _common("--json", help="JSON on stdout, errors as JSON on stderr.")] = False,
-    quiet: Annotated[bool, _common("--quiet", "-q", help="No progress, no notes.")] = False,
-    verbose: Annotated[bool, _common("--verbose", "-v", help="Log what is being done.")] = False,
-    debug: Annotated[bool, _common("--debug", help="Log everything; tracebacks.")] = False,
+    root: Path | None = _common(None, help="Folder of the local files."),
+    storage: list[str] | None = _common(
+        None, help="Storage: s3://bucket/prefix, file:///dir; query takes several.", show_default=False
+    ),
+    config: Path | None = _common(None, help="TOML file of settings."),
+    json: bool = _common(False, "--json", help="JSON on stdout, errors as JSON on stderr."),
+    quiet: bool = _common(False, "--quiet", "-q", help="No progress, no notes."),
+    verbose: bool = _common(False, "--verbose", "-v", help="Log what is being done."),
+    debug: bool = _common(False, "--debug", help="Log everything; tracebacks."),
 ) -> Session:
     """Set logging up; return the session of one command line."""
     _set_up_logging(verbose=verbose, debug=debug)
@@ -219,12 +218,10 @@ def _set_up_logging(*, verbose: bool, debug: bool) -> None:
     logger = logging.getLogger("tiered_index")
     logger.setLevel(level)
     logger.propagate = False
-    for handler in list(logger.handlers):
-        logger.removeHandler(handler)
     handler = logging.StreamHandler(sys.stderr)
     formatter = PrintableFormatter("%(levelname)s %(name)s: %(message)s")
     handler.setFormatter(formatter)
-    logger.addHandler(handler)
+    logger.handlers = [handler]
     if logging.lastResort is not None:
         # other packages' warnings quote what servers answer
         logging.lastResort.setFormatter(formatter)

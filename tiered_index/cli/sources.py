@@ -1,19 +1,14 @@
 """The files that `ingest` takes, NDJSON and Parquet, and the name under which the index keeps a source's position.
 
-The name holds the absolute path and a fingerprint of the content, `file:PATH#LENGTH-HASH`: it tells the same file, also
-one that has grown at its end, from another one at the same path. Positions count in the source's `unit`.
+The name, `file:PATH#LENGTH-HASH`, holds the absolute path and a fingerprint of the content: it tells the same file,
+also one that has grown at its end, from another one at the same path. Positions count in the source's `unit`.
 
-NDJSON files, plain or gzipped: one JSON object a line, a position is a byte offset in the uncompressed text.
+NDJSON files, plain or gzipped, hold one JSON object a line; blank lines and further fields are skipped, a position is a
+byte offset in the uncompressed text. A block of lines is parsed at once by Arrow; where that fails or disagrees with
+the number of lines, its lines are parsed one by one by `json`, which decides. Memory: a few blocks.
 
-    {"topic": "orders", "queue_id": 0, "keys": ["order-1"], "offset": 42, "size": 512, "timestamp_ms": 1700000000000}
-
-`topic_id` is optional, blank lines and further fields are skipped. A block of lines is parsed at once by Arrow; where
-that fails or disagrees with the number of lines, its lines are parsed one by one by `json`, which decides. Memory: a
-few blocks.
-
-Parquet files: one row a message, a position is a row number. Columns: topic, queue_id, offset, size, timestamp_ms
-(integers or a timestamp), key (text) or keys (list of text), optionally topic_id; further ones are skipped. A row
-without key makes no entry. A Parquet file does not grow, so its footer identifies it. Memory: one batch.
+Parquet files hold one row a message, with key (text) or keys (list of text); further columns are skipped, a position is
+a row number. A row without key makes no entry. Such a file does not grow: its footer identifies it. Memory: one batch.
 
 One thread uses a source.
 """
@@ -91,16 +86,9 @@ def checked_message(fields: Mapping[str, Any]) -> Message:
         raise InvalidArgument(f"keys must be a list of text, not {keys!r:.80}")
     topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
     topic, queue_id, offset, size, second, _ = message_row(topic, queue_id, offset, size, time_ms, {}, ROCKETMQ_SCHEMA)
-    topic_id = fields.get("topic_id")
-    return Message(
-        topic,
-        queue_id,
-        offset,
-        size,
-        second * 1000,
-        tuple(check_keys(keys)),
-        check_number("topic_id", topic_id) if topic_id is not None else None,
-    )
+    checked_keys = tuple(check_keys(keys))
+    topic_id = check_number("topic_id", fields["topic_id"]) if fields.get("topic_id") is not None else None
+    return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id)
 
 
 def columns_of(messages: list[Message]) -> dict[str, Any]:

@@ -13,11 +13,6 @@ _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MAX_DURATION_S = MAX_TIMESTAMP_MS // 1000
 
 
-def time_option(text: str | int) -> int:
-    """Return `parse_time(text)`, an error as bad usage; what is parsed already passes."""
-    return _option(text, parse_time)
-
-
 def format_time(time_ms: int | None) -> str:
     """Return an ISO 8601 time in UTC, with milliseconds only where there are any; empty for None."""
     if time_ms is None:
@@ -36,21 +31,22 @@ def parse_duration(text: str) -> int:
     return seconds
 
 
-def duration_option(text: str | int) -> int:
-    """Return `parse_duration(text)`, an error as bad usage; what is parsed already passes."""
-    return _option(text, parse_duration)
-
-
 def human_duration(seconds: int) -> str:
     """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
     unit = next(unit for unit, size in _UNITS_S.items() if not seconds % size)
     return f"{seconds // _UNITS_S[unit]}{unit}"
 
 
-def _option(text: str | int, parse: Callable[[str], int]) -> int:
-    if isinstance(text, int):
-        return text
-    try:
-        return parse(text)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
+def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
+    """Return `parse` for an option: its error is bad usage; a default, parsed already, passes."""
+
+    def option(text: str | int) -> int:
+        try:
+            return text if isinstance(text, int) else parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return option
+
+
+time_option, duration_option = _option(parse_time), _option(parse_duration)

@@ -20,8 +20,6 @@ import errno
 import os
 import random
 import shutil
-import threading
-from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -31,9 +29,7 @@ from typing import Literal, get_args
 
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
-from tiered_index.testing.storage_faults import FaultTrigger
-
-__all__ = ["ERRORS", "KEPT", "PRIMITIVES", "FaultDisk", "Kept", "SimulatedCrash"]
+from tiered_index.testing.storage_faults import Faults, FaultTrigger
 
 _ANY = (errno.EIO, errno.ENOSPC, errno.EROFS)
 _NO_ROOM_NEEDED = (errno.EIO, errno.EROFS)
@@ -66,15 +62,10 @@ class SimulatedCrash(BaseException):
 
 
 @dataclass(slots=True)
-class _Script:
-    operation: str
-    trigger: FaultTrigger
+class _Script(FaultTrigger):
     error: int | Callable[[str], int | None] | None
     after: bool
     torn: bool
-
-    def matches(self, operation: str) -> bool:
-        return self.operation in {"*", operation}
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +88,9 @@ class _Write:
         """Return the write in pieces that a disk writes whole."""
         if self.data is None:
             return [self]
-        end = self.position + len(self.data)
-        cuts = [
-            self.position,
-            *range(self.position // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES, end, _SECTOR_BYTES),
-            end,
-        ]
-        at = self.position
+        at, end = self.position, self.position + len(self.data)
+        second = at // _SECTOR_BYTES * _SECTOR_BYTES + _SECTOR_BYTES
+        cuts = [at, *range(second, end, _SECTOR_BYTES), end]
         return [_Write(self.number, a, self.data[a - at : b - at]) for a, b in pairwise(cuts)]
 
 
@@ -125,18 +112,16 @@ class _NameChange:
             names[self.added] = self.number
 
 
-class FaultDisk(Disk):
+class FaultDisk(Faults[_Script], Disk):
     """The real file system, with scripted faults; `chance` decides what a failed sync wrote anyway (None: nothing).
 
     `watch` is called with each call's name before it acts, and with ``torn`` when half of a write is done.
     """
 
     def __init__(self, *, chance: random.Random | None = None, watch: Callable[[str], None] | None = None) -> None:
+        super().__init__()
         self.chance = chance
         self.watch = watch
-        self._lock = threading.RLock()
-        self._scripts: list[_Script] = []
-        self._calls: Counter[str] = Counter()
         # How many calls have failed so far.
         self.struck = 0
         # Whether a crash has struck.
@@ -162,26 +147,16 @@ class FaultDisk(Disk):
 
         `error` may be a function of the operation; where it returns None the call is not struck.
         """
-        self._add(_Script(operation, FaultTrigger(nth - 1, times), error, False, torn))
+        self._add(_Script(operation, nth - 1, times, error, False, torn))
 
     def crash(self, operation: str = "*", *, nth: int = 1, after: bool = False, torn: bool = False) -> None:
         """Raise `SimulatedCrash` before acting, or `after`, and from then on; `torn`: a pwrite writes half first."""
-        self._add(_Script(operation, FaultTrigger(nth - 1, 1), None, after, torn))
-
-    def clear(self) -> None:
-        """Forget every script; a crashed disk stays crashed."""
-        with self._lock:
-            self._scripts.clear()
+        self._add(_Script(operation, nth - 1, 1, None, after, torn))
 
     @property
     def has_unsynced(self) -> bool:
         """Whether a power cut could take anything."""
         return bool(self._pending) or self._dropped
-
-    def calls(self, operation: str = "*") -> int:
-        """Return how many calls of `operation` arrived so far, struck or not."""
-        with self._lock:
-            return self._calls.total() if operation == "*" else self._calls[operation]
 
     # Crashes
 
@@ -226,13 +201,8 @@ class FaultDisk(Disk):
         """
         with self._lock:
             names = dict(self._durable)
-            seen = {
-                path
-                for change in self._pending
-                if isinstance(change, _NameChange)
-                for path in (change.removed, change.added)
-                if path
-            }
+            changes = [change for change in self._pending if isinstance(change, _NameChange)]
+            seen = {path for change in changes for path in (change.removed, change.added) if path}
             for change in _left(self._pending, rng, kept) if rng is not None else ():
                 if isinstance(change, _Write):
                     change.apply(self._synced[change.number])
@@ -336,10 +306,9 @@ class FaultDisk(Disk):
     # Inside
 
     def _add(self, script: _Script) -> None:
-        if script.trigger.skip < 0 or script.operation not in {"*", *PRIMITIVES}:
+        if script.operation not in {"*", *PRIMITIVES}:
             raise ValueError(f"no such fault: {script}")
-        with self._lock:
-            self._scripts.append(script)
+        super()._add(script)
 
     @contextmanager
     def _strike(
@@ -354,7 +323,7 @@ class FaultDisk(Disk):
                     torn()
                     self.watch("torn")
             self._calls[operation] += 1
-            struck = [script for script in self._scripts if script.matches(operation) and script.trigger.strikes()]
+            struck = [script for script in self._scripts if script.strikes(operation)]
             for script in struck:
                 error = script.error(operation) if callable(script.error) else script.error
                 if script.error is not None and error is None:

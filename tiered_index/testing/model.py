@@ -15,8 +15,6 @@ from typing import Any
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.types import IndexItem
 
-__all__ = ["Answer", "ModelEntry", "OrderKey", "ReferenceModel"]
-
 # (second, offset, queue_id, further identity columns): where a page ended.
 OrderKey = tuple[int, int, int, tuple[int, ...]]
 
@@ -114,13 +112,8 @@ class ReferenceModel:
 
     def order_key_of(self, answer: Answer) -> OrderKey:
         """Return an answer's place in answer order: what the next page starts after."""
-        extra = dict(answer.extra)
-        return (
-            answer.timestamp_ms // 1000,
-            answer.offset,
-            answer.queue_id,
-            tuple(extra[name] for name in self.identity),
-        )
+        identity = tuple(dict(answer.extra)[name] for name in self.identity)
+        return answer.timestamp_ms // 1000, answer.offset, answer.queue_id, identity
 
     def _matches(self, entry: ModelEntry, topic: str, key: str, begin_ms: int | None, end_ms: int | None) -> bool:
         if entry.topic != topic or not _taken_for_one(topic, entry.key, key, self.keyed):
@@ -140,7 +133,6 @@ class ReferenceModel:
 
 @lru_cache(maxsize=1 << 16)
 def _taken_for_one(topic: str, one: str, other: str, keyed: bool) -> bool:
-    """Return whether entries of key `one` answer for key `other`."""
     if key_hash(topic, one) != key_hash(topic, other):
         return False
     return not keyed or fingerprint(topic, one) == fingerprint(topic, other)

@@ -22,8 +22,6 @@ from urllib.parse import urlsplit
 
 from tiered_index.errors import StorageUnavailable
 
-__all__ = ["CREDENTIALS", "REGION", "SECRET_KEY", "S3Server", "s3_server"]
-
 SECRET_KEY = "testing-secret-key"
 REGION = "us-east-1"
 # what a client needs to be let in: environment variables of the usual credential chain, and none that lead elsewhere

@@ -24,8 +24,6 @@ import pytest
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
 from tiered_index.storage.base import ByteRange, PartInfo, Storage, UploadHandle
 
-__all__ = ["StorageConformance"]
-
 _LONG = "x" * 512
 _BAD_NAMES = (
     *("", "/a", "a/", "a//b", ".", "..", "a/../b", "./a", "a/.", "a b", "é", "a\n", "a\0b", "a\\b", "a%b", "a~"),

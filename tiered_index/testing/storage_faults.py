@@ -16,23 +16,24 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar, cast
+from typing import Generic, Literal, TypeVar, cast
 
 from tiered_index.errors import StorageUnavailable
 from tiered_index.storage.base import Bytes, Call, Storage, WrapperStorage
 
-__all__ = ["FaultStorage", "FaultTrigger", "Hang"]
-
 
 @dataclass(slots=True)
 class FaultTrigger:
-    """Lets `skip` calls pass and strikes the next `times` (None: all from then on)."""
+    """Lets `skip` calls of an operation (``*``: of any) pass and strikes the next `times` (None: all from then on)."""
 
+    operation: str
     skip: int
     times: int | None
 
-    def strikes(self) -> bool:
-        """Count one matching call and tell whether it is struck."""
+    def strikes(self, operation: str) -> bool:
+        """Count a call of `operation` if it matches, and tell whether it is struck."""
+        if self.operation not in {operation, "*"}:
+            return False
         if self.skip > 0:
             self.skip -= 1
             return False
@@ -43,6 +44,34 @@ class FaultTrigger:
 
 
 _T = TypeVar("_T")
+_Trigger = TypeVar("_Trigger", bound=FaultTrigger)
+
+
+class Faults(Generic[_Trigger]):
+    """The scripts of a storage or a disk, and how often each operation was called. Any thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._scripts: list[_Trigger] = []
+        self._calls: Counter[str] = Counter()
+
+    def clear(self) -> None:
+        """Forget every script; calls that hang go on hanging, a crashed disk stays crashed."""
+        with self._lock:
+            self._scripts.clear()
+
+    def calls(self, operation: str = "*") -> int:
+        """Return how many calls of `operation` arrived so far, struck or not."""
+        with self._lock:
+            return self._calls.total() if operation == "*" else self._calls[operation]
+
+    def _add(self, script: _Trigger) -> None:
+        if script.skip < 0:
+            raise ValueError("nth counts from 1")
+        with self._lock:
+            self._scripts.append(script)
+
+
 _LONGEST_HANG_S = 60.0
 
 
@@ -55,27 +84,20 @@ class Hang:
 
 
 @dataclass(slots=True)
-class _Script:
-    operation: str
-    name_prefix: str
-    trigger: FaultTrigger
+class _Script(FaultTrigger):
+    name_prefix: str = ""
     before: Callable[[Call], None] | None = None
     after: Callable[[Call], None] | None = None
     mangle: Callable[[bytes], bytes] | None = None
     unconditional: bool = False
 
-    def matches(self, call: Call) -> bool:
-        return self.operation in {call.operation, "*"} and call.name.startswith(self.name_prefix)
 
-
-class FaultStorage(WrapperStorage):
+class FaultStorage(Faults[_Script], WrapperStorage):
     """`inner`, with scripted faults."""
 
     def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self._lock = threading.Lock()
-        self._scripts: list[_Script] = []
-        self._calls: Counter[str] = Counter()
+        Faults.__init__(self)
+        WrapperStorage.__init__(self, inner)
 
     def fail(
         self,
@@ -92,12 +114,8 @@ class FaultStorage(WrapperStorage):
         def strike(call: Call) -> None:
             raise error(f"scripted fault {when} {call.operation} of {call.name!r}")
 
-        script = _Script(operation, name_prefix, FaultTrigger(nth - 1, times))
-        if when == "before":
-            script.before = strike
-        else:
-            script.after = strike
-        self._add(script)
+        moments = (strike, None) if when == "before" else (None, strike)
+        self._add(_Script(operation, nth - 1, times, name_prefix, *moments))
 
     def corrupt(
         self,
@@ -109,7 +127,7 @@ class FaultStorage(WrapperStorage):
         name_prefix: str = "",
     ) -> None:
         """Let a read answer one byte short, one byte long, or with one bit flipped in its middle."""
-        self._add(_Script(operation, name_prefix, FaultTrigger(nth - 1, times), mangle=_MANGLES[mode]))
+        self._add(_Script(operation, nth - 1, times, name_prefix, mangle=_MANGLES[mode]))
 
     def hang(self, operation: str, *, nth: int = 1, times: int | None = 1, name_prefix: str = "") -> Hang:
         """Hold a call up before it acts."""
@@ -120,22 +138,12 @@ class FaultStorage(WrapperStorage):
             if not hang.release.wait(_LONGEST_HANG_S):
                 raise StorageUnavailable(f"scripted hang of {call.operation} was never released")
 
-        self._add(_Script(operation, name_prefix, FaultTrigger(nth - 1, times), before=wait))
+        self._add(_Script(operation, nth - 1, times, name_prefix, before=wait))
         return hang
 
     def ignore_put_if_absent(self, *, nth: int = 1, times: int | None = None) -> None:
         """Let put-if-absent overwrite and succeed, as servers do that do not know the condition."""
-        self._add(_Script("put_if_absent", "", FaultTrigger(nth - 1, times), unconditional=True))
-
-    def clear(self) -> None:
-        """Forget every script; calls that hang go on hanging."""
-        with self._lock:
-            self._scripts.clear()
-
-    def calls(self, operation: str) -> int:
-        """Return how many calls of `operation` arrived so far, struck or not."""
-        with self._lock:
-            return self._calls[operation]
+        self._add(_Script("put_if_absent", nth - 1, times, unconditional=True))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
         """As the inner storage's, unless told to ignore the condition."""
@@ -150,7 +158,10 @@ class FaultStorage(WrapperStorage):
         return self._strike(call, lambda _: act())
 
     def _strike(self, call: Call, act: Callable[[list[_Script]], _T]) -> _T:
-        struck = self._match(call)
+        with self._lock:
+            self._calls[call.operation] += 1
+            scripts = [script for script in self._scripts if call.name.startswith(script.name_prefix)]
+            struck = [script for script in scripts if script.strikes(call.operation)]
         for script in struck:
             if script.before:
                 script.before(call)
@@ -161,17 +172,6 @@ class FaultStorage(WrapperStorage):
             if script.after:
                 script.after(call)
         return result
-
-    def _add(self, script: _Script) -> None:
-        if script.trigger.skip < 0:
-            raise ValueError("nth counts from 1")
-        with self._lock:
-            self._scripts.append(script)
-
-    def _match(self, call: Call) -> list[_Script]:
-        with self._lock:
-            self._calls[call.operation] += 1
-            return [script for script in self._scripts if script.matches(call) and script.trigger.strikes()]
 
 
 def _mangled(result: _T, mangle: Callable[[bytes], bytes]) -> _T:

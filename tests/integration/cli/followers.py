@@ -30,21 +30,8 @@ class Follower:
     """The command in a process; its lines as they come."""
 
     def __init__(self, store, root, *more):
-        storage = f"file://{root.parent / 'objects'}"
-        line = [
-            SCRIPT,
-            "ingest",
-            store,
-            "--follow",
-            "--json",
-            "--quiet",
-            "--poll",
-            "0.05",
-            "--root",
-            root,
-            "--storage",
-            storage,
-        ]
+        places = ("--root", root, "--storage", f"file://{root.parent / 'objects'}")
+        line = [SCRIPT, "ingest", store, *["--follow", "--json", "--quiet", "--poll", "0.05"], *places]
         self.process = subprocess.Popen(
             [*map(str, line), *SMALL, *more],
             stdout=subprocess.PIPE,

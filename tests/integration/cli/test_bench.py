@@ -36,15 +36,9 @@ def measured(request, script, tmp_path_factory):
     """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
+    outputs = ("--json", "--out", folder / "out.json")
     outcome = script(
-        "bench",
-        *GOALS,
-        *SIZES,
-        "--preset",
-        request.param,
-        "--json",
-        "--out",
-        folder / "out.json",
+        *("bench", *GOALS, *SIZES, "--preset", request.param, *outputs),
         timeout=240,
         environment={
             "TMPDIR": str(folder / "work"),

@@ -187,37 +187,11 @@ def test_dump_prints_nothing_that_does_not_verify(run_here, damaged):
 def test_a_rocketmq_file_without_trailer_or_journal(run_here, tmp_path):
     made, uri = tmp_path / "root", f"file://{tmp_path / 'store'}"
     source = tmp_path / "m.ndjson"
-    source.write_text(
-        "".join(
-            json.dumps(
-                {
-                    "topic": "t",
-                    "queue_id": 0,
-                    "keys": [f"k{i}"],
-                    "offset": i,
-                    "size": 1,
-                    "timestamp_ms": BEGIN_MS + i * 1000,
-                }
-            )
-            + "\n"
-            for i in range(50)
-        )
-    )
-    arguments = (
-        "ingest",
-        source,
-        "--root",
-        made,
-        "--storage",
-        uri,
-        "--preset",
-        "rocketmq",
-        "--slots",
-        16,
-        "--items",
-        100,
-    )
-    assert run_here(*arguments).code == 0
+    same = {"topic": "t", "queue_id": 0, "size": 1}
+    messages = [same | {"keys": [f"k{i}"], "offset": i, "timestamp_ms": BEGIN_MS + i * 1000} for i in range(50)]
+    source.write_text("".join(json.dumps(message) + "\n" for message in messages))
+    geometry = ["--preset", "rocketmq", "--slots", "16", "--items", "100"]
+    assert run_here("ingest", source, "--root", made, "--storage", uri, *geometry).code == 0
     (path,) = (made / "unsealed").glob("*.index")
     bare = tmp_path / "20231114221320000"
     bare.write_bytes(path.read_bytes())

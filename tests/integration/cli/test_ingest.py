@@ -133,20 +133,8 @@ def test_sigkill_at_any_moment_and_the_same_command_again(made):
     moments = random.Random(seed)
     rounds, grown = 4, 3000
     count = rounds * grown
-    line = [
-        SCRIPT,
-        "ingest",
-        made.source,
-        "--root",
-        made.root,
-        "--storage",
-        made.uri,
-        "--slots",
-        "32",
-        "--items",
-        "1000",
-        "--wait",
-    ]
+    places = ("--root", made.root, "--storage", made.uri)
+    line = [SCRIPT, "ingest", made.source, *places, *["--slots", "32", "--items", "1000", "--wait"]]
     environment = clean_environment(TIERED_INDEX_FLUSH_INTERVAL_S="0.02", TIERED_INDEX_LIFECYCLE_INTERVAL_S="0.02")
     kills = 0
     for number in range(rounds):

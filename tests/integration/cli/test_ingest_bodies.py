@@ -55,17 +55,8 @@ def test_it_is_skipped_and_reported_or_not_looked_at(run_here, tmp_path, store):
     assert "the body contradicts its CRC" in loss["problem"]
     assert skipped.document["messages"] == 99
     assert found(tmp_path / "root") == [n for n in range(100) if n != BAD]
-    unchecked = run_here(
-        "ingest",
-        writer.root,
-        "--root",
-        tmp_path / "other",
-        "--storage",
-        f"file://{tmp_path / 'more'}",
-        *SMALL,
-        "--json",
-        "--no-check-bodies",
-    )
+    other = ("--root", tmp_path / "other", "--storage", f"file://{tmp_path / 'more'}")
+    unchecked = run_here("ingest", writer.root, *other, *SMALL, "--json", "--no-check-bodies")
     assert (unchecked.code, unchecked.document["messages"], unchecked.document["losses"]) == (0, 100, [])
 
 
@@ -86,16 +77,6 @@ def test_a_follower_passes_over_it_and_goes_on(tmp_path, store):
 def test_files_of_messages_have_no_bodies(in_process, tmp_path):
     source = tmp_path / "m.ndjson"
     source.write_text(json.dumps({}) + "\n")
-    assert (
-        in_process(
-            "ingest",
-            str(source),
-            "--root",
-            str(tmp_path / "root"),
-            "--storage",
-            f"file://{tmp_path}",
-            "--no-check-bodies",
-        )
-        == 2
-    )
+    places = ("--root", str(tmp_path / "root"), "--storage", f"file://{tmp_path}")
+    assert in_process("ingest", str(source), *places, "--no-check-bodies") == 2
     assert not (tmp_path / "root").exists()

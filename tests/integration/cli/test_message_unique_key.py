@@ -94,16 +94,8 @@ def test_what_a_place_held_has_its_state_with_a_topic_as_without(run_here, tmp_p
         assert f"{state}" in text.out
         assert "no message of t" not in text.out
     # a message of another topic is not what was asked for, and a unique key names no place
-    other = run_here(
-        "message",
-        offset_msg_id(Host("127.0.0.1", 10911), whole.offset),
-        "--topic",
-        "u",
-        "--store",
-        store,
-        *index,
-        "--json",
-    )
+    place = offset_msg_id(Host("127.0.0.1", 10911), whole.offset)
+    other = run_here("message", place, "--topic", "u", "--store", store, *index, "--json")
     assert (other.code, other.document["messages"]) == (1, [])
     unknown = "0A0102030001" + "18B4AAC2" + "00" * 6
     none = run_here("message", unknown, "--topic", "t", "--store", store, *index, "--json")

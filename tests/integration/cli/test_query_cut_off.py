@@ -11,20 +11,8 @@ T = 1_700_000_000_000
 def test_what_was_cut_off_is_missing_where_the_root_is_given(run_here, tmp_path):
     store, uri = tmp_path / "store", f"file://{tmp_path}/storage"
 
-    ingest = (
-        "ingest",
-        store,
-        "--root",
-        tmp_path / "root",
-        "--storage",
-        uri,
-        "--slots",
-        97,
-        "--items",
-        5000,
-        "--skip-missing",
-        "--wait",
-    )
+    places = ("--root", tmp_path / "root", "--storage", uri)
+    ingest = ("ingest", store, *places, *["--slots", "97", "--items", "5000", "--skip-missing", "--wait"])
     writer = StoreWriter(store, segment_bytes=1 << 16)
     put = [writer.put("t", 0, b"x" * 50, uniq_key=f"U{number}", store_ms=T + number * 1000) for number in range(30)]
     writer.flush()

@@ -45,20 +45,9 @@ def made(run_here, tmp_path_factory):
     folder = tmp_path_factory.mktemp("archived")
     store = golden_store.unpack(folder / "store")
     messages = list(CommitLogReader(store / "commitlog").messages())
+    places = ("--root", folder / "root", "--storage", f"file://{folder}/storage")
     done = run_here(
-        "ingest",
-        store,
-        "--root",
-        folder / "root",
-        "--storage",
-        f"file://{folder}/storage",
-        "--slots",
-        97,
-        "--items",
-        5000,
-        "--archive-segments",
-        "--wait",
-        "--json",
+        "ingest", store, *places, *["--slots", "97", "--items", "5000", "--archive-segments", "--wait", "--json"]
     )
     assert done.code == 0, done.err
     assert done.document["archived_segments"] == 5

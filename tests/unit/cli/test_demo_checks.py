@@ -9,14 +9,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.demo.checking import LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.command import geometry_of
 from tiered_index.cli.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
-from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import ReferenceModel
 from tiered_index.types import Lookup
+
+SETTINGS = {"storage": "memory://demo", "slots": 500, "items": 1000, "background": False}
 
 
 @pytest.fixture(scope="module")
@@ -31,15 +33,8 @@ def reference(workload):
 
 @pytest.fixture
 def index(workload, tmp_path):
-    with IndexService.open(
-        root=tmp_path / "root",
-        storage="memory://demo",
-        storage_backend=MemoryStorage(),
-        slots=500,
-        items=1000,
-        background=False,
-    ) as opened:
-        opened.put_batch(workload.entry_batch(0, len(workload)))
+    with IndexService.open(root=tmp_path / "root", storage_backend=MemoryStorage(), **SETTINGS) as opened:
+        opened.put_batch(entry_batch(workload, 0, len(workload)))
         yield opened
 
 
@@ -120,16 +115,9 @@ def test_a_lie_is_a_wrong_answer(workload, reference, index, lie):
 
 def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
     storage = MemoryStorage()
-    with IndexService.open(
-        root=tmp_path / "root",
-        storage="memory://demo",
-        storage_backend=storage,
-        slots=500,
-        items=1000,
-        background=False,
-    ) as index:
-        index.put_batch(workload.entry_batch(0, 2990))
-        index.put_batch(workload.entry_batch(100, 200))
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, **SETTINGS) as index:
+        index.put_batch(entry_batch(workload, 0, 2990))
+        index.put_batch(entry_batch(workload, 100, 200))
         index.put(TOPICS[0], 0, "stranger", 10**9, 1, BEGIN_MS)
         index.seal()
         index.run_lifecycle()
@@ -140,7 +128,7 @@ def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
             assert (census.lost, census.repeated, census.strange) == (missing, high - low, 1)
             assert census.expected == workload.entries
             whole = SimpleNamespace(files=lambda: [*reader.files()])
-            index.put_batch(workload.entry_batch(2990, 3000))
+            index.put_batch(entry_batch(workload, 2990, 3000))
             index.seal()
             index.run_lifecycle()
             reader.refresh()
@@ -149,6 +137,6 @@ def test_the_census_finds_what_is_lost_repeated_and_strange(workload, tmp_path):
 
 @pytest.mark.parametrize("entries", [12_000, 60_000, 2_400_000, 50_000_000])
 def test_every_geometry_makes_objects_of_more_than_one_part_and_less_than_16_mib(entries):
-    geometry = geometry_of(entries)
-    size = Layout(NATIVE, NATIVE.schema, geometry.slots, geometry.items).compacted_size(geometry.items - 1)
+    layout = geometry_of(entries)
+    size = layout.compacted_size(layout.items - 1)
     assert 5.5 * 2**20 < size < 15 * 2**20

@@ -1,11 +1,9 @@
-"""Suite `cold`: what lookups of stored files cost, in requests, bytes and time, behind an injected latency or on
-`--storage`.
+"""Suite `cold`: what lookups of stored files cost, behind an injected latency or on `--storage`.
 
-Many small stored files, of which the 1, 10, 100, 1,000 newest are in range. Every file holds some keys that all have,
-and its own; each covers an hour of its own. Every lookup takes a fresh key. Beside it the very ranges that it needs are
-read by plain GETs, as many at once; a lookup's time is judged by theirs. Injected waits start anew with every
-measurement: two ways of reading the same number of ranges meet the same ones, so that few rounds tell them apart. The
-suite's thread; what is in front of the storage is for any, but for `Network.begin`.
+Many small stored files, each of an hour of its own, of which the 1, 10, 100, 1,000 newest are in range. Every file
+holds some keys that all have, and its own. Every lookup takes a fresh key; its time is judged by that of plain GETs of
+the very ranges that it needs. Injected waits start anew with every measurement: two ways of reading the same number of
+ranges meet the same ones. The suite's thread; what is in front of the storage is for any, but for `Network.begin`.
 """
 
 from __future__ import annotations
@@ -24,19 +22,8 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.cli.bench.figures import Meter, Spec, Suite, Table, at_least, at_most
-from tiered_index.cli.bench.setting import (
-    ABSENT,
-    START_MS,
-    TOPIC,
-    ColdAmounts,
-    Setting,
-    UnsyncedDisk,
-    batch,
-    key_array,
-    keys_of,
-    require,
-    scratch,
-)
+from tiered_index.cli.bench.messages import ABSENT, START_MS, TOPIC, batch, key_array, keys_of
+from tiered_index.cli.bench.setting import ColdAmounts, Setting, UnsyncedDisk, require, scratch
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -235,7 +222,6 @@ Cells = dict[Way, list[LookupCost]]
 
 
 def _section(files: int, kind: str) -> str:
-    """Return the meter's section of our lookups."""
     return f"lookups in {files:,}, {kind}"
 
 
@@ -289,12 +275,8 @@ class Round:
 
         self.timed((files, _OPENING, _FRESH), self.number, begin, None)
         with readers[0] as reader:
-            self.timed(
-                (files, "all", _FRESH),
-                self.number,
-                lambda: self.look_up(reader, files, "fresh", key, max_count),
-                answers,
-            )
+            look_up = partial(self.look_up, reader, files, "fresh", key, max_count)
+            self.timed((files, "all", _FRESH), self.number, look_up, answers)
 
 
 OtherWays = Callable[[Round, Sequence[StorageBytes], int, Executor], None]

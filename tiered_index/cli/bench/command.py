@@ -20,9 +20,10 @@ from typer import Argument, Option
 
 from tiered_index.cli.bench.cold import COLD, check_storage
 from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
+from tiered_index.cli.bench.machine import facts
 from tiered_index.cli.bench.pause import PAUSE
 from tiered_index.cli.bench.reading import COMMITLOG, LOOKUP, RECOVERY
-from tiered_index.cli.bench.setting import ColdAmounts, Setting, facts, scratch
+from tiered_index.cli.bench.setting import ColdAmounts, Setting, scratch
 from tiered_index.cli.bench.writing import COMPACT, PUT, UPLOAD
 from tiered_index.cli.output import Output, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command, own_environment
@@ -48,7 +49,7 @@ Out = Annotated[Path | None, Option(help="Write the JSON document to this file, 
 @command
 def bench(
     session: Session,
-    suites: Annotated[list[SuiteName] | None, Argument(help="Suites to run; all where none is named.")] = None,
+    suites: list[SuiteName] | None = Argument(None, help="Suites to run; all where none is named."),
     preset: Preset = "native",
     slots: Slots = None,
     items: Items = None,

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.cli.bench.setting import Setting
+from tiered_index.cli.bench.setting import Setting, scratch
 
 
 @dataclass(frozen=True)
@@ -190,3 +190,15 @@ class Suite:
     specs: Callable[[Setting], Sequence[Spec]]
     run: Callable[[Setting, Path, Meter], None]
     passes: int = 1
+
+
+def every_round(*parts: Callable[[Setting, Path, Meter], None]) -> Callable[[Setting, Path, Meter], None]:
+    """Return the `run` of a suite that measures each part once a round, in a fresh folder."""
+
+    def run(setting: Setting, folder: Path, meter: Meter) -> None:
+        for _ in meter.rounds():
+            for part in parts:
+                with scratch(folder) as place:
+                    part(setting, place, meter)
+
+    return run

@@ -19,24 +19,9 @@ from typing import Any
 import numpy as np
 
 from tiered_index.cli.bench.figures import Meter, Spec, Suite, percentiles_us
-from tiered_index.cli.bench.setting import (
-    START_MS,
-    TOPIC,
-    Setting,
-    WatchedDisk,
-    batch,
-    core_wait_s,
-    cores,
-    fill,
-    key_array,
-    keys_of,
-    numbers_of,
-    pin_thread,
-    pinned,
-    require,
-    scratch,
-    settle,
-)
+from tiered_index.cli.bench.machine import core_wait_s, cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.messages import START_MS, TOPIC, batch, key_array, keys_of, numbers_of
+from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require, scratch
 from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 
@@ -136,21 +121,13 @@ def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> 
         try:
             latencies = writing.result()
         finally:
-            counts = dict(disk.counts)
+            counts = disk.counts.copy()
             done.set()
-        values = (
-            counts.get("unsealed", 0),
-            counts.get("compacted", 0),
-            counts.get("uploaded", 0),
-            looking_up.result(),
-            latencies.pushed_back,
-        )
+        moved = (counts[state] for state in ("unsealed", "compacted", "uploaded"))
+        values = (*moved, looking_up.result(), latencies.pushed_back)
         index.flush()
-        require(
-            sum(getattr(file, "count", 0) for file in index.files()),
-            waiting + latencies.entries,
-            "entries in the index",
-        )
+        found = sum(getattr(file, "count", 0) for file in index.files())
+        require(found, waiting + latencies.entries, "entries in the index")
     for name, value in zip(_COUNTS, values, strict=True):
         meter.record(name, value)
     return latencies

@@ -10,23 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from tiered_index.cli.bench.figures import Goal, Meter, Spec, Suite, at_least, at_most, percentiles_us
-from tiered_index.cli.bench.setting import (
-    ABSENT,
-    START_MS,
-    TOPIC,
-    Setting,
-    UnsyncedDisk,
-    compact_only,
-    cores,
-    fill,
-    keys_of,
-    numbers_of,
-    pinned,
-    require,
-    scratch,
-    settle,
-    without_uploads,
-)
+from tiered_index.cli.bench.machine import cores, pinned, settle
+from tiered_index.cli.bench.messages import ABSENT, START_MS, TOPIC, keys_of, numbers_of
+from tiered_index.cli.bench.setting import Setting, UnsyncedDisk, compact_only, fill, require, scratch, without_uploads
 from tiered_index.format.layout import Layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.consumequeue import QueuePositions
@@ -57,9 +43,8 @@ def _lookup(setting: Setting, folder: Path, meter: Meter) -> None:
             if state == "compacted":
                 index.seal()
                 compact_only(index)
-            require(
-                [file.place for file in index.files()], [{"hot": "unsealed"}.get(state, state)], "states of the files"
-            )
+            places = [file.place for file in index.files()]
+            require(places, ["unsealed" if state == "hot" else state], "states of the files")
             settle()
             for number in meter.rounds():
                 _measure(index, setting, state, number, meter)
@@ -110,15 +95,12 @@ _AT_ONCE = 50
 
 
 def _recovery_specs(setting: Setting) -> Sequence[Spec]:
+    files = setting.small_files
+    many = at_most(2) if files >= _MANY_FILES else None
     return (
         Spec("opening a full unsealed file", "s", at_most(6) if setting.is_full else None, ("opening",)),
         Spec("recovery rate", "entries/s"),
-        Spec(
-            f"opening a root with {setting.small_files:,} files",
-            "s",
-            at_most(2) if setting.small_files >= _MANY_FILES else None,
-            ("opening many",),
-        ),
+        Spec(f"opening a root with {files:,} files", "s", many, ("opening many",)),
     )
 
 
@@ -142,11 +124,8 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
     for _ in meter.rounds():
         with meter.section("opening") as opening:
             index = setting.open(place)
-        require(
-            [(file.place, getattr(file, "count", None)) for file in index.files()],
-            [("unsealed", count)],
-            "files after recovery",
-        )
+        found = [(file.place, getattr(file, "count", None)) for file in index.files()]
+        require(found, [("unsealed", count)], "files after recovery")
         index.flush()  # reserves the next file, so that every round begins with what a crash leaves
         index.abandon()
         meter.record("opening a full unsealed file", opening.elapsed_s)

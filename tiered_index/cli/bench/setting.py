@@ -1,19 +1,12 @@
-"""What a run of the benchmark measures: geometry and amounts, the messages, the index that a suite measures on, and the
-machine (Linux).
+"""What a run of the benchmark measures: geometry and amounts, and the index that a suite measures on.
 
-Amounts follow from the number of items. Messages are made from their numbers, so that any of them can be asked for
-again: each has one key of 24 to 36 characters and one topic of 12; there are ten a millisecond of store time. One
-thread, but for `WatchedDisk`: any. Pinning concerns the threads that it names.
+Amounts follow from the number of items. One thread, but for `WatchedDisk`: any.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import platform
-import shutil
 import tempfile
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -21,80 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
 
-from tiered_index._version import __version__
+from tiered_index.cli.bench.messages import batch
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.layout import Layout
 from tiered_index.format.names import DATA_PREFIX, INDEX_SUFFIX
 from tiered_index.service.index import IndexService
-from tiered_index.spark.executors import give_back
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
-
-TOPIC = "TopicOrder01"
-START_MS = 1_700_000_000_000
-ABSENT = 1 << 40
-"""Numbers from here on are never put."""
-_PER_MS = 10
-_SHORTEST, _LONGEST = 24, 36
-_HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), np.uint16)
-_SALTS = (0, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
-
-
-def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """Return splitmix64's finaliser of each number: a bijection, so different numbers stay different."""
-    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return numbers ^ (numbers >> np.uint64(31))
-
-
-def key_array(numbers: npt.NDArray[np.int64]) -> pa.Array:
-    """Return the keys of messages as an Arrow string array.
-
-    A key is the first 24 to 36 of 48 hexadecimal digits, three mixed words; the first word alone tells numbers apart.
-    All of a batch are written as one matrix of characters, of which each row's first ones are kept: 36 bytes a key,
-    twice.
-    """
-    count = len(numbers)
-    words = np.empty((count, len(_SALTS)), ">u8")
-    for column, salt in enumerate(_SALTS):
-        words[:, column] = _mixed(numbers.astype(np.uint64) + np.uint64(salt))
-    digits = _HEX[words.view(np.uint8).reshape(count, -1)[:, : _LONGEST // 2]].view(np.uint8)
-    lengths = _SHORTEST + words[:, 2].astype(np.uint64) % (_LONGEST - _SHORTEST + 1)
-    text = digits[np.arange(_LONGEST) < lengths[:, None]]
-    offsets = np.zeros(count + 1, np.int32)
-    offsets[1:] = np.cumsum(lengths)
-    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
-
-
-def keys_of(numbers: npt.NDArray[np.int64]) -> list[str]:
-    """Return the keys of messages as Python text."""
-    return key_array(numbers).to_pylist()  # type: ignore[no-any-return]
-
-
-def batch(numbers: npt.NDArray[np.int64], keys: Any = None) -> pa.RecordBatch:
-    """Return messages as `put_batch` takes them; `keys` stand in for the messages' own."""
-    count = len(numbers)
-    columns = {
-        "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([TOPIC])),
-        "queue_id": pa.array(numbers % 8),
-        "key": key_array(numbers) if keys is None else keys,
-        "offset": pa.array(numbers * 1000),
-        "size": pa.array(np.full(count, 512)),
-        "timestamp_ms": pa.array(START_MS + numbers // _PER_MS),
-    }
-    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
-
-
-def numbers_of(count: int, below: int, seed: int) -> npt.NDArray[np.int64]:
-    """Return `count` message numbers below a bound, drawn at random."""
-    return np.random.default_rng(seed).integers(0, below, count)
-
 
 _FULL_ITEMS = 20_000_000
 _BATCH = 250_000
@@ -281,14 +211,6 @@ def compact_only(index: IndexService) -> None:
         index.run_lifecycle()
 
 
-def plain_copy(source: Path, target: Path) -> None:
-    """Copy a file durably: what any rewriting of it is compared with."""
-    with source.open("rb") as read, target.open("xb") as write:
-        shutil.copyfileobj(read, write, 8 << 20)
-        write.flush()
-        Disk().sync(write.fileno())
-
-
 @contextlib.contextmanager
 def scratch(parent: Path) -> Iterator[Path]:
     """A fresh folder in `parent`, deleted at the end."""
@@ -300,106 +222,3 @@ def require(found: object, expected: object, what: str) -> None:
     """Raise where a measurement did not do what it says: figures of wrong work are worth nothing."""
     if found != expected:
         raise RuntimeError(f"{what}: {found!r}, not {expected!r}")
-
-
-_SAMPLE_S = 0.01
-_MIB = 1 << 20
-
-
-def facts(folder: Path) -> dict[str, Any]:
-    """Return what figures depend on, JSON-ready; `folder` is where they are taken."""
-    return {
-        "cpu": _proc_value("/proc/cpuinfo", "model name"),
-        "cores": len(os.sched_getaffinity(0)),
-        "memory": _proc_value("/proc/meminfo", "MemTotal"),
-        "kernel": platform.release(),
-        "python": platform.python_version(),
-        "numpy": np.__version__,
-        "pyarrow": pa.__version__,
-        "tiered_index": __version__,
-        "filesystem": _filesystem(folder),
-        "load_average": round(os.getloadavg()[0], 2),
-    }
-
-
-def cores() -> tuple[int, int]:
-    """Return a core for the work that is measured and one for everything else; the same one where there is but one."""
-    usable = sorted(os.sched_getaffinity(0))
-    return usable[-1], usable[0]
-
-
-def pin_thread(core: int) -> None:
-    """Keep the calling thread on one core."""
-    os.sched_setaffinity(0, {core})
-
-
-def core_wait_s() -> float:
-    """Return how long the calling thread has been ready to run while others had its core: what neighbours cost it."""
-    return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
-
-
-@contextlib.contextmanager
-def pinned(core: int) -> Iterator[None]:
-    """Keep the whole process on one core: its threads, and those that they start."""
-    usable = os.sched_getaffinity(0)
-    _pin_all({core})
-    try:
-        yield
-    finally:
-        _pin_all(usable)
-
-
-def _pin_all(usable: set[int]) -> None:
-    for thread in os.listdir("/proc/self/task"):
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
-            os.sched_setaffinity(int(thread), usable)
-
-
-def settle() -> None:
-    """Sync earlier writes and give freed memory back, so that what is measured next pays for neither."""
-    os.sync()
-    give_back()
-
-
-class MemoryWatch:
-    """A thread samples the process's anonymous memory; `peak_mib` is the greatest increase over the start."""
-
-    def __init__(self) -> None:
-        self.peak_mib = 0.0
-        self._before = 0
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="bench-memory", daemon=True)
-
-    def __enter__(self) -> MemoryWatch:
-        self._before = _anonymous_bytes()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(_SAMPLE_S):
-            self.peak_mib = max(self.peak_mib, (_anonymous_bytes() - self._before) / _MIB)
-
-
-def _anonymous_bytes() -> int:
-    return int((_proc_value("/proc/self/status", "RssAnon") or "0 kB").split()[0]) * 1024
-
-
-def _proc_value(path: str, name: str) -> str | None:
-    """Return the value of the first ``name: value`` line of a file in /proc, or None."""
-    for line in Path(path).read_text().splitlines():
-        found, _, value = line.partition(":")
-        if found.strip() == name:
-            return value.strip()
-    return None
-
-
-def _filesystem(folder: Path) -> str:
-    """Return the type of the file system that holds `folder`: the longest mount point above it counts."""
-    mounts = [line.split() for line in Path("/proc/self/mounts").read_text().splitlines()]
-    path = folder.resolve()
-    holding = [(len(point), kind) for _, point, kind, *_ in mounts if path.is_relative_to(point)]
-    return max(holding, default=(0, "unknown"))[1]

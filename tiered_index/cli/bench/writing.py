@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import threading
 import time
 from array import array
@@ -15,25 +16,16 @@ from pathlib import Path
 
 import numpy as np
 
-from tiered_index.cli.bench.figures import Meter, Section, Spec, Suite, at_least, at_most, percentiles_us
+from tiered_index.cli.bench.figures import Meter, Section, Spec, Suite, at_least, at_most, every_round, percentiles_us
+from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
+from tiered_index.cli.bench.messages import START_MS, TOPIC, keys_of, numbers_of
 from tiered_index.cli.bench.setting import (
     FLUSH_ENTRIES,
-    START_MS,
-    TOPIC,
-    MemoryWatch,
     Setting,
     WatchedDisk,
     compact_only,
-    cores,
     fill,
-    keys_of,
-    numbers_of,
-    pin_thread,
-    pinned,
-    plain_copy,
     require,
-    scratch,
-    settle,
     without_uploads,
 )
 from tiered_index.format.layout import Layout
@@ -53,15 +45,14 @@ def _put_specs(setting: Setting) -> Sequence[Spec]:
     )
 
 
-def _put(setting: Setting, folder: Path, meter: Meter) -> None:
+def _put(setting: Setting, place: Path, meter: Meter) -> None:
     core, _ = cores()
-    for _ in meter.rounds():
-        with scratch(folder) as place, setting.open(place) as index, pinned(core):
-            _batches(index, setting, place, meter)
-            _singles(index, setting, meter)
+    with setting.open(place) as index, pinned(core):
+        _batches(index, setting, place, meter)
+        _singles(index, setting, meter)
 
 
-PUT = Suite("put", _put_specs, _put)
+PUT = Suite("put", _put_specs, every_round(_put))
 """A full file, filled in batches with durable flushes, and single puts; the process stays on one core."""
 
 
@@ -144,18 +135,6 @@ def _compact_specs(setting: Setting) -> Sequence[Spec]:
     )
 
 
-def _compact(setting: Setting, folder: Path, meter: Meter) -> None:
-    for _ in meter.rounds():
-        with scratch(folder) as place:
-            _alone(setting, place, meter)
-        with scratch(folder) as place:
-            _beside_a_reader(setting, place, meter)
-
-
-COMPACT = Suite("compact", _compact_specs, _compact)
-"""A full file a round, alone, and beside a reader of another file whose stalls are measured."""
-
-
 def _alone(setting: Setting, place: Path, meter: Meter) -> None:
     section = meter.section("compaction")
     disk = WatchedDisk(lambda state: section.stop())
@@ -167,9 +146,7 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
             compact_only(index)
         require(disk.counts["compacted"], 1, "compacted files")
         (path,) = (place / "root" / "compacted").iterdir()
-        settle()
-        with meter.section("copy") as copy:
-            plain_copy(path, place / "copy")
+        copy = _copied(path, place, meter)
     meter.record("compaction of a full file", section.elapsed_s)
     meter.record("compaction rate", setting.entries / section.elapsed_s)
     meter.record("compaction, CPU", section.cpu_s / setting.entries * 1e9)
@@ -177,6 +154,16 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
     if setting.is_full:
         for seconds in _JAVA_S:
             meter.record(_java(seconds), seconds / section.elapsed_s * setting.entries / 20e6)
+
+
+def _copied(source: Path, place: Path, meter: Meter) -> Section:
+    """Copy a file durably and return how long that took: what any rewriting of it is compared with."""
+    settle()
+    with meter.section("copy") as copy, source.open("rb") as read, (place / "copy").open("xb") as write:
+        shutil.copyfileobj(read, write, 8 << 20)
+        write.flush()
+        Disk().sync(write.fileno())
+    return copy
 
 
 def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
@@ -220,6 +207,10 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
             meter.record(_STALLS[state, which], value)
 
 
+COMPACT = Suite("compact", _compact_specs, every_round(_alone, _beside_a_reader))
+"""A full file a round, alone, and beside a reader of another file whose stalls are measured."""
+
+
 def _look_up(
     index: IndexService, keys: list[str], begin_ms: int, latencies: array[float], stop: threading.Event, core: int
 ) -> None:
@@ -254,18 +245,6 @@ def _upload_specs(setting: Setting) -> Sequence[Spec]:
     )
 
 
-def _upload(setting: Setting, folder: Path, meter: Meter) -> None:
-    for _ in meter.rounds():
-        with scratch(folder) as place:
-            _full_file(setting, place, meter)
-        with scratch(folder) as place:
-            _small_files(setting, place, meter)
-
-
-UPLOAD = Suite("upload", _upload_specs, _upload)
-"""A full file, and a number of small ones, through the life cycle; a local copy goes as soon as it is uploaded."""
-
-
 def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
     uploading, whole = meter.section("upload"), meter.section("life cycle")
 
@@ -288,9 +267,7 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
             for path in (place / "storage").rglob("*")
             if path.is_file() and path.stat().st_size == stored.size_bytes
         )
-        settle()
-        with meter.section("copy") as copy:
-            plain_copy(source, place / "copy")
+        copy = _copied(source, place, meter)
     meter.record("upload of a full file", uploading.elapsed_s)
     meter.record("upload rate", stored.size_bytes / uploading.elapsed_s / (1 << 20))
     meter.record("times a plain durable copy", uploading.elapsed_s / copy.elapsed_s)
@@ -302,7 +279,6 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
     layout = setting.layout
     small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL_ENTRIES, _SMALL_ENTRIES + 1))
     living, retiring = meter.section("small files"), meter.section("retirement")
-    disk = WatchedDisk()
 
     def reached(state: str) -> None:
         if state == "uploaded" and disk.counts["uploaded"] == files:
@@ -319,3 +295,7 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
         require(Counter(file.place for file in index.files()), {"storage": files}, "states of the small files")
     meter.record("small files: compaction and upload", files / living.elapsed_s)
     meter.record("small files: retirement", files / retiring.elapsed_s)
+
+
+UPLOAD = Suite("upload", _upload_specs, every_round(_full_file, _small_files))
+"""A full file, and a number of small ones, through the life cycle; a local copy goes as soon as it is uploaded."""

@@ -15,18 +15,19 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
 from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
-from tiered_index.cli.demo.processes import Broker, Follower, Geometry, placed, upload_under_way
+from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
 from tiered_index.cli.demo.workload import TOPICS, ReferenceAnswers, Workload
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, StorageUnavailable
+from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -50,10 +51,11 @@ _PAGE, _COLD_PAGE = 1000, 5000
 Say = Callable[[str], None]
 
 
-def geometry_of(entries: int) -> Geometry:
+def geometry_of(entries: int) -> Layout:
     """Return a geometry that gives some nine files, each an object of 6 to 10 MiB."""
     items = min(_MAX_ITEMS, max(2, entries // _FILES))
-    return Geometry(max(items // 4, (_OBJECT_BYTES - _ITEM_BYTES * items) // _SLOT_BYTES), items)
+    slots = max(items // 4, (_OBJECT_BYTES - _ITEM_BYTES * items) // _SLOT_BYTES)
+    return Layout(NATIVE, NATIVE.schema, slots, items)
 
 
 @dataclass
@@ -101,12 +103,8 @@ class Stages:
         def over() -> bool:
             """Return whether all is written, taken and uploaded."""
             written = store.log_end()
-            return (
-                written is not None
-                and written.offset >= end
-                and follower.files_begun() >= _FILES - 1
-                and follower.is_idle()
-            )
+            taken = written is not None and written.offset >= end and follower.files_begun() >= _FILES - 1
+            return taken and follower.is_idle()
 
         with open_storage(self.config.storage, options=self.config.s3) as storage:
             moments: list[tuple[str, Callable[[], bool]]] = [
@@ -117,18 +115,10 @@ class Stages:
                 if follower.run_until(moment, over):
                     written = store.log_end()
                     recovered = follower.recover()
-                    position = max(recovered["sources"].values(), default=0)
-                    kills.append(
-                        {
-                            "moment": text,
-                            "resumed_from": position,
-                            "log_end": written.offset if written is not None else 0,
-                            "notes": len(recovered["notes"]),
-                        }
-                    )
-                    self.say(
-                        f"SIGKILL {text}; {_told(recovered['notes'])}; goes on at byte {position:,} of the commit log"
-                    )
+                    position, notes = max(recovered["sources"].values(), default=0), recovered["notes"]
+                    log_end = written.offset if written is not None else 0
+                    kills.append({"moment": text, "resumed_from": position, "log_end": log_end, "notes": len(notes)})
+                    self.say(f"SIGKILL {text}; {_told(notes)}; goes on at byte {position:,} of the commit log")
                 else:
                     self.say(f"the process was too fast to be killed {text}")
         self.broker.wait_written()
@@ -185,12 +175,10 @@ class Stages:
 
     def _dispatch_tail(self, index: IndexService) -> int:
         dispatcher = Dispatcher(index, StoreDirectory.open(self.store), put=PatientPut(index, _PATIENCE_S))
-        entries = 0
-        while True:
+        entries, caught_up = 0, False
+        while not caught_up:
             done = dispatcher.run_once()
-            entries += done.entries
-            if done.caught_up:
-                break
+            entries, caught_up = entries + done.entries, done.caught_up
         log = [path.stat().st_size for path in dispatcher.store.commitlog.iterdir()]
         self.figures |= {"log_bytes": dispatcher.position, "log_segments": len(log)}
         return entries
@@ -224,11 +212,11 @@ _LOOKUP_COLUMNS = ("place", "files by state", "look-ups", "answers", "wrong", "p
 @command
 def demo(
     session: Session,
-    messages: Annotated[int, Option(min=10_000, help="Messages of the stream.")] = 2_000_000,
-    lookups: Annotated[int, Option(min=1, help="Look-ups in each local state.")] = 1_000,
-    cold_lookups: Annotated[int, Option(min=2, help="Look-ups straight from the storage.")] = 200,
-    seed: Annotated[int, Option(help="Everything random follows from it.")] = 1,
-    keep: Annotated[Path | None, Option(help="Work in this folder and leave it, and the storage, as they are.")] = None,
+    messages: int = Option(2_000_000, min=10_000, help="Messages of the stream."),
+    lookups: int = Option(1_000, min=1, help="Look-ups in each local state."),
+    cold_lookups: int = Option(200, min=2, help="Look-ups straight from the storage."),
+    seed: int = Option(1, help="Everything random follows from it."),
+    keep: Path | None = Option(None, help="Work in this folder and leave it, and the storage, as they are."),
 ) -> int:
     """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
     twice, all checked.

@@ -1,8 +1,7 @@
 """The demo's two processes: a broker that writes the stream, and `tiered-index ingest --follow`, which is killed.
 
 The broker writes everything up to the tail into a RocketMQ store, says so, waits for a word and writes the tail. Where
-each message must lie is computed here from the lengths alone. The ingesting process is stopped before it is killed: its
-upload can't end meanwhile, so that it dies in the middle of one. One thread.
+each message must lie is computed here from the lengths alone. One thread.
 """
 
 from __future__ import annotations
@@ -18,13 +17,14 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.cli.demo.workload import TOPICS, Workload
 from tiered_index.errors import StorageUnavailable, TieredIndexError
+from tiered_index.format.layout import Layout
 from tiered_index.format.names import DATA_PREFIX, STATES
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1, format_properties
 from tiered_index.rocketmq.log.message import message_size
@@ -43,13 +43,6 @@ class ProcessFailed(TieredIndexError):
     exit_code = 1
 
 
-class Geometry(NamedTuple):
-    """Slots and items of the demo's files."""
-
-    slots: int
-    items: int
-
-
 @dataclass(frozen=True)
 class Follower:
     """How to start the process; its environment is this one's."""
@@ -57,14 +50,13 @@ class Follower:
     source: Path
     root: Path
     storage_uri: str
-    geometry: Geometry
+    layout: Layout
     config_file: Path | None = None
 
     def run_until(self, moment: Callable[[], bool], over: Callable[[], bool]) -> bool:
         """Start it and kill it as soon as `moment` is true; return whether it was killed.
 
-        The process is stopped before it is killed. Once `over` is true the moment will not come any more, and the
-        process is ended in good order.
+        It is stopped first: its upload can't end meanwhile. Once `over` is true the process is ended in good order.
         """
         with self._started(*self._ingest()) as process:
             deadline = time.monotonic() + _LIMIT_S
@@ -116,12 +108,11 @@ class Follower:
     def recover(self) -> dict[str, Any]:
         """Run `recover`; return what it prints."""
         with self._started("recover") as process:
-            document: dict[str, Any] = json.loads(_output(process, "recover"))
-        return document
+            return json.loads(_output(process, "recover"))  # type: ignore[no-any-return]
 
     def _ingest(self) -> tuple[str, ...]:
-        slots, items = map(str, self.geometry)
-        return ("ingest", str(self.source), "--follow", "--slots", slots, "--items", items)
+        geometry = ("--slots", str(self.layout.slots), "--items", str(self.layout.items))
+        return ("ingest", str(self.source), "--follow", *geometry)
 
     @contextlib.contextmanager
     def _started(self, *arguments: str) -> Iterator[subprocess.Popen[str]]:
@@ -204,7 +195,7 @@ class Broker:
 
     def __init__(self, messages: int, seed: int, tail_start: int, store: Path) -> None:
         (store / "commitlog").mkdir(parents=True, exist_ok=True)
-        self._process = subprocess.Popen(
+        self.process = subprocess.Popen(
             [sys.executable, "-m", _MODULE, str(messages), str(seed), str(tail_start), str(store)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -212,45 +203,39 @@ class Broker:
             text=True,
         )
 
-    def is_writing(self) -> bool:
-        """Return whether the process lives: it ends once the tail is written."""
-        return self._process.poll() is None
-
     def wait_written(self) -> None:
         """Return when everything before the tail is written. Raises `ProcessFailed`."""
-        assert self._process.stdout is not None
-        if self._process.stdout.readline().strip() != _WRITTEN:
+        assert self.process.stdout is not None
+        if self.process.stdout.readline().strip() != _WRITTEN:
             self._failed()
 
     def write_tail(self) -> None:
         """Have the tail written, to its end. Raises `ProcessFailed`."""
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        if self._process.wait(_WAIT_S):
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        if self.process.wait(_WAIT_S):
             self._failed()
 
     def _failed(self) -> None:
-        self._process.kill()
-        self._process.wait()
-        assert self._process.stderr is not None
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stderr is not None
         raise ProcessFailed(
-            f"the broker's process ended with exit code {self._process.returncode}: "
-            f"{self._process.stderr.read().strip()}"
+            f"the broker's process ended with exit code {self.process.returncode}: {self.process.stderr.read().strip()}"
         )
 
     def __enter__(self) -> Broker:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._process.kill()
-        self._process.wait()
-        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+        self.process.kill()
+        self.process.wait()
+        for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
 
 def _write(messages: int, seed: int, tail_start: int, store: Path) -> None:
-    """Be the process."""
     workload = Workload.generate(messages, seed=seed)
     columns = (workload.topic, workload.queue_id, _body_bytes(workload), workload.timestamp_ms)
     ends = np.searchsorted(workload.entry_message, np.arange(1, messages + 1))

@@ -13,7 +13,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 TOPICS = ("orders", "payments", "shipments", "logins")
 QUEUES = 4
@@ -86,21 +85,6 @@ class Workload:
     def entries(self) -> int:
         """How many entries the messages make."""
         return len(self.entry_key)
-
-    def entry_batch(self, start: int, stop: int) -> pa.RecordBatch:
-        """Return the entries of messages [start, stop) as `IndexService.put_batch` takes them."""
-        low, high = np.searchsorted(self.entry_message, (start, stop))
-        of = self.entry_message[low:high]
-        return pa.record_batch(
-            {
-                "topic": pa.DictionaryArray.from_arrays(pa.array(self.topic[of]), pa.array(TOPICS)),
-                "queue_id": self.queue_id[of],
-                "offset": self.offset[of],
-                "size": self.size[of],
-                "timestamp_ms": self.timestamp_ms[of],
-                "key": pa.array(self.keys).take(pa.array(self.entry_key[low:high])),
-            }
-        )
 
 
 def _times(rng: np.random.Generator, count: int, days: int) -> Array:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-import typer
+from typer import Option
 
 from tiered_index.cli.maintenance import write_findings
 from tiered_index.cli.options import Column, Conf, Constant, Master, Ship
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from tiered_index.spark.audit.audit import AuditResult
     from tiered_index.spark.audit.differences import Difference
 
-__all__ = ["audit"]
-
 _FOUND = 1
 _SHOWN = 20
 
@@ -29,28 +27,23 @@ _SHOWN = 20
 @command
 def audit(
     session: Session,
-    source: Annotated[
-        list[str] | None,
-        typer.Option(help="What the index was made of, as `spark build` takes it; none: the index is not compared."),
-    ] = None,
+    source: list[str] | None = Option(
+        None, help="What the index was made of, as `spark build` takes it; none: the index is not compared."
+    ),
     column: Column = None,
     constant: Constant = None,
-    begin: Annotated[
-        int | None,
-        typer.Option(parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight."),
-    ] = None,
-    end: Annotated[
-        int | None,
-        typer.Option(parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."),
-    ] = None,
-    report: Annotated[
-        str | None,
-        typer.Option(metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."),
-    ] = None,
-    list_: Annotated[
-        int,
-        typer.Option("--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."),
-    ] = 1000,
+    begin: int | None = Option(
+        None, parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight."
+    ),
+    end: int | None = Option(
+        None, parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."
+    ),
+    report: str | None = Option(
+        None, metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."
+    ),
+    list_: int = Option(
+        1000, "--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."
+    ),
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,

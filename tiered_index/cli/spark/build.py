@@ -1,34 +1,31 @@
-"""`tiered-index spark build`, `compact` and `merge`: what writes to a storage, by executors.
-
-`build` makes window tables straight from a source, `compact` makes compacted objects of what writers have staged,
-`merge` makes window tables of uploaded files.
-"""
+"""`tiered-index spark build`, `compact` and `merge`: what writes to a storage, by executors."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Option
 
 from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
 from tiered_index.cli.options import Begin, Column, Conf, Constant, DryRun, End, Master, MinAge, Ship, Tiers, Window
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
-from tiered_index.cli.spark.sharing import given_columns, given_storage, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark.sharing import (
+    given_columns,
+    given_storage,
+    job_document,
+    progress_of,
+    spark_columns,
+    spark_of,
+)
 from tiered_index.cli.times import format_time, human_duration
-from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
     from tiered_index.spark.build.build import BuildResult
     from tiered_index.spark.build.merge import CompactReport
-
-__all__ = ["build", "compact", "merge"]
 
 _WINDOWS_SHOWN, _SHOWN = 20, 5
 _UNAVAILABLE, _CORRUPT = 3, 4
@@ -37,25 +34,18 @@ _UNAVAILABLE, _CORRUPT = 3, 4
 @command
 def build(
     session: Session,
-    source: Annotated[
-        list[str],
-        typer.Option(help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI."),
-    ],
-    window: Annotated[str, typer.Option(metavar="1h|1d|30d", help="Length of a window, from the epoch on.")] = "1d",
+    source: list[str] = Option(
+        help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI."
+    ),
+    window: str = Option("1d", metavar="1h|1d|30d", help="Length of a window, from the epoch on."),
     column: Column = None,
     constant: Constant = None,
-    shards: Annotated[str, typer.Option(metavar="auto|N", help="Shards of a window.")] = "auto",
-    mode: Annotated[
-        str, typer.Option(metavar="error|append|replace", help="What to do where a window has tables already.")
-    ] = "error",
-    max_windows: Annotated[int, typer.Option(min=1, help="More windows than this are an error.")] = 10_000,
-    skip_corrupt: Annotated[
-        bool, typer.Option("--skip-corrupt", help="Pass over damage in a commit log, and count it.")
-    ] = False,
-    slots: Annotated[int | None, typer.Option(help="Base slots, where the index is made.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing.")
-    ] = False,
+    shards: str = Option("auto", metavar="auto|N", help="Shards of a window."),
+    mode: str = Option("error", metavar="error|append|replace", help="What to do where a window has tables already."),
+    max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
+    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
+    slots: int | None = Option(None, help="Base slots, where the index is made."),
+    dry_run: bool = Option(False, "--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing."),
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -104,16 +94,8 @@ def build(
 def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
     windows = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
     skipped = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
-    out.answer(
-        {
-            "status": "planned" if result.dry_run else "built",
-            **asdict(replace(result, metrics=JobMetrics())),
-            "windows": windows,
-            "skipped": skipped,
-            "metrics": result.metrics.to_json(),
-            "elapsed_s": round(elapsed_s, 3),
-        }
-    )
+    document = {"status": "planned" if result.dry_run else "built", **job_document(result)}
+    out.answer({**document, "windows": windows, "skipped": skipped, "elapsed_s": round(elapsed_s, 3)})
     shown = result.windows[:_WINDOWS_SHOWN]
     out.table(
         ("window", "length", "entries"),
@@ -147,9 +129,7 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
 @command
 def compact(
     session: Session,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what is staged and what it would cost; start no Spark.")
-    ] = False,
+    dry_run: bool = Option(False, "--dry-run", help="Show what is staged and what it would cost; start no Spark."),
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
@@ -179,19 +159,18 @@ def compact(
         report = compact_staged_files(
             spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session)
         )
-    elapsed_s = time.monotonic() - begun
-    _write_compacted(session.out, report, elapsed_s)
+    _write_compacted(session.out, report, time.monotonic() - begun)
     return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
 
 
 def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> None:
     status = "planned" if report.dry_run else "compacted" if report.files else "nothing to do"
     lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
-    document = asdict(replace(report, metrics=type(report.metrics)()))
+    document = job_document(report)
+    metrics = document.pop("metrics")
     # nothing was measured where nothing was done
-    del document["metrics"]
-    metrics = {} if report.dry_run else {"metrics": report.metrics.to_json()}
-    out.answer({"status": status, **document, **lists, **metrics, "elapsed_s": round(elapsed_s, 3)})
+    measured = {} if report.dry_run else {"metrics": metrics}
+    out.answer({"status": status, **document, **lists, **measured, "elapsed_s": round(elapsed_s, 3)})
     entries = counted(report.entries, "entry", "entries")
     what = f"{counted(report.files, 'staged file')} with {entries}, {human_bytes(report.read_bytes)}"
     if report.dry_run:
@@ -217,8 +196,7 @@ def merge(
     begin: Begin = None,
     end: End = None,
     min_age: MinAge = 3600,
-    shard_bytes: Annotated[int, typer.Option(help="Size of a shard at which a window is cut, about; one a task.")] = 256
-    << 20,
+    shard_bytes: int = Option(256 << 20, help="Size of a shard at which a window is cut, about; one a task."),
     dry_run: DryRun = False,
     master: Master = None,
     conf: Conf = None,
@@ -241,11 +219,7 @@ def merge(
         with open_stored_index(config) as index:
             show_plans(session, index, options, config.prices)
         return 0
-    _merge(session, config, options, spark_of(master, conf, ship=ship))
-    return 0
-
-
-def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions], spark: Any) -> None:
+    spark = spark_of(master, conf, ship=ship)
     from tiered_index.spark.build.merge import merge as merge_tables
 
     told: list[dict[str, Any]] = []
@@ -260,11 +234,11 @@ def _merge(session: Session, config: IndexConfig, options: Sequence[MergeOptions
             prices=config.prices,
             progress=progress_of(session),
         )
-        document = asdict(replace(result, metrics=JobMetrics()))
         left = [list(pair) for pair in result.left]
-        told.append({"window_s": chosen.window_s, **document, "left": left, "metrics": result.metrics.to_json()})
+        told.append({"window_s": chosen.window_s, **job_document(result), "left": left})
         metrics.append(result.metrics)
         write_report(session, chosen.window_s, result)
     whole = JobMetrics(stages=tuple(stage for job in metrics for stage in job.stages))
-    figures = whole.requests, whole.bytes_read, whole.bytes_written, whole.cost_usd
-    write_total(session, told, result.log_number, *figures)
+    costs = {name: getattr(whole, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
+    write_total(session, told, result.log_number, costs)
+    return 0

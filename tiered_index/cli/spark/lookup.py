@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+from typer import Option
 
-from tiered_index.cli.options import Conf, Master
+from tiered_index.cli.options import Column, Conf, Master
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark.sharing import given_storage, pairs, progress_of, spark_of
@@ -17,65 +17,37 @@ from tiered_index.errors import InvalidArgument
 if TYPE_CHECKING:
     from tiered_index.spark.lookup.lookup import LookupResult
 
-__all__ = ["lookup"]
-
 _PARTIAL = 6
 _FAILED_SHOWN = 5
-_FIGURES = [
-    "rows",
-    "skipped_null",
-    "objects",
-    "tasks",
-    "log_number",
-    "requests",
-    "bytes_read",
-    "cost_usd",
-    "plans",
-    "dry_run",
-]
+_FIGURES = (
+    *("rows", "skipped_null", "objects", "tasks", "log_number"),
+    *("requests", "bytes_read", "cost_usd", "plans", "dry_run"),
+)
 
 
 @command
 def lookup(
     session: Session,
-    keys: Annotated[
-        str,
-        typer.Option(metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI."),
-    ],
-    out: Annotated[
-        str | None,
-        typer.Option(
-            metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."
-        ),
-    ] = None,
-    column: Annotated[
-        list[str] | None,
-        typer.Option(metavar="FIELD=COLUMN", help="Which column a field is, as key=order_id; several times."),
-    ] = None,
-    topic: Annotated[str | None, typer.Option(help="One topic for all keys.")] = None,
-    begin: Annotated[
-        int | None, typer.Option(parser=time_option, metavar="T", help="Only entries stored then or later.")
-    ] = None,
-    end: Annotated[
-        int | None, typer.Option(parser=time_option, metavar="T", help="Only entries stored then or earlier.")
-    ] = None,
-    max_count: Annotated[int, typer.Option("--max", min=1, help="Entries a key, the newest.")] = 64,
-    nested: Annotated[bool, typer.Option("--nested", help="One row a key, its entries in an array.")] = False,
-    allow_partial: Annotated[
-        bool, typer.Option("--allow-partial", help="Name files that can't be read, don't fail.")
-    ] = False,
-    skip_null: Annotated[
-        bool, typer.Option("--skip-null", help="Leave out rows without topic or key, and count them.")
-    ] = False,
-    max_requests: Annotated[int | None, typer.Option(min=0, help="Most requests of all tasks.")] = None,
-    max_bytes: Annotated[int | None, typer.Option(min=0, help="Most bytes that all tasks read.")] = None,
-    messages: Annotated[
-        str | None,
-        typer.Option(metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."),
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show objects, requests, bytes and cost; read no entries.")
-    ] = False,
+    keys: str = Option(
+        metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI."
+    ),
+    out: str | None = Option(
+        None, metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."
+    ),
+    column: Column = None,
+    topic: str | None = Option(None, help="One topic for all keys."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or later."),
+    end: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or earlier."),
+    max_count: int = Option(64, "--max", min=1, help="Entries a key, the newest."),
+    nested: bool = Option(False, "--nested", help="One row a key, its entries in an array."),
+    allow_partial: bool = Option(False, "--allow-partial", help="Name files that can't be read, don't fail."),
+    skip_null: bool = Option(False, "--skip-null", help="Leave out rows without topic or key, and count them."),
+    max_requests: int | None = Option(None, min=0, help="Most requests of all tasks."),
+    max_bytes: int | None = Option(None, min=0, help="Most bytes that all tasks read."),
+    messages: str | None = Option(
+        None, metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="Show objects, requests, bytes and cost; read no entries."),
     master: Master = None,
     conf: Conf = None,
 ) -> int:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["given_columns", "given_storage", "pairs", "progress_of", "spark_columns", "spark_of"]
+    from tiered_index.spark.build.build import BuildResult
+    from tiered_index.spark.build.merge import CompactReport, MergeResult
 
 
 def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
@@ -59,6 +62,11 @@ def progress_of(session: Session) -> Callable[[str, int, int], None]:
             session.out.note(f"{stage}: {done:,} of {total:,} tasks")
 
     return tell
+
+
+def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
+    """Return what a job reports, JSON-ready."""
+    return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics.to_json()}
 
 
 def given_columns(
