@@ -34,6 +34,7 @@ def test_the_package_shows_what_a_user_imports():
     assert set(tiered_index.__all__) == {
         "Fetched",
         "FileReport",
+        "Freshness",
         "IndexConfig",
         "IndexItem",
         "IndexReader",
@@ -43,6 +44,8 @@ def test_the_package_shows_what_a_user_imports():
         "MessageSource",
         "MessagesResult",
         "QueryResult",
+        "TopicSummary",
+        "TopicsResult",
         "__version__",
         "column",
         "hash_key",
@@ -89,7 +92,8 @@ def test_fields_are_contracts():
         "key_hash",
         "source",
     ]
-    assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", "timestamp_resolution_ms"]
+    seen = ["freshness", "unknown_topics"]
+    assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", *seen, "timestamp_resolution_ms"]
     assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]

@@ -20,11 +20,22 @@ if TYPE_CHECKING:
     from tiered_index.service.index import IndexService
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.reader import IndexReader
-    from tiered_index.types import FileReport, IndexItem, KeyedIndexItem, Lookup, QueryResult, column
+    from tiered_index.types import (
+        FileReport,
+        Freshness,
+        IndexItem,
+        KeyedIndexItem,
+        Lookup,
+        QueryResult,
+        TopicsResult,
+        TopicSummary,
+        column,
+    )
 
 __all__ = [
     "Fetched",
     "FileReport",
+    "Freshness",
     "IndexConfig",
     "IndexItem",
     "IndexReader",
@@ -34,6 +45,8 @@ __all__ = [
     "MessageSource",
     "MessagesResult",
     "QueryResult",
+    "TopicSummary",
+    "TopicsResult",
     "__version__",
     "column",
     "hash_key",
@@ -47,7 +60,17 @@ _NAMES = {
     "service.index": ("IndexService",),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
-    "types": ("FileReport", "IndexItem", "KeyedIndexItem", "Lookup", "QueryResult", "column"),
+    "types": (
+        "FileReport",
+        "Freshness",
+        "IndexItem",
+        "KeyedIndexItem",
+        "Lookup",
+        "QueryResult",
+        "TopicSummary",
+        "TopicsResult",
+        "column",
+    ),
 }
 
 

@@ -14,10 +14,10 @@ Instances are immutable values; share them between threads freely. Functions are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 # Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)
 MAX_TOPIC_UNITS = 1_024
@@ -143,7 +143,52 @@ class Explain:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryResult:
+class Freshness:
+    """How far the storage of one index was filled: a lookup over it can't see what its writer has not published yet.
+
+    `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds with a
+    resolution of one second; None: nothing is published. `positions` say for each source of entries (a RocketMQ store,
+    a file, a stream) up to where, exclusive, all of it is published.
+    """
+
+    source: str
+    as_of_ms: int | None
+    positions: Mapping[str, int]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict."""
+        return {"source": self.source, "as_of_ms": self.as_of_ms, "positions": dict(self.positions)}
+
+
+class Answer:
+    """Base of the answers to lookups: what they could see.
+
+    `freshness` says for each index that was read from its storage alone how far that was filled. `unknown_topics` has
+    the lookup's topic where nothing was found, and none of the files in its range, as far as they were read, has it.
+    """
+
+    freshness: tuple[Freshness, ...]
+    unknown_topics: tuple[str, ...]
+
+    @property
+    def as_of_ms(self) -> int | None:
+        """Up to which time the answer can be complete, epoch milliseconds: of several indexes the least. None: it has
+        all that was written, as its root was read; or no index has published anything.
+        """
+        times = [index.as_of_ms for index in self.freshness if index.as_of_ms is not None]
+        return min(times, default=None)
+
+    def seen_to_dict(self) -> dict[str, Any]:
+        """Return what the answer could see as a JSON-ready dict."""
+        return {
+            "unknown_topics": list(self.unknown_topics),
+            "as_of_ms": self.as_of_ms,
+            "freshness": [index.to_dict() for index in self.freshness],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class QueryResult(Answer):
     """The answer to one lookup.
 
     `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
@@ -156,6 +201,8 @@ class QueryResult:
     cursor: str | None = None
     failed: tuple[FileReport, ...] = ()
     explain: Explain = Explain()
+    freshness: tuple[Freshness, ...] = ()
+    unknown_topics: tuple[str, ...] = ()
     timestamp_resolution_ms: int = 1000
 
     def __len__(self) -> int:
@@ -172,7 +219,56 @@ class QueryResult:
             "cursor": self.cursor,
             "failed": [report.to_dict() for report in self.failed],
             "explain": self.explain.to_dict(),
+            **self.seen_to_dict(),
             "timestamp_resolution_ms": self.timestamp_resolution_ms,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicSummary:
+    """What an index holds of one topic: `entries`, the `bytes` of their messages (one with two keys counts twice), and
+    the first and last entry's time, inclusive epoch milliseconds to the second.
+
+    An entry that was put twice counts twice where its files have not been merged. `uncounted_files` is how many files
+    have the topic and do not say how much of it, since an older version wrote them; what they hold is not in the sums,
+    and `begin_ms` and `end_ms` are None where no file says.
+    """
+
+    topic: str
+    entries: int = 0
+    bytes: int = 0
+    begin_ms: int | None = None
+    end_ms: int | None = None
+    uncounted_files: int = 0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TopicsResult(Answer):
+    """The topics of an index, by name; the other fields are as in `QueryResult`."""
+
+    topics: tuple[TopicSummary, ...]
+    status: Status
+    failed: tuple[FileReport, ...] = ()
+    explain: Explain = Explain()
+    freshness: tuple[Freshness, ...] = ()
+    unknown_topics: tuple[str, ...] = ()
+    cursor: ClassVar[None] = None  # the answer is whole
+
+    def __len__(self) -> int:
+        return len(self.topics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as a JSON-ready dict."""
+        return {
+            "topics": [topic.to_dict() for topic in self.topics],
+            "status": self.status,
+            "failed": [report.to_dict() for report in self.failed],
+            "explain": self.explain.to_dict(),
+            **self.seen_to_dict(),
         }
 
 

@@ -7,18 +7,23 @@ each page gets what is left: requests and bytes count from the first lookup, the
 from __future__ import annotations
 
 import contextlib
+import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tiered_index.cli.output import Output, counted, error_document, human_bytes
 from tiered_index.cli.times import format_time
-from tiered_index.errors import BudgetExceeded
+from tiered_index.errors import BudgetExceeded, TieredIndexError
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.log.session import Writer
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
-from tiered_index.types import Explain, FileReport, QueryResult
+from tiered_index.types import Explain, FileReport, QueryResult, TopicsResult
 
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 28
@@ -150,7 +155,10 @@ def _is_skipped(report: FileReport) -> bool:
 # The time given to a page when the command's time is up: it names what it would have read.
 _MOMENT_S = 1e-6
 
-R = TypeVar("R", QueryResult, MessagesResult)
+# Times that are in 1970 as milliseconds, and from 2001 to 2286 as seconds
+_LIKE_SECONDS = range(10**9, 10**10)
+
+R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
 
 
 class CommandBudget:
@@ -183,7 +191,7 @@ class Pages(Generic[R]):
 
     `open_lookup` opens the index and returns what answers one page, by ``cursor`` and the bounds. Where the budget
     doesn't reach, what was found is the last page, and `exceeded` is the error, to be raised when the pages are shown.
-    `nothing` is an answer without any.
+    `nothing` is an answer without any; `begin_ms` and `end_ms` are the range, where the command has one.
     """
 
     open_lookup: Callable[[], Callable[..., R]]
@@ -192,10 +200,15 @@ class Pages(Generic[R]):
     budget: CommandBudget
     every: bool = field(kw_only=True)
     explaining: Explaining | None = field(default=None, kw_only=True)
+    begin_ms: int | None = field(default=None, kw_only=True)
+    end_ms: int | None = field(default=None, kw_only=True)
     exceeded: BudgetExceeded | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.last: R = self.nothing
+        # set where the index is opened
+        self.reader: IndexReader | None = None
+        self._found = 0
         self._explains: list[Explain] = []
         self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
         self._failed: dict[tuple[str | None, str], FileReport] = {}
@@ -222,6 +235,7 @@ class Pages(Generic[R]):
 
     def _added(self, answer: R) -> R:
         self.last = answer
+        self._found += len(answer)
         self._partial = self._partial or answer.status == "partial"
         self._failed |= {(report.source, report.file): report for report in answer.failed}
         for name in self._costs:
@@ -229,6 +243,66 @@ class Pages(Generic[R]):
         if self.explaining is not None:
             self._explains.append(answer.explain)
         return answer
+
+    @cached_property
+    def _seen(self) -> Mapping[str, Writer | None]:
+        """Who writes each index that was read from its storage alone; nothing where that can't be read in time."""
+        with contextlib.suppress(TieredIndexError), self.budget.clock():
+            return self.reader.writers() if self.last.freshness and self.reader is not None else {}
+        return {}
+
+    def seen(self) -> dict[str, Any]:
+        """Return the fields that say what the answers could see, who writes each index, and why nothing was found."""
+        rows = [
+            index.to_dict() | {"writer": asdict(writer) if (writer := self._seen.get(index.source)) else None}
+            for index in self.last.freshness
+        ]
+        return self.last.seen_to_dict() | {"freshness": rows, "hints": self._hints}
+
+    def as_of(self) -> str:
+        """Return for people up to which time the answers are complete; empty where they aren't, or have everything."""
+        if not self.last.freshness or self.status == "partial":
+            return ""
+        oldest = min(self.last.freshness, key=lambda index: (index.as_of_ms is None, index.as_of_ms or 0))
+        several = (
+            f" ({oldest.source}, the oldest of {len(self.last.freshness)})" if len(self.last.freshness) > 1 else ""
+        )
+        until = (
+            f"as of {format_time(oldest.as_of_ms)}"
+            if oldest.as_of_ms is not None
+            else "so far: nothing is published yet"
+        )
+        writer = self._seen.get(oldest.source)
+        if writer is None:
+            return f" {until}{several}"
+        seen = format_time(writer.seen_ms // 1000 * 1000)
+        states = {"alive": "is alive", "closed": f"ended at {seen}", "gone": f"was last seen at {seen}"}
+        return f" {until}{several}; the writer {states[writer.state]}"
+
+    @cached_property
+    def _hints(self) -> list[str]:
+        """Why nothing was found, where that may surprise."""
+        if self._found or self.cursor is not None or self.exceeded is not None or self.reader is None:
+            return []
+        files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
+        if not files:
+            return ["the index has no entries yet"]
+        topics = {topic for file in files for topic in file.known_topics or ()}
+        hints = []
+        for topic in self.last.unknown_topics:
+            near = difflib.get_close_matches(topic, topics, 1)
+            hints.append(
+                f"no file that was read has topic {topic!r}" + (f"; did you mean {near[0]!r}?" if near else "")
+            )
+        first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
+        if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
+            hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")
+            if self.end_ms is not None and self.end_ms in _LIKE_SECONDS:
+                hints.append(
+                    f"--end {self.end_ms} is {format_time(self.end_ms)}, in milliseconds; did you mean seconds? "
+                    f"Then give {self.end_ms * 1000}"
+                )
+        return hints
 
     @property
     def status(self) -> str:
@@ -243,6 +317,7 @@ class Pages(Generic[R]):
             **more,
             "failed": [report.to_dict() for report in self._failed.values()],
             "explain": {**self._costs, **(costs or {})},
+            **self.seen(),
             **self.error(),
         }
 
@@ -252,6 +327,8 @@ class Pages(Generic[R]):
 
     def finish(self, out: Output, more: str = "") -> int:
         """Tell people what follows the answers, `more` before the cost, and return the exit code as `settle`."""
+        for hint in self._hints:
+            out.line(hint)
         if self.last.cursor is not None:
             out.line(f"more with --cursor {self.last.cursor}")
         if self.exceeded is None:

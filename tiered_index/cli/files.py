@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from typer import Option
 
 from tiered_index.cli.contents import Array, Contents, contents_of, opened
-from tiered_index.cli.options import File, FileItems, FileSlots
+from tiered_index.cli.explaining import CommandBudget, Pages
+from tiered_index.cli.options import CacheDir, File, FileItems, FileSlots, MaxBytes, MaxRequests, Timeout
 from tiered_index.cli.output import counted, human_bytes, human_count, states
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.times import format_time, human_duration
+from tiered_index.cli.times import format_time, human_duration, time_option
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.service.catalog.catalog import Handle
@@ -22,8 +25,65 @@ from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.reading.root_view import UnsealedView
+from tiered_index.types import TopicsResult, TopicSummary
 
 _PARTIAL = 6
+
+
+@command
+def topics(
+    session: Session,
+    begin: Annotated[
+        int | None, Option(parser=time_option, metavar="T", help="Of files from here on: epoch ms or ISO 8601.")
+    ] = None,
+    end: Annotated[
+        int | None, Option(parser=time_option, metavar="T", help="Of files up to here, inclusive to the second.")
+    ] = None,
+    allow_partial: Annotated[
+        bool, Option("--allow-partial", help="List what can be read, name the rest (exit 6).")
+    ] = False,
+    max_requests: MaxRequests = None,
+    max_bytes: MaxBytes = None,
+    timeout: Timeout = None,
+    cache_dir: CacheDir = None,
+) -> int:
+    """List the topics: entries, bytes of their messages, first and last second.
+
+    It reads the directory of each stored file: a request each, unless it is in the cache. An entry that was put twice
+    counts twice until its files are merged.
+
+    [bold]Examples[/bold]
+
+      tiered-index topics --storage s3://bucket/index
+
+      tiered-index topics --root /data/index --begin 2026-11-01 --json
+    """
+    budget = CommandBudget(max_requests, max_bytes, timeout)
+    config = session.reader_config(cache_dir=cache_dir)
+    with contextlib.ExitStack() as stack:
+
+        def open_lookup() -> Callable[..., TopicsResult]:
+            reader = pages.reader = stack.enter_context(session.open_reader(config))
+            return lambda cursor, **limits: reader.topics(begin, end, allow_partial, **limits)
+
+        nothing = TopicsResult(topics=(), status="partial")
+        pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=begin, end_ms=end)
+        (answer,) = pages
+        session.out.answer(answer.to_dict() | pages.seen() | pages.error())
+        session.out.table(
+            ("topic", "entries", "bytes", "first", "last"), map(_topic_row, answer.topics), right="entries bytes"
+        )
+        uncounted = sum(topic.uncounted_files for topic in answer.topics)
+        if uncounted:
+            session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
+        session.out.line(f"{counted(len(answer), 'topic')}, {pages.status}{pages.as_of()}")
+        return pages.finish(session.out)
+
+
+def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
+    more = "*" if topic.uncounted_files else ""
+    first, last = format_time(topic.begin_ms), format_time(topic.end_ms)
+    return topic.topic, human_count(topic.entries) + more, human_bytes(topic.bytes) + more, first, last
 
 
 @command

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
+from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import Ending, PatientPut, Progress, Stopped, settle
 from tiered_index.cli.session import Session
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
@@ -313,7 +313,7 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         if options.wait and ending.exit_code == 0:
             settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
         document = follower.document(taken_s=taken_s)
-        document |= {"elapsed_s": round(time.monotonic() - started_s, 3), "files": index.health()["files"]}
+        document |= {"elapsed_s": round(time.monotonic() - started_s, 3), **what_waits(index)}
     session.out.answer(document, streamed=options.follow)
     write_ingested(session.out, document, what="store")
     return ending.exit_code
@@ -330,6 +330,20 @@ def _torn_words(torn: TornTail) -> str:
         else "the broker left them where it cut its log, and writes over them"
     )
     return f"torn: commit log offsets {torn.begin} to {torn.end}: {torn.what} at the end of the log; {why}"
+
+
+def what_waits(index: IndexService) -> dict[str, Any]:
+    """Return the fields of an answer that tell which files there are, and what is not in the storage yet."""
+    health = index.health()
+    return {name: health[name] for name in ("files", "unpublished")}
+
+
+def write_what_waits(out: Output, document: dict[str, Any]) -> None:
+    """Tell people what the storage doesn't have yet."""
+    waits = document["unpublished"]
+    if waits["entries"]:
+        files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")
+        out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
 
 
 def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source") -> None:
@@ -355,3 +369,4 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
             "files": states(document["files"]) or "none",
         }
     )
+    write_what_waits(out, document)

@@ -16,7 +16,7 @@ from urllib.parse import unquote, urlsplit
 
 from typer import Argument, Option
 
-from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
+from tiered_index.cli.follow import FollowOptions, ingest_store, what_waits, write_ingested, write_what_waits
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut, settle
@@ -211,7 +211,7 @@ def ingest(
         taken_s = time.monotonic() - started_s
         if wait:
             settle(index, patience, lambda total: session.progress("compacting and uploading", total))
-        files = index.health()["files"]
+        waits = what_waits(index)
     document = {
         "status": "complete",
         "source": str(opened.path),
@@ -225,7 +225,7 @@ def ingest(
         "ingest_s": round(taken_s, 3),
         "elapsed_s": round(time.monotonic() - started_s, 3),
         "entries_per_s": round(intake.entries / taken_s) if taken_s else None,
-        "files": files,
+        **waits,
     }
     session.out.answer(document)
     write_ingested(session.out, document)
@@ -287,7 +287,7 @@ def import_classic(
             "hidden_messages": work.hidden,
             "mismatched_entries": work.mismatched,
             "elapsed_s": round(time.monotonic() - started_s, 3),
-            "files": index.health()["files"],
+            **what_waits(index),
         }
     named = ", ".join(map(str, work.missing_offsets[:5])) + (", ..." if work.missing > 5 else "")
     session.out.answer(document)
@@ -305,4 +305,5 @@ def import_classic(
             "files": states(document["files"]) or "none",
         }
     )
+    write_what_waits(session.out, document)
     return 0

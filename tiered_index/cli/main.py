@@ -15,7 +15,7 @@ from typer import Option
 from tiered_index._version import __version__
 from tiered_index.cli.bench.command import bench
 from tiered_index.cli.demo.command import demo
-from tiered_index.cli.files import dump, files, inspect
+from tiered_index.cli.files import dump, files, inspect, topics
 from tiered_index.cli.ingest import import_classic, ingest
 from tiered_index.cli.maintenance import orphans, recover, verify
 from tiered_index.cli.merge import merge
@@ -51,7 +51,8 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **_APPLICATION,
 )
-_COMMANDS = (demo, ingest, import_classic, query, message, files, inspect, dump, verify, recover, merge, orphans, bench)
+_READING = (query, message, topics, files, inspect, dump, verify)
+_COMMANDS = (demo, ingest, import_classic, *_READING, recover, merge, orphans, bench)
 for _command in _COMMANDS:
     app.command(_command.__name__.replace("_", "-"))(_command)
 

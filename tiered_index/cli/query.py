@@ -71,6 +71,9 @@ def query(
 
     No match is an empty answer and exit code 0.
 
+    With --storage alone the answer has what was uploaded, and says as of when: its newest entry. With --root, on the
+    writer's host, it has what was flushed, too.
+
     With --messages each message comes with its state: local, archived, expired (the broker deleted it, and it was not
     archived) or missing, with the reason. Entries of other keys with an equal hash are dropped and counted.
 
@@ -104,13 +107,16 @@ def query(
 
         def open_lookup() -> Callable[..., Any]:
             reader = stack.enter_context(session.open_reader(config))
+            pages.reader = reader
             look_up = partial(reader.messages, source=_source(store, reader, config)) if messages else reader.query
             return partial(look_up, topic, key, begin, end, page, allow_partial=allow_partial)
 
         nothing: Any = QueryResult(items=(), status="partial")
         if messages:
             nothing = MessagesResult(messages=(), status="partial")
-        pages: Pages[Any] = Pages(open_lookup, nothing, cursor, budget, every=every, explaining=explaining)
+        pages: Pages[Any] = Pages(
+            open_lookup, nothing, cursor, budget, every=every, explaining=explaining, begin_ms=begin, end_ms=end
+        )
         return _write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
 
 
@@ -133,11 +139,14 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
                 out.record(item.to_dict())
             else:
                 items.append(item)
-    out.answer(pages.totals(len(seen)) if is_stream else pages.last.to_dict() | pages.error(), streamed=is_stream)
+    out.answer(
+        pages.totals(len(seen)) if is_stream else pages.last.to_dict() | pages.seen() | pages.error(),
+        streamed=is_stream,
+    )
     if items:
         columns = len(_COLUMNS) if any(item.source is not None for item in items) else -1
         out.table(_COLUMNS[:columns], [_row(item)[:columns] for item in items], right="queue offset size")
-    out.line(f"{len(items):,} found, {pages.status}")
+    out.line(f"{len(items):,} found, {pages.status}{pages.as_of()}")
     return pages.finish(out)
 
 
@@ -179,9 +188,9 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
         out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
     elif out.as_json:
         shown = [_describe(one, body) for one in pages.last.messages]
-        out.answer(pages.last.to_dict() | {"messages": shown} | pages.error())
+        out.answer(pages.last.to_dict() | {"messages": shown} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
-    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.status}{dropped}")
+    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.status}{dropped}{pages.as_of()}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,16 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
-from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, Metadata, topic_table
+from tiered_index.format.metadata import (
+    FILE_ID,
+    POSITIONS,
+    PREDECESSOR,
+    Metadata,
+    TopicStats,
+    add_topic_stats,
+    topic_stats,
+    topic_table,
+)
 from tiered_index.format.slots import newest_first, order_chunk, order_giant, pieces_of
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
 
@@ -52,11 +61,19 @@ class Compaction:
         self.count = n
         slots = np.empty(n, np.uint32)
         counts = np.zeros(layout.slots, np.int64)
+        stats: list[TopicStats] = []
         for start in range(0, n, _COUNTED):
             part = slots[start : start + _COUNTED]
             hashes = normal_hashes(entries["key_hash"][start : start + _COUNTED])
             np.remainder(hashes.view(np.uint32), np.uint32(layout.slots), out=part)
             counts += np.bincount(part, minlength=layout.slots)
+            rows = entries[start : start + _COUNTED]
+            stats += topic_stats(rows["topic_id"], rows["size"], rows["time_diff_s"])
+        begin_s = begin_ms // 1000
+        self._topic_stats = [
+            replace(one, second_min=begin_s + one.second_min, second_max=begin_s + one.second_max)
+            for one in add_topic_stats(stats)
+        ]
         self._counts = counts
         self._first = np.cumsum(counts) - counts
         self._order = newest_first(slots, self._first)
@@ -127,6 +144,7 @@ class Compaction:
         del table
         yield from self.arrays()
         assert self.directory is not None
+        about["more"] = {**about.get("more", {}), "topic_stats": list(map(astuple, self._topic_stats))}
         metadata = Metadata(
             layout=self.layout,
             count=self.count,

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
 from tiered_index.documents import (
     COUNT,
@@ -29,6 +35,8 @@ from tiered_index.documents import (
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
 from tiered_index.format.slots import SlotMap
+
+Array = npt.NDArray[Any]
 
 # A file's id, which becomes part of paths and of objects' names.
 FILE_ID = text(r"[0-9A-Za-z_-]{1,64}")
@@ -80,6 +88,18 @@ class Metadata:
     more: dict[str, Any] = field(default_factory=dict)
 
     @cached_property
+    def topic_names(self) -> frozenset[str]:
+        """The names of `topics`."""
+        return frozenset(name for _, name in self.topics)
+
+    def stats_by_topic(self) -> NamedStats:
+        """Return the name of each topic and what the file holds of it; None: it doesn't say."""
+        names = dict(self.topics)
+        if "topic_stats" not in self.more:
+            return [(name, None) for name in names.values()]
+        return named_stats([TopicStats(*row) for row in self.more["topic_stats"]], names)
+
+    @cached_property
     def slot_map(self) -> SlotMap:
         """How hashes map to slots: a shard stores it; in a whole file a slot is the hash modulo the slots."""
         return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
@@ -121,6 +141,55 @@ class Metadata:
         """Return the byte position where the arrays end, by geometry and count (a shard has no slot table)."""
         size = self.layout.schema.item.itemsize
         return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicStats:
+    """Entries, their messages' bytes, and first and last second (epoch, inclusive) of one topic id."""
+
+    topic_id: int
+    entries: int
+    bytes: int
+    second_min: int
+    second_max: int
+
+
+NamedStats = list[tuple[str, TopicStats | None]]
+
+
+def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedStats:
+    """Return each topic's name with its stats; an id without a name is its own name, ``#17``."""
+    return [(names.get(one.topic_id, f"#{one.topic_id}"), one) for one in stats]
+
+
+def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicStats]:
+    """Return what columns (integers of any order of bytes, n each) hold of each topic id, by id."""
+    columns = [np.asarray(column, column.dtype.newbyteorder("=")) for column in (topic_ids, sizes, seconds)]
+    table = pa.table(columns, names=["id", "size", "second"])
+    grouped = table.group_by("id", use_threads=False).aggregate(
+        [("size", "count"), ("size", "sum"), ("second", "min"), ("second", "max")]
+    )
+    names = ("id", "size_count", "size_sum", "second_min", "second_max")
+    return sorted(map(TopicStats, *(grouped[name].to_pylist() for name in names)), key=attrgetter("topic_id"))
+
+
+def add_topic_stats(stats: Iterable[TopicStats]) -> list[TopicStats]:
+    """Return the sums by topic id."""
+    sums: dict[int, TopicStats] = {}
+    for one in stats:
+        other = sums.get(one.topic_id)
+        sums[one.topic_id] = (
+            one
+            if other is None
+            else TopicStats(
+                one.topic_id,
+                one.entries + other.entries,
+                one.bytes + other.bytes,
+                min(one.second_min, other.second_min),
+                max(one.second_max, other.second_max),
+            )
+        )
+    return [sums[topic_id] for topic_id in sorted(sums)]
 
 
 def _metadata(document: Any) -> tuple[Metadata, str]:
@@ -176,4 +245,5 @@ _MORE: Check[dict[str, Any]] = record(
     window_s=Optional(integer(1, 2**42), 0),
     checksum=Optional(text("[0-9a-f]{1,16}"), ""),
     slot_map=Optional(SlotMap.from_json, None),
+    topic_stats=Optional(list_of(tuple_of(TOPIC_ID, COUNT, integer(-(2**62), 2**62), SECONDS, SECONDS)), ()),
 )

@@ -7,7 +7,7 @@ directory says where a slot lies. Pure. Memory: 8 bytes an entry for the filter,
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from itertools import chain
 from typing import Any
 
@@ -19,7 +19,7 @@ from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
-from tiered_index.format.metadata import Metadata
+from tiered_index.format.metadata import Metadata, TopicStats, add_topic_stats, topic_stats
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank, identity_columns
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
@@ -97,6 +97,7 @@ class ShardWriter:
         self._item_size = layout.schema.item.itemsize
         self._per_block = BLOCK_BYTES // self._item_size
         self._filter = FilterBuilder(capacity)
+        self._topic_stats: list[TopicStats] = []
         self._groups: list[_OpenGroup] = []
         self._last_slot = slot_range[0] - 1
         # where the last slot's array begins, from the start of the arrays
@@ -132,6 +133,8 @@ class ShardWriter:
         self.second_min = min(self.second_min, int(seconds.min()))
         self.second_max = max(self.second_max, int(seconds.max()))
         self.checksum = self.checksum + entry_checksum(items, seconds) & _MASK
+        stats = topic_stats(items["topic_id"], items["size"], seconds)
+        self._topic_stats = add_topic_stats([*self._topic_stats, *stats])
         self._filter.add(filter_hashes(items["key_hash"], items["fingerprint"] if self.layout.schema.keyed else None))
         for low, high, group in self._cut(slots):
             if group is not None:
@@ -164,7 +167,12 @@ class ShardWriter:
             slot_base=self.slots.base,
             slot_range=self.slot_range,
             writer=writer,
-            more={**more, "slot_map": self.slots.to_json(), "checksum": f"{self.checksum:016x}"},
+            more={
+                **more,
+                "slot_map": self.slots.to_json(),
+                "checksum": f"{self.checksum:016x}",
+                "topic_stats": list(map(astuple, self._topic_stats)),
+            },
         )
         return build_trailer(self.position, self._directory(), metadata, self._filter.build())
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, Unpack
@@ -32,12 +33,13 @@ from tiered_index.service.answers.validation import (
     message_row,
 )
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.lookup.query import Handles
+from tiered_index.service.lookup.query import Files
 from tiered_index.service.opening import Parts, open_parts
 from tiered_index.service.threads.workers import Stopped, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
@@ -288,20 +290,25 @@ class IndexService(Lookups):
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
-        """Return a JSON-ready summary of buffer, disk and files; `problems` lists every present error."""
-        states: dict[str, int] = {}
-        for handle in self._catalog.all():
-            states[handle.place] = states.get(handle.place, 0) + 1
+        """Return a JSON-ready summary of buffer, disk and files; `problems` lists every present error.
+
+        `unpublished` counts the files, and the entries in them and in the buffer, that a reader of the storage does not
+        see yet.
+        """
+        buffered = self._buffer.size
+        handles = self._catalog.all()
+        own = [h for h in handles if isinstance(h, UnsealedFile) or (isinstance(h, CompactedFile) and h.stored is None)]
         problems = [f"{name}: {error}" for name, error in self._errors()]
         return {
             "index_id": self.index_id,
             "writer_epoch": self._session.epoch,
             "fenced": self._session.fenced is not None,
-            "buffered_entries": self._buffer.size,
+            "buffered_entries": buffered,
             "buffered_bytes": self._buffer.size_bytes,
             "quarantined_entries": self._flusher.quarantined,
             "local_bytes": self._lifecycle.local_bytes(),
-            "files": states,
+            "files": dict(Counter(handle.place for handle in handles)),
+            "unpublished": {"files": len(own), "entries": buffered + sum(handle.count for handle in own)},
             "problems": problems,
         }
 
@@ -379,8 +386,8 @@ class IndexService(Lookups):
     def _log_states(self) -> Sequence[LogState]:
         return [self._session.log.state]
 
-    def _begin(self) -> Handles:
-        return self._handles
+    def _begin(self) -> Files:
+        return Files(self._handles)
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.

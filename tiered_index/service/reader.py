@@ -17,7 +17,7 @@ from typing import Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageError
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog.catalog import Handle
@@ -26,10 +26,11 @@ from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.session import Writer, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.lookup.query import Handles, QueryEngine
+from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root.root import CACHE
@@ -161,6 +162,21 @@ class IndexReader(Lookups):
         """The URIs of the indexes that are read."""
         return tuple(self._names.values())
 
+    def writers(self) -> dict[str, Writer | None]:
+        """Return who writes each index, or wrote it last, by its URI. None: nobody, or its storage did not answer.
+
+        At least two requests an index.
+        """
+        self._check_open()
+
+        def look(view: IndexView) -> Writer | None:
+            with contextlib.suppress(StorageError):
+                return writer_of(view.storage, self._clock)
+            return None
+
+        calls = [(f"reading the lease of {view.storage.uri}", partial(look, view)) for view in self._views]
+        return dict(zip(self.sources, self._parts.in_time(calls), strict=True))
+
     @property
     def genesis(self) -> IndexDescriptor:
         """What the index was created as: id, layout, offset space. Of one index only."""
@@ -268,7 +284,7 @@ class IndexReader(Lookups):
         self._check_open()
         return next(view for view in self._views if view.storage.uri == uri).read_on()
 
-    def _begin(self) -> Handles:
+    def _begin(self) -> Files:
         """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
@@ -282,7 +298,9 @@ class IndexReader(Lookups):
         for view, before in zip(self._views, tries, strict=True):
             if left_s is None and view not in begun:
                 view.catch_up(before, begun_s)
-        return partial(self._handles, begun_s)
+        # before the handles: these may be of a later state of the log, never of an earlier one
+        freshness = tuple([view.freshness for view in self._views if view.freshness is not None])
+        return Files(partial(self._handles, begun_s), freshness)
 
     def _begin_refreshes(self) -> dict[IndexView, Future[None]]:
         """Start the refreshes that are due and that no other thread runs, as far as threads are available."""

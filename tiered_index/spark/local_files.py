@@ -31,6 +31,7 @@ def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> Dat
 
 
 def each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
+    """Yield the splits in a task's batches."""
     for batch in batches:
         for split in batch.column(0).to_pylist():
             yield json.loads(split)

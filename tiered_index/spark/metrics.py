@@ -159,6 +159,7 @@ class JobMeter:
         self._within = _NOTHING
 
     def address(self, address: StorageAddress) -> StorageAddress:
+        """Return an address for tasks whose requests count here."""
         return replace(address, request_stats=self._request_stats)
 
     def sources(self, s3: S3Options) -> Callable[[str], StorageAddress]:
@@ -186,6 +187,7 @@ class JobMeter:
 
     @property
     def metrics(self) -> JobMetrics:
+        """What was counted so far."""
         stages = tuple(self._told(name, stage) for name, stage in self._stages.items())
         return JobMetrics(self._spark.sparkContext.applicationId, stages)
 

@@ -66,6 +66,29 @@ def test_query_as_text(run_here, original):
     assert run_here("query", "orders", "nobody", "--root", original.root).out == "0 found, complete\n"
 
 
+@pytest.mark.parametrize(
+    ("topic", "range_", "hints"),
+    [
+        ("orderz", (), ["no file that was read has topic 'orderz'; did you mean 'orders'?"]),
+        ("nothing-like-it", (), ["no file that was read has topic 'nothing-like-it'"]),
+        ("orders", ("--begin", "2024-01-01"), ["the index has entries from 2023-11-14T22:13:20Z to "]),
+        (
+            "orders",
+            ("--end", "1700000000"),
+            ["the index has entries from ", "--end 1700000000 is 1970-01-20T16:13:20Z, in milliseconds; did you mean"],
+        ),
+        ("orders", ("--begin", "2023-11-14T22:13:20Z"), []),
+    ],
+)
+def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
+    where = ("query", topic, "nobody", *range_, "--root", original.root)
+    first, *lines = run_here(*where).out.splitlines()
+    assert first == "0 found, complete"
+    assert [line.startswith(hint) for line, hint in zip(lines, hints, strict=True)] == [True] * len(hints)
+    assert run_here(*where, "--json").document["hints"] == lines
+    assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
+
+
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):
     for path in damaged.objects():
         path.unlink()

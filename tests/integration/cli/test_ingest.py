@@ -66,6 +66,23 @@ def test_the_position_survives_the_loss_of_the_root(run_here, made, tmp_path):
         assert [item.offset for item in reader.query("orders", "k7")] == expected_offsets("orders", "k7", 650)
 
 
+def test_what_is_not_in_the_storage_yet_is_said_by_both_sides(run_here, made):
+    write_source(made.source, 0, 3)
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL)
+    query = ("query", "orders", "k2", "--storage", made.uri)
+    assert run_here(*where).out.endswith("not in the storage yet: 1 file, 6 entries; --wait uploads\n")
+    assert run_here(*query).out.startswith("0 found, complete so far: nothing is published yet; the writer ended at 20")
+    assert "1 found, complete\n" in run_here(*query, "--root", made.root).out
+    assert "not in the storage" not in run_here(*where, "--wait").out
+    assert "1 found, complete as of 2023-11-14T22:13:22Z; the writer ended at 20" in run_here(*query).out
+    answer = run_here(*query, "--json").document
+    assert answer["as_of_ms"] == BEGIN_MS + 2000
+    [index] = answer["freshness"]
+    assert (index["as_of_ms"], index["writer"]["state"]) == (BEGIN_MS + 2000, "closed")
+    assert list(index["positions"].values()) == [made.source.stat().st_size]
+    assert run_here(*query, "--json", "--all").records[-1]["freshness"] == [index]
+
+
 def test_gzip_and_parquet_make_the_same_index(run_here, tmp_path):
     plain = write_source(tmp_path / "m.ndjson", 0, 400)
     packed, table = tmp_path / "m.ndjson.gz", tmp_path / "m.parquet"

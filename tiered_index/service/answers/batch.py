@@ -8,7 +8,7 @@ Threads: a batch belongs to one call; results may be shared.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, overload
@@ -37,6 +37,7 @@ from tiered_index.types import (
     MAX_TIMESTAMP_MS,
     Explain,
     FileReport,
+    Freshness,
     IndexItem,
     Lookup,
     QueryResult,
@@ -361,7 +362,8 @@ def matching(
 class QueryResults(Sequence[QueryResult]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
-    names files that could not be read, where that was allowed.
+    names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
+    that no file has.
     """
 
     batch: LookupBatch
@@ -370,6 +372,8 @@ class QueryResults(Sequence[QueryResult]):
     more: npt.NDArray[np.bool_]
     failed: tuple[FileReport, ...]
     explain: Explain
+    freshness: tuple[Freshness, ...]
+    unknown: Collection[str]
     schema: Schema
     make: Callable[[str, tuple[Any, ...]], IndexItem]
     pages: Mapping[int, QueryResult]
@@ -419,4 +423,12 @@ class QueryResults(Sequence[QueryResult]):
             encode_cursor(order_key(rows[-1], self.schema), query_digest(q.topic, q.key, low, high)) if more else None
         )
         items: tuple[Any, ...] = tuple(self.make(q.topic, row) for row in rows.tolist())
-        return QueryResult(items=items, status=status, cursor=cursor, failed=failed, explain=self.explain)
+        return QueryResult(
+            items=items,
+            status=status,
+            cursor=cursor,
+            failed=failed,
+            explain=self.explain,
+            freshness=self.freshness,
+            unknown_topics=(q.topic,) if q.topic in self.unknown and not items else (),
+        )

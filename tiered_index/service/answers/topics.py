@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.threads.workers import synchronized
@@ -65,6 +65,11 @@ class TopicTable:
     def ids(self, topic: str) -> frozenset[int]:
         """Return every id that means `topic`."""
         return self._ids.get(topic, frozenset())
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every topic that has an id."""
+        return self._ids.keys()
 
     def name(self, topic_id: int) -> str:
         """Return the name that `topic_id` means; it must have been recorded."""

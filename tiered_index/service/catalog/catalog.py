@@ -11,9 +11,10 @@ import contextlib
 import itertools
 import mmap
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
+from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
@@ -53,6 +54,9 @@ class Handle(Protocol):
     def lane(self) -> str: ...
     @property
     def source(self) -> str | None: ...
+    @property
+    def known_topics(self) -> Collection[str] | None:
+        """The names of the file's topics, or of some of them; None where a request would be needed."""
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as known for no request, or None."""
@@ -66,6 +70,9 @@ class Handle(Protocol):
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup of a batch, unordered; errors as `search`."""
 
+    def topic_stats(self) -> NamedStats:
+        """Return what the file holds of each topic; errors as `search`."""
+
     def let_go(self) -> None:
         """Close what is mapped: nobody searches it any more. Idempotent."""
 
@@ -77,6 +84,11 @@ class LocalHandle:
     asks_storage = False
     search_bytes = 0
     source: str | None = None
+
+    @property
+    def known_topics(self) -> Collection[str] | None:
+        """As `Handle.known_topics`."""
+        return None
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return None: search it."""

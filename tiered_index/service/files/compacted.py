@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.layout import HEADER_SIZE
-from tiered_index.format.metadata import Metadata
+from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.answers.batch import LookupBatch, Matches
@@ -150,12 +150,14 @@ class StorageBytes:
 
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
+        known = self.known_topics
+        return known is not None and topic not in known
+
+    @property
+    def known_topics(self) -> frozenset[str] | None:
+        """The names of the file's topics, where they are known without a request."""
         trailer = self.cold.known_trailer(self.stored)
-        return (
-            trailer is not None
-            and bool(trailer.metadata.topics)
-            and all(name != topic for _, name in trailer.metadata.topics)
-        )
+        return trailer.metadata.topic_names or None if trailer is not None else None
 
 
 @dataclass
@@ -194,6 +196,13 @@ class CompactedFile:
     def search_bytes(self) -> int:
         """About how many bytes a search reads from the storage; 0 while the local copy is whole."""
         return self.stored.search_bytes if self.local is None and self.stored is not None else 0
+
+    @property
+    def known_topics(self) -> frozenset[str] | None:
+        """As `Handle.known_topics`."""
+        if self.local is not None:
+            return self.local.trailer().metadata.topic_names or None
+        return self.stored.known_topics if self.stored is not None else None
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """As `Handle.excludes`."""
@@ -234,6 +243,10 @@ class CompactedFile:
                     raise
         assert self.stored is not None
         return self.stored.search_many(batch, self.stored.away(batch))
+
+    def topic_stats(self) -> NamedStats:
+        """As `Handle.topic_stats`, from the metadata."""
+        return self.metadata().stats_by_topic()
 
     def let_go(self) -> None:
         """Close the local copy's map."""
@@ -294,6 +307,10 @@ class DamagedFile(LocalHandle):
         raise self.error.with_traceback(None)  # else each lookup would lengthen the trace of the one before
 
     def search_many(self, batch: LookupBatch) -> Matches:
+        """Raise the error that made the file unreadable."""
+        raise self.error.with_traceback(None)
+
+    def topic_stats(self) -> NamedStats:
         """Raise the error that made the file unreadable."""
         raise self.error.with_traceback(None)
 

@@ -11,7 +11,7 @@ import contextlib
 import logging
 import mmap
 import zlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
+from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
@@ -284,6 +285,16 @@ class UnsealedFile(LocalHandle):
     def entries(self) -> Array:
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
         return verified_entries(self._map, self._as_journal(), str(self.path))
+
+    @property
+    def known_topics(self) -> Collection[str]:
+        """The names of the file's topics."""
+        return self._ids.keys()
+
+    def topic_stats(self) -> NamedStats:
+        """As `Handle.topic_stats`, from the entries so far."""
+        entries = entries_view(self._map, self.layout, self.table.count)
+        return named_stats(topic_stats(entries["topic_id"], entries["size"], self._seconds_of(entries)), self.topics)
 
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered, along the chain, or by a scan where it is long."""

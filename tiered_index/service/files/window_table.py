@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from tiered_index.errors import CorruptFile
+from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers
 from tiered_index.service.catalog.catalog import Catalog, Handle
@@ -55,12 +56,18 @@ class WindowTable:
         self.sequence = max(stored.sequence for stored in ordered)
         self.count = sum(stored.count for stored in ordered)
         self._cold = cold
+        self._topics: set[frozenset[str]] = set()
         self._lows = [stored.part.slot_low for stored in ordered]
 
     @property
     def search_bytes(self) -> int:
         """About how many bytes a search reads: of one shard."""
         return max(StorageBytes(self._cold, stored).search_bytes for stored in self.shards)
+
+    @property
+    def known_topics(self) -> frozenset[str] | None:
+        """As `Handle.known_topics`, of the shards that were read in vain."""
+        return frozenset().union(*self._topics) or None
 
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
@@ -94,6 +101,8 @@ class WindowTable:
                 continue
             source = StorageBytes(self._cold, stored)
             found = source.search(lookup)
+            if not len(found):
+                self._topics.add(source.known_topics or frozenset())
             schema = source.trailer().metadata.layout.schema
             rows = (
                 found
@@ -106,13 +115,18 @@ class WindowTable:
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, unordered; shards side by side, every slot group is read once."""
-        searches = [
-            partial(StorageBytes(self._cold, stored).search_many, batch, away) for stored, away in self._excluded(batch)
-        ]
+        read = [(StorageBytes(self._cold, stored), away) for stored, away in self._excluded(batch)]
+        searches = [partial(source.search_many, batch, away) for source, away in read]
         found = [part for part in side_by_side(searches) if len(part.rows)]
+        self._topics.update(source.known_topics or frozenset() for source, _ in read)
         if not found:
             return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
         return Matches(np.concatenate([part.lookups for part in found]), np.concatenate([part.rows for part in found]))
+
+    def topic_stats(self) -> NamedStats:
+        """As `Handle.topic_stats`, from the shards' metadata, read side by side."""
+        trailers = side_by_side([partial(self._cold.trailer, stored) for stored in self.shards])
+        return [one for trailer in trailers for one in trailer.metadata.stats_by_topic()]
 
     def _holding(self, lookup: PreparedLookup) -> list[StoredObject]:
         """Return the shards that may hold answers: those of the slot whose time overlaps."""

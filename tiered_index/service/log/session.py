@@ -14,6 +14,7 @@ import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from tiered_index.clock import Clock
 from tiered_index.documents import MILLISECONDS, checked, flag, integer, load, record, text
@@ -46,6 +47,21 @@ class _Holder:
     released: bool
 
 
+WriterState = Literal["alive", "closed", "gone"]
+
+
+@dataclass(frozen=True)
+class Writer:
+    """Who holds an index's lease, or held it last: ``alive``; ``closed``: it ended in order; ``gone``: the lease ran
+    out. `seen_ms`: when it was renewed last, epoch milliseconds by the storage's clock.
+    """
+
+    state: WriterState
+    host: str
+    pid: int
+    seen_ms: int
+
+
 _HOLDER = record(
     _Holder, root_id=text(), host=text(), pid=integer(0, 2**31 - 1), expires_ms=MILLISECONDS, released=flag
 )
@@ -53,8 +69,11 @@ _HOLDER = record(
 
 def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
     """Raise `LockHeld` where a lease of another root is in force."""
-    holder = _current(storage)
-    if holder is None or holder.released or holder.root_id == root_id or holder.expires_ms <= clock.now_ms():
+    found = _current(storage)
+    if found is None:
+        return
+    holder, _ = found
+    if holder.released or holder.root_id == root_id or holder.expires_ms <= clock.now_ms():
         return
     raise LockHeld(
         f"{storage.uri} is being written by process {holder.pid} on {holder.host}; its lease ends in "
@@ -64,18 +83,30 @@ def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
     )
 
 
-def _current(storage: Storage) -> _Holder | None:
+def writer_of(storage: Storage, clock: Clock) -> Writer | None:
+    """Return who last held the index's lease, None where nobody ever did. At least two requests; `StorageError`."""
+    found = _current(storage)
+    if found is None:
+        return None
+    holder, seen_ms = found
+    state: WriterState = "closed" if holder.released else "alive" if holder.expires_ms > clock.now_ms() else "gone"
+    return Writer(state, holder.host, holder.pid, seen_ms)
+
+
+def _current(storage: Storage) -> tuple[_Holder, int] | None:
+    """Return the lease that counts, and when it was written, by the storage's clock."""
     for _ in range(10):  # a renewal may delete what was just listed
-        names = [info.name for info in storage.list(LEASE_PREFIX)]
-        if not names:
+        listed = list(storage.list(LEASE_PREFIX))
+        if not listed:
             return None
+        name = listed[-1].name
         try:
-            return checked(_HOLDER, load(storage.get(names[-1]), names[-1], "lease"), names[-1], "lease")
+            return checked(_HOLDER, load(storage.get(name), name, "lease"), name, "lease"), listed[-1].modified_ms
         except ObjectNotFound:
             continue
         except CorruptFile as error:
             # the lease is a courtesy, the log's fences decide: one that can't be read must not lock every writer out
-            _log.warning("%s is not a lease and is passed over: %s", names[-1], error)
+            _log.warning("%s is not a lease and is passed over: %s", name, error)
             return None
     return None
 

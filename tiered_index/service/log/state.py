@@ -72,6 +72,11 @@ class LogState:
         """Return the archived segments of `store`, by their start."""
         return self._by_store.get(store, [])
 
+    @cached_property
+    def newest_ms(self) -> int | None:
+        """The time of the newest entry of all objects, epoch milliseconds to the second; None: there is no object."""
+        return max((o.second_max * 1000 for o in self.objects.values()), default=None)
+
     @property
     def stores(self) -> tuple[str, ...]:
         """The stores of which segments are archived."""

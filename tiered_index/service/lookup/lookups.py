@@ -14,7 +14,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import QueryResults
-from tiered_index.service.answers.rows import check_lookups
+from tiered_index.service.answers.rows import check_lookups, check_range
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
@@ -22,9 +22,9 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.query import Handles, MissingObjects, QueryEngine
+from tiered_index.service.lookup.query import Files, MissingObjects, QueryEngine
 from tiered_index.storage.metering import PriceTable
-from tiered_index.types import Lookup, QueryResult
+from tiered_index.types import Lookup, QueryResult, TopicsResult
 
 L = TypeVar("L")
 T = TypeVar("T")
@@ -122,6 +122,25 @@ class Lookups(ABC):
         with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
             return MessageLookup(self.query, lookup, allow_partial, source, self._schema, budget).run()
 
+    def topics(
+        self,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        allow_partial: bool = False,
+        *,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        timeout_s: float | None = None,
+    ) -> TopicsResult:
+        """Return the topics of the files that overlap the inclusive range [begin_ms, end_ms], with what these hold.
+
+        Of a stored file it needs the directory: a request where that is in no cache. Arguments and errors as `query`.
+        """
+        self._check_open()
+        second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
+        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+        return self._answer(self._engine.topics, (second_min, second_max), allow_partial, limits)
+
     @property
     def log_state(self) -> LogState:
         """The storage's log as far as it was read. Of one index only."""
@@ -174,7 +193,7 @@ class Lookups(ABC):
 
     def _answer(
         self,
-        answer: Callable[[Handles, L, bool, MissingObjects, LookupBudget | None], T],
+        answer: Callable[[Files, L, bool, MissingObjects, LookupBudget | None], T],
         lookup: L,
         allow_partial: bool,
         limits: LookupLimits,
@@ -182,9 +201,9 @@ class Lookups(ABC):
         self._check_open()
         budgeted = self._always_budgeted or limits.any
         with LookupBudget(self._prices, limits).open() if budgeted else contextlib.nullcontext() as budget:
-            handles = self._begin()
+            files = self._begin()
             return MissingObjects(self._read_log, allow_partial).run(
-                self._catalogs, lambda missing: answer(handles, lookup, allow_partial, missing, budget)
+                self._catalogs, lambda missing: answer(files, lookup, allow_partial, missing, budget)
             )
 
     @abstractmethod
@@ -195,8 +214,8 @@ class Lookups(ABC):
         """Raise `InvalidArgument` where several indexes are read as one."""
 
     @abstractmethod
-    def _begin(self) -> Handles:
-        """Do what is due before a lookup; return what yields the handles that may hold its answers."""
+    def _begin(self) -> Files:
+        """Do what is due before a lookup; return what it reads."""
 
     @abstractmethod
     def _log_states(self) -> Sequence[LogState]:

@@ -21,7 +21,17 @@ from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
 from tiered_index.storage.context import check_deadline
-from tiered_index.types import MAX_TIMESTAMP_MS, Explain, FileReport, IndexItem, Lookup, QueryResult, Status
+from tiered_index.types import (
+    MAX_TIMESTAMP_MS,
+    Answer,
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    Lookup,
+    QueryResult,
+    Status,
+)
 
 MessageState = Literal["local", "archived", "expired", "missing"]
 """``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has
@@ -83,7 +93,7 @@ class MessageSource(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MessagesResult:
+class MessagesResult(Answer):
     """The answer to a lookup of messages. `messages` are in answer order, at most `max_count` of them, those that can't
     be had among them. `status` and `cursor` are as in `QueryResult`; `failed` names files of the index and places of
     messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with an equal
@@ -99,6 +109,8 @@ class MessagesResult:
     explain: Explain = _NOTHING
     message_requests: int = 0
     message_bytes: int = 0
+    freshness: tuple[Freshness, ...] = ()
+    unknown_topics: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -113,6 +125,7 @@ class MessagesResult:
             "collisions": self.collisions,
             "explain": self.explain.to_dict()
             | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
+            **self.seen_to_dict(),
         }
 
 
@@ -183,6 +196,8 @@ class MessageLookup:
             explain=self._explain(reports, started),
             message_requests=sum(one.requests for one in self.fetched),
             message_bytes=sum(one.bytes for one in self.fetched),
+            freshness=self.pages[0].freshness,
+            unknown_topics=self.pages[0].unknown_topics,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result

@@ -7,10 +7,11 @@ on which thread was faster. `scan` reads the files; `MissingObjects` decides wha
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 from tiered_index.errors import (
     BudgetExceeded,
@@ -21,6 +22,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.metadata import TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, QueryResults, best_answers
 from tiered_index.service.answers.rows import (
@@ -41,14 +43,32 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileReader, Scan
 from tiered_index.storage.metering import PriceTable
-from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult
+from tiered_index.types import (
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    Lookup,
+    QueryResult,
+    TopicsResult,
+    TopicSummary,
+)
 
 LOG_RETRIES = 100
 """How often a lookup starts again because objects vanish; each time the log has moved on."""
-Handles = Callable[[int, int], Sequence[Handle]]
-"""What may hold answers in an inclusive range of epoch seconds."""
+
+
+class Files(NamedTuple):
+    """What a lookup reads."""
+
+    handles: Callable[[int, int], Sequence[Handle]]
+    """Returns what may hold answers in an inclusive range of epoch seconds."""
+    freshness: tuple[Freshness, ...] = ()
+    """How far the storages that are read alone were filled before `handles` was called."""
+
+
 T = TypeVar("T")
-R = TypeVar("R", QueryResult, QueryResults)
+R = TypeVar("R", QueryResult, QueryResults, TopicsResult)
 
 
 class _MovedOn(Exception):
@@ -169,7 +189,7 @@ class QueryEngine:
 
     def query(
         self,
-        handles: Handles,
+        files: Files,
         lookup: PreparedLookup,
         allow_partial: bool,
         missing: MissingObjects,
@@ -191,7 +211,8 @@ class QueryEngine:
         scan = Scan(
             look, lambda handle: handle.excludes(lookup), top.can_skip, top.missing, newest, allow_partial, budget
         )
-        self._read(scan, handles(lookup.second_min, newest), missing)
+        handles = files.handles(lookup.second_min, newest)
+        self._read(scan, handles, missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors])
         last = order_key(rows[-1], self.schema) if more and len(rows) else lookup.after
@@ -204,12 +225,14 @@ class QueryEngine:
             cursor=cursor,
             failed=failed,
             explain=_explain(scan, started, elsewhere),
+            freshness=files.freshness,
+            unknown_topics=() if len(rows) or lookup.after is not None else tuple(_unknown([lookup.topic], handles)),
         )
         return _within_budget(scan, result)
 
     def query_many(
         self,
-        handles: Handles,
+        files: Files,
         lookups: Sequence[Lookup],
         allow_partial: bool,
         missing: MissingObjects,
@@ -237,7 +260,7 @@ class QueryEngine:
             begin_ms, end_ms = lookup.begin_ms, lookup.end_ms
             one = self.prepare(lookup.topic, lookup.key, begin_ms, end_ms, lookup.max_count, lookup.cursor)
             try:
-                pages[number] = self.query(handles, one, allow_partial, missing, budget, elsewhere)
+                pages[number] = self.query(files, one, allow_partial, missing, budget, elsewhere)
             except BudgetExceeded as error:
                 if not isinstance(error.result, QueryResult):
                     raise
@@ -246,18 +269,57 @@ class QueryEngine:
         scan = Scan(
             look, lambda handle: handle.excludes_all(batch), lambda _: False, lambda: 0, 0, allow_partial, budget
         )
+        handles: Sequence[Handle] = ()
         if len(lookups) > len(pages):
-            self._read(scan, handles(int(batch.second_min.min()), int(batch.second_max.max())), missing)
+            handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
+            self._read(scan, handles, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema)
         failed = tuple([report for report, _ in scan.errors])
+        unknown = _unknown(batch.topics, handles)
         alone = [page.explain for page in pages.values()]
         explain = _explain(scan, started, RequestStats.of(*alone))
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
-        results = QueryResults(batch, rows, starts, more, failed, explain, self.schema, self._make, pages)
+        results = QueryResults(
+            batch, rows, starts, more, failed, explain, files.freshness, unknown, self.schema, self._make, pages
+        )
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
         return _within_budget(scan, results)
+
+    def topics(
+        self,
+        files: Files,
+        within: tuple[int, int],
+        allow_partial: bool,
+        missing: MissingObjects,
+        budget: LookupBudget | None,
+    ) -> TopicsResult:
+        """List the topics of the files that overlap the inclusive epoch seconds `within`; the rest as `query`."""
+        started = time.perf_counter()
+        sums: dict[str, TopicSummary] = {}
+        adding = threading.Lock()
+
+        def look(handle: Handle) -> int:
+            of_topics: dict[str, list[TopicStats | None]] = {}
+            for name, stats in handle.topic_stats():
+                of_topics.setdefault(name, []).append(stats)
+            with adding:
+                for name, several in of_topics.items():
+                    sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), several)
+            return len(of_topics)
+
+        scan = Scan(look, lambda _: None, lambda _: False, lambda: 0, 0, allow_partial, budget)
+        self._read(scan, files.handles(*within), missing)
+        failed = tuple(report for report, _ in scan.errors)
+        result = TopicsResult(
+            topics=tuple(sums[name] for name in sorted(sums)),
+            status="partial" if failed else "complete",
+            failed=failed,
+            explain=_explain(scan, started, NOTHING),
+            freshness=files.freshness,
+        )
+        return _within_budget(scan, result)
 
     def _read(self, scan: Scan, handles: Sequence[Handle], missing: MissingObjects) -> None:
         """Search the handles; raise what can't be passed over, except a spent budget (see `_within_budget`)."""
@@ -290,6 +352,31 @@ def _explain(scan: Scan, started: float, elsewhere: RequestStats) -> Explain:
         files_read=sum([report.outcome == "read" for report in reports]),
         files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
         files=tuple(reports),
+    )
+
+
+def _unknown(topics: Iterable[str], handles: Sequence[Handle]) -> frozenset[str]:
+    """Return which of the topics none of the files has; none where the topics of a file are not known."""
+    known: list[Collection[str]] = []
+    for handle in handles:
+        if (names := handle.known_topics) is None:
+            return frozenset()
+        known.append(names)
+    return frozenset(topic for topic in topics if known and not any(topic in names for names in known))
+
+
+def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicSummary:
+    """Return a topic's summary with what one more file, of several ids or shards, says of it."""
+    said = [one for one in stats if one is not None]
+    begins = [one.second_min * 1000 for one in said] + [ms for ms in (before.begin_ms,) if ms is not None]
+    ends = [one.second_max * 1000 for one in said] + [ms for ms in (before.end_ms,) if ms is not None]
+    return TopicSummary(
+        topic=before.topic,
+        entries=before.entries + sum(one.entries for one in said),
+        bytes=before.bytes + sum(one.bytes for one in said),
+        begin_ms=min(begins, default=None),
+        end_ms=max(ends, default=None),
+        uncounted_files=before.uncounted_files + (len(said) < len(stats)),
     )
 
 

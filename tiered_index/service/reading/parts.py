@@ -8,7 +8,7 @@ which others are read with it. Threads: every method from any thread, but none o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -129,6 +129,12 @@ class SourcedFile:
         self.excludes = handle.excludes
         self.excludes_all = handle.excludes_all
         self.let_go = handle.let_go
+        self.topic_stats = handle.topic_stats
+
+    @property
+    def known_topics(self) -> Collection[str] | None:
+        """As the file's."""
+        return self._handle.known_topics
 
     @property
     def search_bytes(self) -> int:

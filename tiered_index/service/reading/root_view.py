@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import mmap
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.format.journal import Journal, parse_journal
+from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import COMPACTED, JOURNAL_SUFFIX, STATES, UNSEALED, UPLOADED, file_id_of
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, select_items
@@ -61,6 +63,17 @@ class UnsealedView(LocalHandle):
         """Close the map."""
         self._entries = None
         unmap(self._map)
+
+    @property
+    def known_topics(self) -> Collection[str]:
+        """As `Handle.known_topics`."""
+        return self.journal.topics.values()
+
+    def topic_stats(self) -> NamedStats:
+        """As `Handle.topic_stats`, from the entries."""
+        entries, names = self.entries(), self.journal.topics
+        seconds = self.journal.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
+        return named_stats(topic_stats(entries["topic_id"], entries["size"], seconds), names)
 
     def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
         """As `Handle.search`."""

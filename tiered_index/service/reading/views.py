@@ -35,6 +35,7 @@ from tiered_index.storage.context import active_context, remaining_s
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
+from tiered_index.types import Freshness
 
 # a storage that did not answer is tried again after this time at the latest
 _RETRY_S = 1.0
@@ -79,6 +80,8 @@ class IndexView:
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
         self._log_error: TieredIndexError | None = None
+        # of the storage as the catalog shows it; None: the root is read, too, which has what is not published
+        self.freshness: Freshness | None = None
         # the view is as old as the beginning of its reading, however long that takes
         self._refreshed_s = clock.monotonic_s()
         with contextlib.ExitStack() as undo:
@@ -96,7 +99,7 @@ class IndexView:
                 range_reads=parts.range_reads,
                 index_id=index_id,
             )
-            apply_log_state(self.catalog, [], self._log.state, self.cold, lambda _: None)
+            self._show([], self._log.state)
             undo.pop_all()
 
     def _open_log(self, marker: Marker | None, *, must_answer: bool) -> IndexDescriptor:
@@ -207,10 +210,16 @@ class IndexView:
         if self._closed:
             raise InvalidArgument("the index was closed while its log was read")
         self._log_error = None
-        apply_log_state(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
+        self._show(self.catalog.all(), state)
         self._refreshed_s = begun_s
         self.tries += 1
         return state
+
+    def _show(self, before: list[Handle], state: LogState) -> None:
+        """Bring the catalog, with the handles `before`, up to `state`."""
+        apply_log_state(self.catalog, before, state, self.cold, lambda _: None)
+        if self._root_view is None:
+            self.freshness = Freshness(source=self.storage.uri, as_of_ms=state.newest_ms, positions=state.positions)
 
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.format.hashing import code_units
+from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
@@ -144,6 +145,17 @@ class BufferedChunk(LocalHandle):
         self._schema = schema
         seconds = self._columns["second"]
         self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
+
+    @property
+    def known_topics(self) -> Collection[str]:
+        """Every topic that this writer was given."""
+        return self._topics.names
+
+    def topic_stats(self) -> NamedStats:
+        """As `Handle.topic_stats`, from the entries."""
+        columns = self._columns
+        stats = topic_stats(columns["topic_id"], columns["size"], columns["second"])
+        return [(self._topics.name(one.topic_id), one) for one in stats]
 
     def search(self, lookup: PreparedLookup) -> npt.NDArray[Any]:
         """Return the rows that answer `lookup`, in no order."""

@@ -40,6 +40,7 @@ ALL_TIME = (-(2**62), 2**62)
 
 
 def identity_dtype(schema: Schema) -> np.dtype[Any]:
+    """Return the fields of an entry's identity."""
     keyed = [("fingerprint", ">u4")] if schema.keyed else []
     further = [(c.name, c.dtype) for c in schema.caller_columns if c.identity]
     return np.dtype([("key_hash", ">i4"), *keyed, ("queue_id", ">i4"), ("offset", ">i8"), *further])
@@ -78,6 +79,7 @@ class Picked:
         return likely[sought]
 
     def runs(self, trailer: Trailer) -> list[Run]:
+        """Return what must be read of an object."""
         if self.hashes is None:
             return trailer.directory.all_runs()
         return trailer.directory.runs_of(trailer.metadata.slot_map.slots_of(self.hashes), *ALL_TIME)

@@ -44,10 +44,12 @@ _ARROW = arrow_schema(_COLUMNS)
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
+    """Return whether a source names archived segments."""
     return os.fspath(path).startswith(_ARCHIVE)
 
 
 def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
+    """Return the entries of local stores."""
     folders = [store.commitlog for store in stores]
     splits = [[str(f), one.start, one.end] for f in folders for one in CommitLogReader(f).segments()]
     return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
@@ -105,6 +107,7 @@ def _read_archived(
 
 
 def archive_in(storage: Storage) -> SegmentArchive:
+    """Return the segments in an index's storage."""
     log = StorageLog(storage, SystemClock())
     return SegmentArchive(storage, lambda: log.state, log.open)
 

@@ -90,6 +90,7 @@ class Census:
 
     @property
     def entries(self) -> int:
+        """All of them."""
         return sum(self.windows.values())
 
     @property
@@ -98,6 +99,7 @@ class Census:
         return sum(count for (wrong, _), count in self.windows.items() if wrong)
 
     def add(self, other: Census) -> None:
+        """Add another part of the source."""
         for window, count in other.windows.items():
             self.windows[window] = self.windows.get(window, 0) + count
         self.without_key += other.without_key
@@ -108,6 +110,7 @@ class Census:
 
     @classmethod
     def of(cls, rows: Iterable[Any]) -> Census:
+        """Return the sum of what tasks yielded."""
         total = cls()
         for row in rows:
             total.add(pickle.loads(row[0]))
@@ -220,6 +223,7 @@ class BuildPlan:
 
     @property
     def partitions(self) -> int:
+        """How many Spark partitions write."""
         return int(self.partition_of_piece[-1]) + 1
 
     @property
@@ -229,6 +233,7 @@ class BuildPlan:
 
     @property
     def entries(self) -> int:
+        """Entries of all tables."""
         return sum(table.window.entries for table in self.tables)
 
     @cached_property
@@ -241,6 +246,7 @@ class BuildPlan:
         return np.array([table.window.begin_s + table.quarantined * _BEHIND for table in self.tables], np.int64)
 
     def table_of(self, piece: int) -> int:
+        """Return the index of the table that a piece is of."""
         return int(np.searchsorted(self._firsts, piece, "right")) - 1
 
     def pieces_of(self, seconds: Int64, hashes: npt.NDArray[np.int32]) -> tuple[Int64, Int64]:

@@ -86,6 +86,7 @@ class BatchContent:
 
     @classmethod
     def joined(cls, parts: Iterable[BatchContent]) -> BatchContent:
+        """Return the content of all parts together."""
         known = list(parts)
         return cls(sum(part.entries for part in known), sum(part.checksum for part in known) % 2**64)
 
@@ -103,6 +104,7 @@ class MicroBatch:
 
     @property
     def told(self) -> StreamBatch:
+        """What the log's record says of it."""
         return StreamBatch(self.number, self.content.entries, self.content.checksum)
 
     def is_in(self, state: LogState) -> bool:

@@ -90,6 +90,7 @@ class Spool:
                 yield np.frombuffer(ordered.read(count * self._dtype.itemsize), self._dtype)
 
     def close(self) -> None:
+        """Give the file back."""
         self._file.close()
 
     def _chunks(self) -> Iterator[Array]:

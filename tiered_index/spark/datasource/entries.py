@@ -47,6 +47,7 @@ class EntrySource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "tiered_index"
 
     def schema(self) -> StructType:
@@ -70,9 +71,11 @@ class EntrySource(DataSource):
         )
 
     def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
+        """Return the writer of a DataFrame."""
         return EntryWriter(self._options(WRITE_OPTIONS), schema, "replace" if overwrite else "append")
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> EntryStreamWriter:  # noqa: N802 - Spark's name
+        """Return the writer of a micro-batch."""
         if overwrite:
             raise InvalidArgument("a stream appends to an index: take outputMode append")
         return EntryStreamWriter(self._options(STREAM_OPTIONS), schema)
@@ -89,6 +92,8 @@ class ApartEntrySource(EntrySource):
 
 @dataclass(eq=False)
 class EntryReader(DataSourceReader):
+    """Plans and reads one scan of what the options ask for."""
+
     address: ExplainedAddress
     selection: Selection
     partition_bytes: int
@@ -101,6 +106,7 @@ class EntryReader(DataSourceReader):
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a task's entries. Executor."""
         if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
             plan: TaskPlan = partition.value
             with self.address.open("task") as (storage, line):

@@ -105,6 +105,7 @@ class CountedLog(CommitLogReader):
     reads: FileReads = field(default_factory=FileReads)
 
     def segments(self) -> tuple[Segment, ...]:
+        """Return the segments there are, oldest first."""
         self.reads.requests_by_kind["list"] += 1
         found = list_segments(self.folder)
         return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in found)
@@ -131,6 +132,8 @@ class Stretch:
 
 
 class MessageReader(DataSourceReader):
+    """Plans and reads the log as it is when the read is planned."""
+
     def __init__(self, settings: MessageSettings, schema: StructType) -> None:
         self._settings, self._schema = settings, schema
 
@@ -145,6 +148,7 @@ class MessageReader(DataSourceReader):
         return list(map(TaskPartition, stretches))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a segment's messages. Executor."""
         if isinstance(partition, TaskPartition):  # Spark makes one of its own where there is none
             yield from read_stretch(partition.value, self._settings, self._schema)
 

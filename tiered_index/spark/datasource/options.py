@@ -121,6 +121,7 @@ class ExplainedAddress:
 
     @property
     def uri(self) -> str:
+        """The index's."""
         return self.address.uri
 
     @contextlib.contextmanager

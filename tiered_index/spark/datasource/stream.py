@@ -50,6 +50,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._last_read: LastRead | None = None
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802 - Spark's name
+        """Return what maxBytesPerTrigger says."""
         return ReadAllAvailable() if self._settings.max_bytes is None else ReadMaxBytes(self._settings.max_bytes)
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
@@ -97,6 +98,7 @@ class MessageStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """Yield a range's messages. Executor."""
         yield from read_stretch(partition.value, self._settings, self._schema)
 
     def _check(self, segments: tuple[Segment, ...], offset: dict[str, Any]) -> None:
@@ -182,15 +184,19 @@ class MessageSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
+        """Return the name of the format."""
         return "rocketmq_commitlog"
 
     def schema(self) -> StructType:
+        """Return the columns of a message."""
         return self._settings().columns
 
     def reader(self, schema: StructType) -> DataSourceReader:
+        """Return the reader of a batch."""
         return MessageReader(self._settings(), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802 - Spark's name
+        """Return the reader of a stream."""
         return MessageStreamReader(self._settings(), schema)
 
     def _settings(self) -> MessageSettings:

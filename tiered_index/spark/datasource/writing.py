@@ -225,6 +225,7 @@ class EntryWriter(DataSourceArrowWriter):
         self._mode = mode
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write a partition. Executor."""
         return Written(write_tables(self._columns.batches(iterator), self._job).shards, None, BatchContent())
 
     def commit(self, messages: Messages) -> None:
@@ -248,6 +249,7 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         self._job, self._columns = prepared(options, schema, probe=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+        """Write a partition. Executor."""
         context = TaskContext.get()
         query = context.getLocalProperty(_QUERY_ID) if context is not None else None
         if not query:

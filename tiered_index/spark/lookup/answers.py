@@ -62,6 +62,7 @@ def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[
 
 
 def answer_schema(schema: Schema, *, nested: bool) -> pa.Schema:
+    """Return the schema of what `answer_partitions` yields."""
     columns = entry_columns(schema)
     entries = [("entries", pa.list_(pa.struct(columns)))] if nested else [("position", pa.int32()), *columns]
     return pa.schema([("_lookup", pa.binary()), ("status", pa.string()), ("failed", _FAILED), *entries])

@@ -78,6 +78,7 @@ class Keys:
         return F.col(name) if name in self.given else self.fields[name]
 
     def whole(self) -> DataFrame:
+        """Return the rows that have a topic and a key."""
         return self.frame.where(self.fields["topic"].isNotNull() & self.fields["key"].isNotNull())
 
     def fields_only(self) -> DataFrame:

@@ -219,6 +219,7 @@ class Target:
 
     @classmethod
     def of(cls, stored: StoredObject, base: int) -> Target:
+        """Return the target that an object is."""
         if stored.shard is None:
             return cls(stored, 0, base)
         slots, low, high = stored.shard.slots, stored.shard.slot_low, stored.shard.slot_high
@@ -261,14 +262,17 @@ class LookupPlan:
 
     @property
     def schema(self) -> Schema:
+        """The schema of the index's entries."""
         return self.genesis.layout.schema
 
     @property
     def objects(self) -> int:
+        """How many objects there are to search."""
         return sum(map(len, self.tasks))
 
     @cached_property
     def places(self) -> Mapping[str, int]:
+        """The place of each topic."""
         return {topic: place for place, topic in enumerate(self.topics)}
 
     def base_slots(self, lookups: Array) -> npt.NDArray[np.int64]:

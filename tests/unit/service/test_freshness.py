@@ -1,0 +1,189 @@
+"""What an answer could see: as of when it is, who writes the index, which topics the files have."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from tests.support.staging import merge_all
+from tiered_index import IndexReader, Lookup, TopicSummary
+from tiered_index.errors import BudgetExceeded, CorruptFile
+from tiered_index.format.metadata import TopicStats
+from tiered_index.service.lookup.query import _summary
+from tiered_index.storage.memory import MemoryStorage
+
+T = 1_700_000_000_000
+
+
+def publish(index, *offsets):
+    for offset in offsets:
+        index.put("t", 0, "k", offset, 1, T + offset * 1000, source="source", source_position=offset + 1)
+    index.seal()
+    index.run_lifecycle()
+
+
+def test_an_answer_from_the_storage_says_as_of_when(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage)
+    with IndexReader.open(storage_backend=storage, clock=clock, refresh_interval_s=10) as reader:
+        nothing = reader.query("t", "k")
+        assert (nothing.as_of_ms, len(nothing.freshness)) == (None, 1)
+        publish(index, 1, 5)
+        index.put("t", 0, "k", 9, 1, T + 9000)
+        index.flush()
+        assert reader.query("t", "k").as_of_ms is None  # the log was not read again
+        clock.advance(11)
+        answer = reader.query("t", "k")
+        assert [item.offset for item in answer] == [5, 1]
+        assert answer.as_of_ms == T + 5000
+        [index_of] = answer.freshness
+        assert (index_of.source, index_of.positions) == (reader.sources[0], {"source": 6})
+        assert answer.to_dict()["freshness"] == [index_of.to_dict()]
+        [batched] = reader.query_many([Lookup(topic="t", key="k")])
+        assert batched.freshness == answer.freshness
+
+
+def test_an_answer_never_claims_more_than_its_files_hold(open_index, storage, clock, monkeypatch):
+    """A state of the log that the catalog doesn't show yet is not what the answer is as of."""
+    index = open_index("root", storage_backend=storage)
+    publish(index, 1)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        publish(index, 5)
+        seen = []
+        monkeypatch.setattr(
+            "tiered_index.service.reading.views.apply_log_state",
+            lambda *_: seen.append(reader._begin().freshness[0].as_of_ms),
+        )
+        reader.refresh()
+        assert seen == [T + 1000]
+
+
+def test_the_writer_and_a_reader_of_its_root_have_everything(open_index, storage, clock, tmp_path):
+    index = open_index("root", storage_backend=storage)
+    publish(index, 1)
+    index.put("t", 0, "k", 5, 1, T + 5000)
+    assert index.query("t", "k").freshness == ()
+    assert index.health()["unpublished"] == {"files": 0, "entries": 1}
+    index.flush()
+    assert index.health()["unpublished"] == {"files": 1, "entries": 1}
+    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as reader:
+        answer = reader.query("t", "k")
+        assert ([item.offset for item in answer], answer.as_of_ms) == ([5, 1], None)
+
+
+def test_several_indexes_are_as_old_as_the_oldest(open_index, clock, tmp_path):
+    for name, newest in (("a", 7), ("b", 3)):
+        publish(open_index(name, storage_backend=MemoryStorage(f"{tmp_path.name}/{name}")), newest)
+    with IndexReader.open(f"memory://{tmp_path.name}", clock=clock) as reader:
+        answer = reader.query("t", "k")
+        assert answer.as_of_ms == T + 3000
+        assert [index.as_of_ms for index in answer.freshness] == [T + 7000, T + 3000]
+
+
+def test_a_reader_tells_who_writes(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage, lease_ttl_s=60)
+    publish(index, 1)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        [writer] = reader.writers().values()
+        assert (writer.state, writer.pid > 0) == ("alive", True)
+        clock.advance(61)
+        assert reader.writers()[reader.sources[0]].state == "gone"
+        index.run_lifecycle()
+        index.close()
+        assert reader.writers()[reader.sources[0]].state == "closed"
+
+
+def test_a_topic_that_no_file_has_is_said(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage)
+    wrong, right = Lookup(topic="x", key="k"), Lookup(topic="t", key="nobody")
+
+    def unknown(of):
+        alone = [of.query(q.topic, q.key).unknown_topics for q in (wrong, right)]
+        assert [answer.unknown_topics for answer in of.query_many([wrong, right])] == alone
+        return alone
+
+    assert unknown(index) == [(), ()]  # an empty index has no file that lacks it
+    index.put("t", 0, "k", 1, 1, T)
+    assert unknown(index) == [("x",), ()]
+    index.flush()
+    assert unknown(index) == [("x",), ()]
+    index.seal()
+    index.run_lifecycle()
+    assert unknown(index) == [("x",), ()]
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert unknown(reader) == [("x",), ()]
+        assert reader.query("x", "k").to_dict()["unknown_topics"] == ["x"]
+
+
+def test_a_window_table_says_so_too(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage)
+    publish(index, 1)
+    publish(index, 5)
+    clock.advance(7200)  # the window is over
+    merge_all(storage, clock)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert [file.place for file in reader.files()] == ["storage"]
+        assert reader.query("x", "k").unknown_topics == ("x",)
+        assert reader.query("t", "nobody").unknown_topics == ()
+        [one, two] = reader.query_many([Lookup(topic="x", key="j"), Lookup(topic="t", key="j")])
+        assert (one.unknown_topics, two.unknown_topics) == (("x",), ())
+
+
+def test_topics_of_files_in_every_state(open_index, storage, clock, tmp_path):
+    index = open_index("root", storage_backend=storage)
+    expected = {}
+
+    def put(topic, offset, size):
+        index.put(topic, 0, ["a", "b"], offset, size, T + offset * 1000)
+        entries, total, begin, _ = expected.get(topic, (0, 0, T + offset * 1000, 0))
+        expected[topic] = (entries + 2, total + 2 * size, min(begin, T + offset * 1000), T + offset * 1000)
+
+    def listed(of, **more):
+        return {t.topic: (t.entries, t.bytes, t.begin_ms, t.end_ms) for t in of.topics(**more).topics}
+
+    assert listed(index) == {}
+    for number, topic in enumerate(["t", "u", "t", "v"]):
+        put(topic, number, 10 + number)
+        assert listed(index) == expected
+        index.flush()
+        assert listed(index) == expected
+        with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as reader:
+            assert listed(reader) == expected
+        index.seal()
+        index.run_lifecycle()
+        assert listed(index) == expected
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        answer = reader.topics()
+        assert (answer.status, answer.explain.requests, answer.as_of_ms) == ("complete", 4, T + 3000)
+        assert listed(reader) == expected
+        assert reader.topics().explain.requests == 0  # the directories are in memory
+        assert set(listed(reader, begin_ms=T + 3000)) == {"v"}
+    clock.advance(7200)
+    merge_all(storage, clock)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        assert listed(reader) == expected
+
+
+def test_a_file_that_does_not_say_what_it_holds_is_counted_as_such(open_index, storage):
+    publish(open_index("root", storage_backend=storage), 1)
+    with IndexReader.open(storage_backend=storage) as reader:
+        [file] = reader.files()
+        assert replace(file.metadata(), more={}).stats_by_topic() == [("t", None)]
+    first = _summary(TopicSummary(topic="t"), [TopicStats(7, 3, 30, 5, 9)])
+    both = _summary(first, [None])
+    assert both == TopicSummary(topic="t", entries=3, bytes=30, begin_ms=5000, end_ms=9000, uncounted_files=1)
+
+
+def test_topics_of_a_damaged_file_are_partial_where_that_is_allowed(open_index, storage, clock):
+    index = open_index("root", storage_backend=storage)
+    publish(index, 1)
+    publish(index, 5)
+    lost = max(index.log_state.objects)
+    storage.delete(lost)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        with pytest.raises(CorruptFile, match=lost):
+            reader.topics()
+        answer = reader.topics(allow_partial=True)
+        assert (answer.status, [t.entries for t in answer.topics], len(answer.failed)) == ("partial", [1], 1)
+        with pytest.raises(BudgetExceeded):
+            reader.topics(max_requests=0)
