@@ -309,7 +309,9 @@ class QueryEngine:
                     sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), several)
             return len(of_topics)
 
-        scan = Scan(look, lambda _: None, lambda _: False, lambda: 0, 0, allow_partial, budget)
+        scan = Scan(
+            look, lambda _: None, lambda _: False, lambda: 0, newest=0, allow_partial=allow_partial, budget=budget
+        )
         self._read(scan, files.handles(*within), missing)
         failed = tuple(report for report, _ in scan.errors)
         result = TopicsResult(
