@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log import columns, property_columns
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
+from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_MASK, TRANSACTION_PREPARED, tag_key
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End, candidates, message_positions, walk
 
@@ -36,6 +36,8 @@ PIECES = st.sampled_from(
         b"0123456789-bcdefghi",
         b"01234567",
         b"TAGS\x01t\x02",
+        b"TAGS\x01",
+        b"KEYS\x01T#t\x02",
         "é".encode(),
         "🚀".encode(),
         b"\xff",
@@ -46,7 +48,7 @@ PIECES = st.sampled_from(
 PROPERTIES = st.lists(PIECES, max_size=14).map(b"".join)
 FIELDS = st.fixed_dictionaries(
     {
-        "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128]),
+        "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128, "TBW102", "rmq_sys_a", "RMQ_SYS_TRANS_HALF_TOPIC"]),
         "queue_id": st.integers(0, 9),
         "properties": PROPERTIES,
         "body": st.sampled_from([b"", b"body", b"\xda\xa3\x20\xa7" * 30]),
@@ -64,12 +66,29 @@ def following(fields, start):
     return made
 
 
-def rows_of(made):
+SELECTIONS = st.one_of(
+    st.just(ALL_TOPICS),
+    st.builds(
+        Selection,
+        st.sampled_from([(), ("*",), ("Topic*", "主题"), ("TBW102",)]),
+        st.sampled_from([(), ("A",), ("?",), ("*",)]),
+        st.booleans(),
+        st.booleans(),
+    ),
+)
+
+
+def shown(message, selection):
+    is_prepared = message.sys_flag & TRANSACTION_MASK == TRANSACTION_PREPARED
+    return message.is_visible or (selection.prepared and is_prepared)
+
+
+def rows_of(made, selection=ALL_TOPICS):
     return [
         (m.topic, m.queue_id, key, m.physical_offset, m.size, m.store_ms)
         for m in made
-        if m.is_visible
-        for key in m.index_keys
+        if shown(m, selection) and selection.takes(m.topic)
+        for key in {*m.index_keys, *([tag_key(m.tags)] if selection.tags and m.tags else [])}
     ]
 
 
@@ -77,8 +96,8 @@ def rows(batch):
     return list(zip(*(column.to_pylist() for column in batch.columns.columns), strict=True))
 
 
-@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), st.data())
-def test_equals_decoding_one_by_one(fields, start, data):
+@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), SELECTIONS, st.data())
+def test_equals_decoding_one_by_one(fields, start, selection, data):
     made = following(fields, start)
     raw = messages.joined(made)
     at = np.cumsum([0] + [one.size for one in made])[:-1]
@@ -86,13 +105,27 @@ def test_equals_decoding_one_by_one(fields, start, data):
         st.one_of(st.none(), st.lists(st.sampled_from(at.tolist()), unique=True) if made else st.just([]))
     )
     junk = data.draw(st.lists(st.integers(0, len(raw) + 10), max_size=3)) if known is not None else []
-    batch = decode_index_columns(raw, start, None if known is None else sorted({*known, *junk}), check_crc=True)
-    assert sorted(rows(batch)) == sorted(rows_of(made))
+    positions = None if known is None else sorted({*known, *junk})
+    batch = decode_index_columns(raw, start, positions, check_crc=True, selection=selection)
+    assert sorted(rows(batch)) == sorted(rows_of(made, selection))
     assert (batch.messages, batch.end, batch.state, batch.damage) == (len(made), start + len(raw), End.SEGMENT, None)
-    assert batch.hidden == sum(not one.is_visible for one in made)
+    assert batch.hidden == sum(not shown(one, selection) for one in made)
+    assert batch.left_out == sum(shown(one, selection) and not selection.takes(one.topic) for one in made)
     assert batch.last_store_ms == (made[-1].store_ms if made else None)
     found = batch.columns.column("offset").to_pylist()
     assert found == sorted(found)
+
+
+def test_rocketmqs_own_topics_are_not_selected_by_default():
+    """As `MessageStoreTopicFilter` of RocketMQ's tiered store has it, but for the names of cluster and broker."""
+    own = "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC SELF_TEST_TOPIC"
+    own += " RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC OFFSET_MOVED_EVENT CHECKPOINT_TOPIC"
+    own += " rmq_sys_wheel_timer rmq_sys_REVIVE_LOG_DefaultCluster %LMQ%queue"
+    others = ["orders", "RMQ_SYS_orders", "%RETRY%group", "%DLQ%group"]
+    assert [topic for topic in [*own.split(), *others] if Selection().takes(topic)] == others
+    assert [topic for topic in own.split() if Selection(prepared=True).takes(topic)] == ["RMQ_SYS_TRANS_HALF_TOPIC"]
+    chosen = Selection(topics=("order*", "TBW102"), exclude=("order-test",))
+    assert [t for t in ["orders", "order-test", "Orders", "TBW102"] if chosen.takes(t)] == ["orders", "TBW102"]
 
 
 @pytest.mark.parametrize("block", [1, 3, 8])
@@ -105,7 +138,8 @@ def test_blocks_of_messages_make_no_difference(monkeypatch, block):
 
 def rows_of_by_position(made):
     """The rows as they stand in the bytes: KEYS before UNIQ_KEY, as `messages.keyed` writes them."""
-    return [row for one in made for row in rows_of([one])[::-1]]
+    place = {(one.physical_offset, key): row for one in made for row, key in enumerate(one.index_keys)}
+    return sorted(rows_of(made), key=lambda row: (row[3], -place[row[3], row[2]]))
 
 
 def test_a_message_with_very_many_keys():

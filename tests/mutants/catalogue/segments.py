@@ -135,17 +135,17 @@ MUTANTS = (
     Mutant(
         "collisions-answered",
         "a message of another key with an equal hash is an answer",
-        "rocketmq/archive/messages.py",
-        "message.topic == self.key[0] and self.key[1] in message.index_keys",
-        "message.topic == self.key[0]",
+        "rocketmq/log/message.py",
+        'self.topic == topic and (key in self.index_keys or (bool(self.tags) and key == tag_key(self.tags or "")))',
+        "self.topic == topic",
         (f"{APART}::test_keys_of_equal_hash_are_told_apart",),
     ),
     Mutant(
         "collisions-of-topics-answered",
         "a message of another topic is an answer",
-        "rocketmq/archive/messages.py",
-        "message.topic == self.key[0] and self.key[1] in",
-        "self.key[1] in",
+        "rocketmq/log/message.py",
+        "self.topic == topic and (key in",
+        "(key in",
         (f"{APART}::test_an_entry_of_another_topic_is_a_collision",),
     ),
     Mutant(

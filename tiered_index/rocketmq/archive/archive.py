@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher, Loss
-from tiered_index.rocketmq.log.columns import SkippedRange
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread
@@ -233,9 +233,10 @@ class ArchivedLog(CommitLogReader):
         *,
         skip_corrupt: bool = False,
         chunk_bytes: int = 1 << 24,
+        selection: Selection = ALL_TOPICS,
     ) -> None:
         """Fetch the table of pieces; raises `CorruptFile` where it contradicts the log, and what the storage raises."""
-        super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True)
+        super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True, selection=selection)
         self._file = _ArchivedFile(archive, segment, skip_corrupt)
 
     @property

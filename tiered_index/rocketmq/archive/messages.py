@@ -23,6 +23,7 @@ from pathlib import Path
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.consumequeue import list_queues
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message
 from tiered_index.rocketmq.log.segments import Segment
@@ -71,7 +72,7 @@ class _Search:
     def take(self, message: Message, state: MessageState, read_from: str) -> None:
         """Judge a message that was read at the place."""
         self.read_from = read_from
-        carries = self.key is None or (message.topic == self.key[0] and self.key[1] in message.index_keys)
+        carries = self.key is None or message.carries(*self.key)
         problem = self._contradiction(message)
         if problem is not None:
             self.problems.append(f"{read_from}: {problem}")
@@ -165,7 +166,8 @@ class RocketmqMessages:
         threads: int = 8,
         root: Path | None = None,
     ) -> None:
-        self._folder = StoreDirectory.open(store).commitlog if store is not None else None
+        self._store = StoreDirectory.open(store) if store is not None else None
+        self._folder = self._store.commitlog if self._store is not None else None
         self._archive = archive
         self._store_name = store_name
         self._threads = threads
@@ -195,6 +197,39 @@ class RocketmqMessages:
             # unique keys have as many digits, and most of them a process id where the port should be
             raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
         return self.at(offset, store_host=host)
+
+    def by_queue_offset(self, topic: str, queue_id: int, queue_offset: int) -> Fetched:
+        """Return the message at an offset of a queue, by the store's consume queue (RocketMQ's `queryMsgByOffset`).
+
+        Raises as `at`, `CorruptFile` for a damaged queue, and `InvalidArgument` without a store.
+        """
+        if self._store is None:
+            raise InvalidArgument(
+                "an offset of a queue is looked up in the store's consume queues, and no store was given"
+            )
+        name = f"queue {queue_id} of {topic}"
+        queues = list_queues(self._store.folder / "consumequeue")
+        queue = next((one for one in queues if (one.topic, one.queue_id) == (topic, queue_id)), None)
+        if queue is None:
+            return Fetched(item=None, state="missing", problem=f"{self._store.folder} has no {name}")
+        begin, entries = queue.read(queue_offset, 1)
+        if begin != queue_offset:
+            return Fetched(
+                item=None, state="expired", problem=f"{name} begins at offset {begin}: the broker deleted it"
+            )
+        if not len(entries):
+            return Fetched(item=None, state="missing", problem=f"{name} ends before offset {queue.seek(2**63 - 1)}")
+        (entry,) = entries
+        fetched = self.at(int(entry["offset"]), int(entry["size"]))
+        message = fetched.message
+        if isinstance(message, Message) and (message.topic, message.queue_id, message.queue_offset) != (
+            topic,
+            queue_id,
+            queue_offset,
+        ):
+            problem = f"another message than {name} names lies at commit log offset {message.physical_offset}"
+            return replace(fetched, state="missing", message=None, problem=problem)
+        return fetched
 
     def _settle(self, searches: list[_Search]) -> list[Fetched]:
         if self._folder is not None:

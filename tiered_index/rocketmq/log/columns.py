@@ -6,13 +6,14 @@ follow, then topics and keys. Every length is checked before it is used as a pos
 decode checks it.
 
 It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared
-messages aren't indexed: no consumer ever sees them.
+messages aren't indexed unless the `Selection` has them: no consumer ever sees them.
 """
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,19 +23,29 @@ import pyarrow as pa
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log.layout import (
     BORN_V6,
+    HALF_TOPIC,
     MAGIC_V2,
     STORE_V6,
     TRANSACTION_MASK,
     TRANSACTION_PREPARED,
     TRANSACTION_ROLLBACK,
     header_dtype,
+    is_system_topic,
 )
 from tiered_index.rocketmq.log.message import BODY_CRC_MASK, Buffer, decode_message, problem_of_values
 from tiered_index.rocketmq.log.property_columns import key_columns, spans
 from tiered_index.rocketmq.log.segments import End, message_positions, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
 
-__all__ = ["IndexBatch", "MessageColumns", "NonMessage", "SkippedRange", "decode_index_columns"]
+__all__ = [
+    "ALL_TOPICS",
+    "IndexBatch",
+    "MessageColumns",
+    "NonMessage",
+    "Selection",
+    "SkippedRange",
+    "decode_index_columns",
+]
 
 
 class MessageColumns:
@@ -154,6 +165,32 @@ _BLOCK = 16_384
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a log is indexed: messages of which topics, and whether also under their tags, and prepared messages.
+
+    `topics` and `exclude` are names or patterns (`fnmatchcase`). Without `topics` all but RocketMQ's own are taken,
+    with `prepared` also the one where it keeps prepared messages. What `exclude` has is never taken.
+    """
+
+    topics: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    tags: bool = False
+    prepared: bool = False
+
+    def takes(self, topic: str) -> bool:
+        """Return whether messages of a topic are indexed."""
+        if any(fnmatchcase(topic, pattern) for pattern in self.exclude):
+            return False
+        if self.topics:
+            return any(fnmatchcase(topic, pattern) for pattern in self.topics)
+        return not is_system_topic(topic) or (self.prepared and topic == HALF_TOPIC)
+
+
+# Every topic, under keys alone, without prepared messages.
+ALL_TOPICS = Selection(topics=("*",))
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedRange:
     """Commit log offsets [begin, end) that nobody can read, and why."""
 
@@ -188,6 +225,8 @@ class IndexBatch:
     messages: int
     # Those among them that were prepared or rolled back, and so gave no row.
     hidden: int
+    # Further ones without a row, because their topic is not selected.
+    left_out: int
     # Keys that were no UTF-8 and are indexed under the text that the broker makes of them.
     replaced_keys: int
     # Store timestamp of the last message; None without messages.
@@ -204,6 +243,7 @@ class IndexBatch:
     positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
     # What it was decoded from: the bytes from `begin` on, and perhaps more.
     data: Buffer = field(default=b"", compare=False, repr=False)
+    selection: Selection = ALL_TOPICS
 
 
 def decode_index_columns(
@@ -215,6 +255,7 @@ def decode_index_columns(
     file_offset: int = 0,
     segment_bytes: int | None = None,
     check_crc: bool = False,
+    selection: Selection = ALL_TOPICS,
 ) -> IndexBatch:
     """Return the entries of the messages that follow each other from `data[0]` on, up to the first thing that is none.
 
@@ -233,7 +274,7 @@ def decode_index_columns(
     # some thousand messages at a time: what they need stays within the cache
     for first in range(0, max(len(found.positions), 1), _BLOCK):
         positions = found.positions[first : first + _BLOCK]
-        blocks.append(_decode_block(data, raw, positions, start_offset, check_crc))
+        blocks.append(_decode_block(data, raw, positions, start_offset, check_crc, selection))
         count += blocks[-1].count
         if blocks[-1].count < len(positions):
             break
@@ -249,12 +290,14 @@ def decode_index_columns(
         end=start_offset + stop,
         messages=count,
         hidden=sum(block.hidden for block in blocks),
+        left_out=sum(block.left_out for block in blocks),
         replaced_keys=sum(block.replaced for block in blocks),
         last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None),
         state=state,
         damage=damage,
         positions=found.positions[:count],
         data=data,
+        selection=selection,
     )
 
 
@@ -264,6 +307,7 @@ class _Block:
 
     count: int
     hidden: int
+    left_out: int
     replaced: int
     last_store_ms: int | None
     topics: list[str]
@@ -274,7 +318,7 @@ class _Block:
 
 
 def _decode_block(
-    data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool
+    data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool, selection: Selection
 ) -> _Block:
     """Decode the messages at `positions` up to the first that is none."""
     fields = MessageColumns(raw, positions, start_offset)
@@ -283,12 +327,17 @@ def _decode_block(
     topics, index = fields.topics()
     count, head = fields.count, fields.head
     transaction = head["sys_flag"] & TRANSACTION_MASK
-    hidden = (transaction == TRANSACTION_PREPARED) | (transaction == TRANSACTION_ROLLBACK)
-    shown = np.flatnonzero(~hidden)
-    keys = key_columns(data, fields.properties_at[shown], fields.ends[shown])
+    visible = transaction != TRANSACTION_ROLLBACK
+    if not selection.prepared:
+        visible &= transaction != TRANSACTION_PREPARED
+    taken = np.array([selection.takes(topic) for topic in topics], np.bool_)
+    shown = np.flatnonzero(visible if taken.all() else visible & taken[index])
+    hidden = count - int(visible.sum())
+    keys = key_columns(data, fields.properties_at[shown], fields.ends[shown], tags=selection.tags)
     row = shown[keys.message]
     last_ms = int(head["store_ms"][-1]) if count else None
-    return _Block(count, count - len(shown), keys.replaced, last_ms, topics, index[row], keys.keys, head[row])
+    left_out = count - hidden - len(shown)
+    return _Block(count, hidden, left_out, keys.replaced, last_ms, topics, index[row], keys.keys, head[row])
 
 
 def _record_batch(blocks: list[_Block]) -> Any:

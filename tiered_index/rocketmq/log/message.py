@@ -48,6 +48,7 @@ from tiered_index.rocketmq.log.layout import (
     offset_msg_id,
     pack_host,
     parse_properties,
+    tag_key,
     unpack_host,
 )
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
@@ -276,6 +277,10 @@ class Message:
     def index_keys(self) -> tuple[str, ...]:
         """What the message is found under: unique key and keys, each once."""
         return index_keys(self.properties)
+
+    def carries(self, topic: str, key: str) -> bool:
+        """Return whether it is of the topic, and the key is one of its keys or the `tag_key` of its tags."""
+        return self.topic == topic and (key in self.index_keys or (bool(self.tags) and key == tag_key(self.tags or "")))
 
     @property
     def uniq_key(self) -> str | None:
