@@ -293,6 +293,11 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
             stopping=ending.event.is_set,
             reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies, selection=options.selection),
         )
+        if dispatcher.selected_before is not None:
+            session.out.note(
+                f"from commit log offset {dispatcher.position} on {options.selection} is indexed, before it "
+                f"{dispatcher.selected_before}: --restart takes the log from its beginning"
+            )
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
             archiver = SegmentArchiver(

@@ -249,6 +249,7 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
         return [one["message"]["keys"] for one in run_here(*line).document["messages"]]
 
     own, done = ingest("own")
+    assert not done.err
     assert "left out  9 of other topics or RocketMQ's own" in done.out
     assert (found(own, "payments", "k2"), found(own, "TBW102", "k3"), found(own, "orders", "half")) == (
         [["k2"]],
@@ -262,6 +263,9 @@ def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_p
     assert sorted(found(more, "orders", "paid", "--tag")) == [["k15"], ["k5"]]
     assert found(more, "orders", "half") == found(more, "RMQ_SYS_TRANS_HALF_TOPIC", "half") == [["half"]]
     assert found(own, "orders", "paid", "--tag") == []
+    assert not ingest("more", "--index-tags", "--index-prepared")[1].err
+    changed = ingest("more", "--topics", "order*")[1].err
+    assert "on --topics order* is indexed, before it --index-tags --index-prepared: --restart takes" in changed
     (tmp_path / "file.ndjson").write_text("")
     for option in (("--topics", "a"), ("--exclude-topics", "a"), ("--index-tags",), ("--index-prepared",)):
         refused = run_here("ingest", tmp_path / "file.ndjson", *own, *option)

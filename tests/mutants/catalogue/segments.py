@@ -64,8 +64,8 @@ MUTANTS = (
         "segment-rewrite-forgotten",
         "a follower that was started again doesn't know that a segment was rewritten",
         "rocketmq/follow/fingerprints.py",
-        "stored, ranges, made.continue_at, made.rewritten =",
-        "stored, ranges, made.continue_at, _ =",
+        "stored, ranges, made.continue_at, made.rewritten, made",
+        "stored, ranges, made.continue_at, _, made",
         (f"{FOLLOWED}::test_a_segment_that_the_broker_wrote_anew_replaces_its_copy[True]",),
     ),
     Mutant(

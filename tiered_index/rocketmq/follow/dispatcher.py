@@ -176,6 +176,10 @@ class Dispatcher:
             self.position = min(self.fingerprints.continue_at, durable)
         self.fingerprints.cut(self.position or 0)
         self.resumed_from = self.position
+        selection, before = str(self._reader.selection), self.fingerprints.selection
+        # What was indexed before the place where it resumed, where that is something else (in words).
+        self.selected_before = before if durable is not None and not restart and before != selection else None
+        self.fingerprints.selection = selection
         self._last_store_ms: int | None = None
         # Where zeros stand before something readable, and the log's end then; the next look finds them written, or
         # damaged.

@@ -202,6 +202,7 @@ _FOLLOWER = record(
     witnesses=list_of(_checked_range),
     continue_at=nullable(_POSITION),
     rewritten=Optional(list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS)), ()),
+    selection=Optional(text(), None),
 )
 
 
@@ -226,6 +227,8 @@ class LogFingerprints:
     continue_at: int | None = None
     # Offsets [begin, end) that were found to be others than were read, each with the time of that (epoch ms).
     rewritten: tuple[tuple[int, int, int], ...] = ()
+    # What was indexed of the log, in words; None: not known.
+    selection: str | None = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
@@ -234,7 +237,8 @@ class LogFingerprints:
         file = str(made.path)
         try:
             document = load(made.path.read_bytes(), file, "memory")
-            stored, ranges, made.continue_at, made.rewritten = checked(_FOLLOWER, document, file, "memory")
+            fields = checked(_FOLLOWER, document, file, "memory")
+            stored, ranges, made.continue_at, made.rewritten, made.selection = fields
             if stored != source:
                 raise CorruptFile(file, "memory of another source", expected=source, found=stored)
             made.ranges = list(ranges)
@@ -258,6 +262,7 @@ class LogFingerprints:
             "witnesses": self.ranges,
             "continue_at": self.continue_at,
             "rewritten": self.rewritten,
+            **({} if self.selection is None else {"selection": self.selection}),
         }
         temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
         try:

@@ -185,6 +185,11 @@ class Selection:
             return any(fnmatchcase(topic, pattern) for pattern in self.topics)
         return not is_system_topic(topic) or (self.prepared and topic == HALF_TOPIC)
 
+    def __str__(self) -> str:
+        given = [f"--topics {one}" for one in self.topics] + [f"--exclude-topics {one}" for one in self.exclude]
+        given += ["--index-tags"] * self.tags + ["--index-prepared"] * self.prepared
+        return " ".join(given) or "every topic but RocketMQ's own"
+
 
 # Every topic, under keys alone, without prepared messages.
 ALL_TOPICS = Selection(topics=("*",))
