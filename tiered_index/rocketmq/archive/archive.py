@@ -27,8 +27,6 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 
-__all__ = ["ArchivedLog", "SegmentArchiver", "closed_segments"]
-
 Stamp = tuple[int, ...]
 
 

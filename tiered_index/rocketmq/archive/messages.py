@@ -34,8 +34,6 @@ from tiered_index.service.lookup.messages import Fetched, MessageState
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
 
-__all__ = ["RocketmqMessages"]
-
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
 _RUN_BYTES = 8 << 20

@@ -45,8 +45,6 @@ from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
-__all__ = ["ClassicImport", "ClassicIndex", "load_classic_index"]
-
 
 @dataclass(slots=True)
 class ClassicIndex:

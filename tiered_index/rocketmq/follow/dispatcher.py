@@ -47,8 +47,6 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
-__all__ = ["Dispatched", "Dispatcher", "Lag", "Loss", "RewrittenOffsets", "Start", "check_one_store"]
-
 # As `IndexService.put_batch`: (columns, source, source position) -> entries.
 Put = Callable[[Any, str, int], int]
 Start = Literal["begin", "checkpoint"]

@@ -48,8 +48,6 @@ from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 from tiered_index.service.root.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 
-__all__ = ["LogFingerprints", "RangeFingerprint", "Verdict", "fingerprints_of", "joined_crc"]
-
 _POLYNOMIAL = 0xEDB88320
 # Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
 _ONE = 1 << 31

@@ -13,8 +13,6 @@ from collections.abc import Sequence
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, RangeFingerprint, Verdict
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 
-__all__ = ["FAR_BYTES", "SCRUB_BYTES", "Scrubber", "last_two_bytes"]
-
 # Every round compares the newest fingerprints, so many of the last so many bytes at most.
 NEAR_RANGES, NEAR_BYTES = 8, 1 << 20
 # Every `FAR_ROUNDS` rounds the last `FAR_BYTES` are compared.

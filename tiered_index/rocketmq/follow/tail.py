@@ -42,19 +42,6 @@ from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.root.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
-__all__ = [
-    "EVERYTHING",
-    "NOTHING",
-    "LastRead",
-    "StableEnd",
-    "TornTail",
-    "TruncatedTail",
-    "is_followed",
-    "stable_end",
-    "stable_part",
-    "torn_tail",
-]
-
 _BLANK = BLANK.to_bytes(4, "big")
 _PAGE = 4_096
 # How far behind a batch a message's head is looked for.

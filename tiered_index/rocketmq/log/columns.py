@@ -21,31 +21,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.log.layout import (
-    BORN_V6,
-    HALF_TOPIC,
-    MAGIC_V2,
-    STORE_V6,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    header_dtype,
-    is_system_topic,
-)
+from tiered_index.rocketmq.log import layout
+from tiered_index.rocketmq.log.layout import header_dtype
 from tiered_index.rocketmq.log.message import BODY_CRC_MASK, Buffer, decode_message, problem_of_values
 from tiered_index.rocketmq.log.property_columns import key_columns, spans
 from tiered_index.rocketmq.log.segments import End, message_positions, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
-
-__all__ = [
-    "ALL_TOPICS",
-    "IndexBatch",
-    "MessageColumns",
-    "NonMessage",
-    "Selection",
-    "SkippedRange",
-    "decode_index_columns",
-]
 
 
 class MessageColumns:
@@ -92,8 +73,8 @@ class MessageColumns:
         for name in names:
             head[name] = rows[name]
         too_short = np.zeros(len(head), np.bool_)
-        for hosts in (BORN_V6, STORE_V6, BORN_V6 | STORE_V6):
-            which = np.flatnonzero(head["sys_flag"] & (BORN_V6 | STORE_V6) == hosts)
+        for hosts in (layout.BORN_V6, layout.STORE_V6, layout.BORN_V6 | layout.STORE_V6):
+            which = np.flatnonzero(head["sys_flag"] & (layout.BORN_V6 | layout.STORE_V6) == hosts)
             if len(which):
                 dtype = header_dtype(hosts)
                 fits = head["size"][which] >= dtype.itemsize + 3
@@ -117,9 +98,9 @@ class MessageColumns:
         sys_flag, raw = self.head["sys_flag"], self.raw
         self.ends = self.positions + self.head["size"]
         body_length = self.head["body_length"].astype(np.int64)
-        longer = ((sys_flag & BORN_V6) != 0).astype(np.int64) + ((sys_flag & STORE_V6) != 0)
+        longer = ((sys_flag & layout.BORN_V6) != 0).astype(np.int64) + ((sys_flag & layout.STORE_V6) != 0)
         self.body_at = self.positions + header_dtype(0).itemsize + 12 * longer
-        long = self.head["magic"] == MAGIC_V2
+        long = self.head["magic"] == layout.MAGIC_V2
         length_at = self.body_at + body_length
         self.topic_at = length_at + 1 + long
         self._cut((body_length < 0) | (self.topic_at + 2 > self.ends))
@@ -183,7 +164,7 @@ class Selection:
             return False
         if self.topics:
             return any(fnmatchcase(topic, pattern) for pattern in self.topics)
-        return not is_system_topic(topic) or (self.prepared and topic == HALF_TOPIC)
+        return not layout.is_system_topic(topic) or (self.prepared and topic == layout.HALF_TOPIC)
 
     def __str__(self) -> str:
         given = [f"--topics {one}" for one in self.topics] + [f"--exclude-topics {one}" for one in self.exclude]
@@ -331,10 +312,10 @@ def _decode_block(
         fields.check_bodies(data)
     topics, index = fields.topics()
     count, head = fields.count, fields.head
-    transaction = head["sys_flag"] & TRANSACTION_MASK
-    visible = transaction != TRANSACTION_ROLLBACK
+    transaction = head["sys_flag"] & layout.TRANSACTION_MASK
+    visible = transaction != layout.TRANSACTION_ROLLBACK
     if not selection.prepared:
-        visible &= transaction != TRANSACTION_PREPARED
+        visible &= transaction != layout.TRANSACTION_PREPARED
     taken = np.array([selection.takes(topic) for topic in topics], np.bool_)
     shown = np.flatnonzero(visible if taken.all() else visible & taken[index])
     hidden = count - int(visible.sum())

@@ -40,8 +40,6 @@ from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYT
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
 
-__all__ = ["CommitLogReader", "MissingOffsets"]
-
 _BLANK = BLANK.to_bytes(4, "big")
 # Looks at the folder before a segment that is listed, and gone when it is opened, counts as missing.
 _ATTEMPTS = 3

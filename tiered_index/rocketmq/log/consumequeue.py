@@ -22,17 +22,6 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
 from tiered_index.rocketmq.log.segments import list_segments, local_errors, pread
 
-__all__ = [
-    "ENTRIES_PER_FILE",
-    "ENTRY",
-    "ENTRY_BYTES",
-    "ConsumeQueue",
-    "QueuePositions",
-    "decode_entries",
-    "list_queues",
-    "pack_entry",
-]
-
 # One entry; packed, big-endian.
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize

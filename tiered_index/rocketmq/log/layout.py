@@ -36,45 +36,6 @@ import numpy as np
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import java_string_hash
 
-__all__ = [
-    "BLANK",
-    "BLANK_BYTES",
-    "BORN_V6",
-    "COMPRESSED",
-    "COMPRESSION_LZ4",
-    "COMPRESSION_MASK",
-    "COMPRESSION_ZLIB",
-    "COMPRESSION_ZSTD",
-    "HALF_TOPIC",
-    "KEYS",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "MAX_PROPERTIES_BYTES",
-    "MAX_TOPIC_V1_BYTES",
-    "MIN_MESSAGE_BYTES",
-    "STORE_V6",
-    "TAGS",
-    "TRANSACTION_COMMIT",
-    "TRANSACTION_MASK",
-    "TRANSACTION_PREPARED",
-    "TRANSACTION_ROLLBACK",
-    "UNIQ_KEY",
-    "Host",
-    "decode_offset_msg_id",
-    "delay_of_level_ms",
-    "format_properties",
-    "header_dtype",
-    "index_keys",
-    "is_system_topic",
-    "java_text",
-    "offset_msg_id",
-    "pack_host",
-    "parse_properties",
-    "tag_key",
-    "tags_code",
-    "unpack_host",
-]
-
 # A message whose topic has at most 127 bytes.
 MAGIC_V1 = 0xDAA320A7
 # A message whose topic length takes two bytes.

@@ -15,8 +15,6 @@ import pyarrow as pa
 
 from tiered_index.rocketmq.log.layout import java_text
 
-__all__ = ["KeyColumns", "key_columns", "spans"]
-
 Int64 = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END, _SPACE = 1, 2, 32

@@ -25,20 +25,6 @@ from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import Buffer
 
-__all__ = [
-    "End",
-    "Segment",
-    "candidates",
-    "list_segments",
-    "local_errors",
-    "message_positions",
-    "pread",
-    "segment_at",
-    "segment_name",
-    "stored_bytes",
-    "walk",
-]
-
 NAME_DIGITS = 20
 
 

@@ -28,8 +28,6 @@ from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import Segment, candidates, pread
 from tiered_index.storage.disk import absolute_path
 
-__all__ = ["CHECKPOINT_BYTES", "SOURCE_PREFIX", "Checkpoint", "LogEnd", "StoreDirectory", "decode_checkpoint"]
-
 CHECKPOINT_BYTES = 4_096
 _FIELDS = struct.Struct(">5q")
 _SAFETY_MS = 3_000
