@@ -4,7 +4,6 @@ none.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from tiered_index.rocketmq.log import columns, property_columns
 from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
 from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_MASK, TRANSACTION_PREPARED, tag_key
 from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import End, candidates, message_positions, walk
+from tiered_index.rocketmq.log.segments import End, candidates
 
 PIECES = st.sampled_from(
     [
@@ -96,17 +95,11 @@ def rows(batch):
     return list(zip(*(column.to_pylist() for column in batch.columns.columns), strict=True))
 
 
-@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), SELECTIONS, st.data())
-def test_equals_decoding_one_by_one(fields, start, selection, data):
+@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), SELECTIONS)
+def test_equals_decoding_one_by_one(fields, start, selection):
     made = following(fields, start)
     raw = messages.joined(made)
-    at = np.cumsum([0] + [one.size for one in made])[:-1]
-    known = data.draw(
-        st.one_of(st.none(), st.lists(st.sampled_from(at.tolist()), unique=True) if made else st.just([]))
-    )
-    junk = data.draw(st.lists(st.integers(0, len(raw) + 10), max_size=3)) if known is not None else []
-    positions = None if known is None else sorted({*known, *junk})
-    batch = decode_index_columns(raw, start, positions, check_crc=True, selection=selection)
+    batch = decode_index_columns(raw, start, check_crc=True, selection=selection)
     assert sorted(rows(batch)) == sorted(rows_of(made, selection))
     assert (batch.messages, batch.end, batch.state, batch.damage) == (len(made), start + len(raw), End.SEGMENT, None)
     assert batch.hidden == sum(not shown(one, selection) for one in made)
@@ -189,15 +182,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-@pytest.mark.parametrize("queues", [False, True])
-def test_stops_before_damage_and_says_what_a_single_decode_says(damage, queues):
+def test_stops_before_damage_and_says_what_a_single_decode_says(damage):
     made = messages.log(9)
     at, value = DAMAGES[damage]
     raw = bytearray(messages.joined(made))
     fifth = sum(one.size for one in made[:5])
     raw[fifth + at : fifth + at + len(value)] = value
-    positions = np.cumsum([0] + [one.size for one in made])[:-1] if queues else None
-    batch = decode_index_columns(bytes(raw), 0, positions, file="F", file_offset=100)
+    batch = decode_index_columns(bytes(raw), 0, file="F", file_offset=100)
     assert (batch.messages, batch.end, batch.state) == (5, fifth, End.DAMAGED)
     assert sorted(rows(batch)) == sorted(rows_of(made[:5]))
     assert (batch.damage.file, batch.damage.offset) == ("F", 100 + fifth)
@@ -250,20 +241,6 @@ def test_nothing_at_all():
     assert (batch.messages, batch.begin, batch.end, batch.last_store_ms) == (0, 77, 77, None)
     assert batch.columns.num_rows == 0
     assert decode_index_columns(b"", 0, segment_bytes=100).state is End.MORE
-
-
-def test_walks_only_where_queues_have_gaps(monkeypatch):
-    made = messages.log(50)
-    raw = messages.joined(made)
-    at = np.cumsum([0] + [one.size for one in made])[:-1]
-    known = np.delete(at, [7, 8, 30])
-    found = message_positions(raw, known)
-    assert found.positions.tolist() == at.tolist()
-    assert found.end is End.SEGMENT
-    assert message_positions(raw, known, begin=int(at[10])).positions.tolist() == at[10:].tolist()
-    inside = message_positions(raw, [5, int(at[3]) + 1, int(at[20])])
-    assert inside.positions.tolist() == at.tolist()
-    assert walk(raw, stop_at=int(at[20]) + 1).positions.tolist() == at[:21].tolist()
 
 
 def test_candidates_are_messages_in_their_own_place_only():

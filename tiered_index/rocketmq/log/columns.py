@@ -1,12 +1,9 @@
 """Decodes a byte range of a commit log segment into the columns that `IndexService.put_batch` takes. Pure.
 
-The only loop over messages is the walk that finds where they begin, needed where consume queues don't say it. Then one
-gather of the fixed part gives the headers, and, length by length, the positions of topics, bodies and properties
-follow, then topics and keys. Every length is checked before it is used as a position, in the order in which a single
-decode checks it.
-
-It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared
-messages aren't indexed unless the `Selection` has them: no consumer ever sees them.
+The only loop over messages is the walk that finds where they begin. Then one gather gives the headers, and, length by
+length, the positions of topics, bodies and properties follow, then topics and keys. Every length is checked before it
+is used as a position. It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike
+the latter, prepared messages are indexed only where the `Selection` has them: no consumer ever sees them.
 """
 
 from __future__ import annotations
@@ -25,7 +22,7 @@ from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import header_dtype
 from tiered_index.rocketmq.log.message import BODY_CRC_MASK, Buffer, decode_message, problem_of_values
 from tiered_index.rocketmq.log.property_columns import key_columns, spans
-from tiered_index.rocketmq.log.segments import End, message_positions, walk
+from tiered_index.rocketmq.log.segments import End, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 
@@ -235,7 +232,6 @@ class IndexBatch:
 def decode_index_columns(
     data: Buffer,
     start_offset: int,
-    positions: npt.ArrayLike | None = None,
     *,
     file: str = "segment",
     file_offset: int = 0,
@@ -246,14 +242,10 @@ def decode_index_columns(
     """Return the entries of the messages that follow each other from `data[0]` on, up to the first thing that is none.
 
     `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts.
-    `positions` (n, relative to `data`, ascending) are what consume queues say; gaps between them are walked.
     `segment_bytes` counts from `data[0]` to the segment's end where the data is only a part of it. `check_crc` checks
     every body, at the price of a loop. Never raises for any content of `data`.
     """
-    if positions is None:
-        found = walk(data, segment_bytes=segment_bytes)
-    else:
-        found = message_positions(data, positions, segment_bytes=segment_bytes)
+    found = walk(data, segment_bytes=segment_bytes)
     raw = np.frombuffer(data, np.uint8)
     blocks: list[_Block] = []
     count = 0

@@ -35,7 +35,6 @@ from tiered_index.rocketmq.log.columns import (
     SkippedRange,
     decode_index_columns,
 )
-from tiered_index.rocketmq.log.consumequeue import QueuePositions
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
@@ -65,14 +64,12 @@ class CommitLogReader:
 
     `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading
     batches, which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always
-    checked. `positions` are consume queues, which save the walk through the segments. `selection` says of which
-    messages batches have entries.
+    checked. `selection` says of which messages batches have entries.
     """
 
     folder: Path
     chunk_bytes: int = 1 << 24
     check_crc: bool = False
-    positions: QueuePositions | None = None
     selection: Selection = ALL_TOPICS
     # What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
     # message.
@@ -259,11 +256,9 @@ class CommitLogReader:
         at = offset - segment.start
         while True:
             data = segment.read(min(chunk, segment.file_size - at), at)
-            known = self.positions.between(offset, offset + len(data)) - offset if self.positions else None
             batch = decode_index_columns(
                 data,
                 offset,
-                known,
                 file=str(segment.path),
                 file_offset=at,
                 segment_bytes=segment.end - segment.start - at,

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import QueuePositions
+from tiered_index.rocketmq.log.consumequeue import offsets_named
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import Segment, candidates, pread
@@ -164,7 +164,7 @@ class StoreDirectory:
 
     def messages_named(self, begin: int, end: int) -> int | None:
         """Return how many messages in [begin, end) the consume queues name; None where they name none any more."""
-        return len(QueuePositions(self.folder / "consumequeue").between(begin, end)) or None
+        return len(offsets_named(self.folder / "consumequeue", begin, end)) or None
 
     def log_end(self) -> LogEnd | None:
         """Return where the log ends, None for an empty one, without reading it.
