@@ -25,7 +25,7 @@ from tiered_index.rocketmq.log.consumequeue import ENTRIES_PER_FILE, ENTRY_BYTES
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
 from tiered_index.rocketmq.log.message import Message, body_crc, message_size, problem_of_values
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
+from tiered_index.rocketmq.log.store import CHECKPOINT_BYTES, Checkpoint, StoreDirectory
 from tiered_index.storage.disk import Disk
 
 
@@ -37,6 +37,15 @@ def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
         return disk.open_rw(path)
     disk.truncate(descriptor, size_bytes)
     return descriptor
+
+
+def write_sized(disk: Disk, path: Path, size_bytes: int, data: bytes | bytearray, position: int = 0) -> None:
+    """Write `data` at a position of a file that `open_sized` opens."""
+    descriptor = open_sized(disk, path, size_bytes)
+    try:
+        disk.pwrite(descriptor, data, position)
+    finally:
+        disk.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -64,13 +73,8 @@ class QueueWriter:
             entry = self.next - len(self.pending)
             place = entry % self.entries_per_file
             part = self.pending[: self.entries_per_file - place]
-            descriptor = open_sized(
-                self.disk, self.folder / segment_name(entry // self.entries_per_file * file_bytes), file_bytes
-            )
-            try:
-                self.disk.pwrite(descriptor, b"".join(part), place * ENTRY_BYTES)
-            finally:
-                self.disk.close(descriptor)
+            path = self.folder / segment_name(entry // self.entries_per_file * file_bytes)
+            write_sized(self.disk, path, file_bytes, b"".join(part), place * ENTRY_BYTES)
             del self.pending[: len(part)]
 
 
@@ -229,7 +233,7 @@ class StoreWriter:
         for queue in self._queues.values():
             queue.flush()
         for name, file in self._dirty.items():
-            self._write(self.root / "index" / name, file.data)
+            write_sized(self._disk, self.root / "index" / name, len(file.data), file.data)
         self._dirty.clear()
 
     def close(self, checkpoint: Checkpoint | None = None) -> None:
@@ -242,7 +246,7 @@ class StoreWriter:
         checkpoint = checkpoint or Checkpoint(
             commit_log_ms=self._last_ms, consume_queue_ms=self._last_ms, index_ms=max(full, default=0)
         )
-        self._write(self.root / "checkpoint", checkpoint.encode())
+        write_sized(self._disk, self.root / "checkpoint", CHECKPOINT_BYTES, checkpoint.encode())
         self._disk.unlink(self.root / "abort")
 
     def __enter__(self) -> StoreWriter:
@@ -277,13 +281,6 @@ class StoreWriter:
         self._written += len(data)
         self._pending.clear()
         self._pending_bytes = 0
-
-    def _write(self, path: Path, data: bytes | bytearray) -> None:
-        descriptor = open_sized(self._disk, path, len(data))
-        try:
-            self._disk.pwrite(descriptor, data, 0)
-        finally:
-            self._disk.close(descriptor)
 
     # what follows from a message
 

@@ -13,9 +13,7 @@ Threads: any.
 from __future__ import annotations
 
 import contextlib
-import contextvars
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +29,7 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.messages import Fetched, MessageState
+from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
 
@@ -300,7 +299,9 @@ class RocketmqMessages:
         turn = 0
         while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
             runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
-            _each(runs, lambda run: _read_run(archive, run), self._threads)
+            with contextlib.closing(DaemonPool(max(self._threads, 1), "tiered-index-messages")) as pool:
+                for future in [pool.submit(_read_run, archive, run) for run in runs]:
+                    future.result()
             turn += 1
 
     # what became of it
@@ -400,15 +401,3 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
     elif size is not None:
         data = data[:size]
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
-
-
-def _each(runs: Sequence[_Run], act: Callable[[_Run], None], threads: int) -> None:
-    """Call `act` for every run, several at once where there are several; requests count where the caller's do."""
-    if len(runs) < 2 or threads < 2:
-        for run in runs:
-            act(run)
-        return
-    with ThreadPoolExecutor(min(threads, len(runs)), "tiered-index-messages") as pool:
-        futures = [pool.submit(contextvars.copy_context().run, act, run) for run in runs]
-    for future in futures:
-        future.result()

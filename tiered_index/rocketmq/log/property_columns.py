@@ -49,13 +49,6 @@ def spans(data: Any, starts: Int64, ends: Int64) -> Any:
     return everything.take(pa.array(np.arange(1, 2 * count, 2)))
 
 
-def _buffers(array: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
-    """Return offsets (n + 1) and bytes of a large_binary array that is no slice."""
-    _, offsets, data = array.buffers()
-    values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-    return np.frombuffer(offsets, np.int64)[: len(array) + 1] if offsets is not None else np.zeros(1, np.int64), values
-
-
 def key_columns(data: Any, starts: Int64, ends: Int64, *, tags: bool = False) -> KeyColumns:
     """Return the keys of messages with properties [starts[i], ends[i]) of `data` (i64, n each; ascending, disjoint).
 
@@ -67,10 +60,12 @@ def key_columns(data: Any, starts: Int64, ends: Int64, *, tags: bool = False) ->
     if not len(starts):
         return KeyColumns(np.zeros(0, np.int64), pa.array([], pa.large_string()), 0)
     with_mark = np.minimum(ends + 1, len(data))
-    offsets, stored = _buffers(spans(data, starts, with_mark))
+    _, offsets_buffer, stored = spans(data, starts, with_mark).buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[: len(starts) + 1]
     begins, total = offsets[:-1], int(offsets[-1])
     text = np.zeros(total + 24, np.uint8)
-    text[:total] = stored[:total]
+    if total:
+        text[:total] = np.frombuffer(stored, np.uint8)[:total]
     text[offsets[1:-1] - 1] = _VALUE_END
     text[total - 1 if with_mark[-1] > ends[-1] else total] = _VALUE_END
     words = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
