@@ -1,13 +1,9 @@
-"""Messages of a RocketMQ store for the index's answers: from the store's commit log, else from archived segments.
+"""Messages of a RocketMQ store for the index's answers: from its commit log, else from archived segments. Any thread.
 
-Each message is checked wherever it was read from: magic, lengths, physical offset and body CRC, then queue, size and
-store time against the entry, then topic and keys. A message that agrees with its entry and does not carry the key is a
-hash collision.
-
-A message that contradicts its entry was written later at the same offset. Where it has another store time, its own
-entry answers it, if the index has one (`Fetched.instead`). Where it has another size, it is the answer if no entry
-agrees with it and it carries the key, because the index keeps one of several entries with the same place and second.
-Threads: any.
+A message is checked by itself, then against its entry, then for topic and key. One that contradicts its entry was
+written later at the same offset: with another store time its own entry answers it, if the index has one
+(`Fetched.instead`); with another size it is the answer if no entry agrees with it and it carries the key, because the
+index keeps one of several entries with the same place and second.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
 """Fingerprints of the messages that a follower has put, by which it notices that the log was rewritten.
 
-After a crash of its host a broker may truncate messages that others have read already, and write others in their place.
-Nothing in the log says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with
-others written before them. So a follower keeps checksums of what it put: of the last message before each position that
-can become durable, and of everything since the one before. The older they are, the fewer are kept. They show up to
-which offset the log is unchanged.
-
-They are kept in `followers/<hash of the source name>.json` in the index's root, written before the messages that they
-describe are put: whichever position is durable after a crash has its fingerprint. One thread uses a `LogFingerprints`.
+After a crash a broker may cut its log and write other messages there; nothing says so, and nothing is zeroed. So a
+follower keeps checksums of what it put: of the last message before each position that can become durable, and of
+everything since the one before; the older, the fewer. They are kept in `followers/<hash of the source name>.json` in
+the root, written before the messages that they describe are put. One thread uses a `LogFingerprints`.
 """
 
 from __future__ import annotations

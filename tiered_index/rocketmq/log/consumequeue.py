@@ -1,10 +1,8 @@
-"""Consume queues: for each queue of a topic, where its messages lie in the commit log.
-
-Read beside the broker, never written here.
+"""Consume queues: for each queue of a topic, where its messages lie in the commit log. Read only; stateless.
 
 An entry is 20 bytes, big-endian: i64 commit log offset, i32 size of the message, i64 tags code. Files hold 300,000
 entries unless the broker is set otherwise, are named by the offset of their first byte within the queue, and end in
-zeros where nothing is written yet (RocketMQ's `ConsumeQueue`). Stateless.
+zeros where nothing is written yet (RocketMQ's `ConsumeQueue`).
 """
 
 from __future__ import annotations

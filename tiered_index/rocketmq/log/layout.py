@@ -152,11 +152,6 @@ def tag_key(tags: str) -> str:
     return f"T#{tags}"
 
 
-def delay_of_level_ms(level: int) -> int:
-    """Return the delay of a level of the broker's default table; levels above its 18 count as the last."""
-    return 1000 * _DELAY_LEVELS_S[min(level, len(_DELAY_LEVELS_S)) - 1] if level > 0 else 0
-
-
 def is_system_topic(topic: str) -> bool:
     """Return whether a topic is RocketMQ's own or a light queue's, as its tiered store leaves out.
 
@@ -169,7 +164,7 @@ def is_system_topic(topic: str) -> bool:
 def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
     """Return the consume queue's tags code: the hash of the tags, of a delayed message the time of delivery (ms)."""
     if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
-        return store_ms + delay_of_level_ms(int(level))
+        return store_ms + 1000 * _DELAY_LEVELS_S[min(int(level), len(_DELAY_LEVELS_S)) - 1]
     return _hash_of_tags(properties.get(TAGS, ""))
 
 

@@ -1,12 +1,8 @@
 """One message of the commit log, whole: decoded, checked, decompressed, shown, and encoded again. Pure.
 
-`Message` is an immutable value and safe to share between threads. It follows RocketMQ's `MessageDecoder`, `CommitLog`
-and `MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are
-damage, not a message.
-
-What a message's head claims is checked before that much is read (`check_head`, `check_tail`): four wrong bytes could
-otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at the broker
-(`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
+It follows RocketMQ's `MessageDecoder`, `CommitLog` and `MessageExtEncoder`; unlike them, a negative length, a size that
+doesn't add up and a topic that is no UTF-8 are damage. What a head claims is checked before that much is read
+(`check_head`, `check_tail`): four wrong bytes could otherwise make a reader hold a whole segment.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
 """A store directory as RocketMQ lays it out: its parts, its name, how far its commit log is written. Read only.
 
-```
-STORE_DIR/commitlog/         segments, named by their start offset
-STORE_DIR/consumequeue/TOPIC/QUEUE_ID/   where each queue's messages lie
-STORE_DIR/index/             the classic index
-STORE_DIR/checkpoint         up to when each of them was flushed
-```
-
-Stateless: every call reads anew, and any thread may call.
-
-The checkpoint has 4,096 bytes: five i64, big-endian, then zeros. They say up to which store timestamps commit log,
-consume queues and classic index were flushed, as RocketMQ's `StoreCheckpoint` writes them.
+Stateless: every call reads anew, and any thread may call. The checkpoint has 4,096 bytes: five i64, big-endian, then
+zeros. They say up to which store timestamps commit log, consume queues and classic index were flushed
+(`StoreCheckpoint`).
 """
 
 from __future__ import annotations
