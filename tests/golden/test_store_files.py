@@ -16,7 +16,7 @@ from tiered_index import IndexService
 from tiered_index.rocketmq.classic.service import load_classic_index
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import ENTRY_BYTES, QueuePositions, list_queues
+from tiered_index.rocketmq.log.consumequeue import ENTRY_BYTES, list_queues, offsets_named
 from tiered_index.rocketmq.log.layout import decode_offset_msg_id, tags_code
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End
@@ -90,10 +90,8 @@ def test_index_columns_equal_the_dispatch_requests():
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 400, 5_000, 1 << 24])
-@pytest.mark.parametrize("queues", [False, True])
-def test_a_reader_finds_all_messages_in_chunks_of_any_size(store, chunk_bytes, queues):
-    positions = QueuePositions(store / "consumequeue") if queues else None
-    batches = list(CommitLogReader(store / "commitlog", chunk_bytes=chunk_bytes, positions=positions).batches())
+def test_a_reader_finds_all_messages_in_chunks_of_any_size(store, chunk_bytes):
+    batches = list(CommitLogReader(store / "commitlog", chunk_bytes=chunk_bytes).batches())
     assert sorted(row for batch in batches for row in _rows(batch.columns)) == sorted(golden_store.rows())
     assert sum(batch.messages for batch in batches) == 170
     assert (batches[-1].end, batches[-1].state) == (golden_store.END, End.OPEN)
@@ -127,9 +125,9 @@ def test_consume_queues_hold_every_dispatched_message(store):
         assert not file[len(entries) * ENTRY_BYTES :].strip(b"\0")
     assert found == dict(wanted)
     assert len(queues) == 14
-    known = QueuePositions(store / "consumequeue").between(0, golden_store.END)
+    known = offsets_named(store / "consumequeue", 0, golden_store.END)
     assert known.tolist() == sorted(offset for entries in wanted.values() for offset, _, _ in entries)
-    part = QueuePositions(store / "consumequeue").between(20_000, 40_000)
+    part = offsets_named(store / "consumequeue", 20_000, 40_000)
     assert part.tolist() == known[(known >= 20_000) & (known < 40_000)].tolist()
 
 

@@ -10,8 +10,9 @@ from tests.rocketmq.followed import SEGMENT, check, rounds, scan
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.layout import TRANSACTION_COMMIT, TRANSACTION_PREPARED, TRANSACTION_ROLLBACK, tag_key
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.storage.memory import MemoryStorage
@@ -31,7 +32,8 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
         background=False,
         offset_space="commitlog",
     ) as index:
-        done = Dispatcher(index, StoreDirectory.open(path)).run_once()
+        reader = CommitLogReader(path / "commitlog", selection=ALL_TOPICS)
+        done = Dispatcher(index, StoreDirectory.open(path), reader=reader).run_once()
         assert (done.messages, done.hidden, done.end, done.state) == (
             170,
             sum(map(golden_store.hidden, golden_store.expected())),
@@ -69,6 +71,25 @@ def test_new_messages_are_answered_after_the_next_round(followed):
         followed.check()
         assert dispatcher.position == followed.writer.next_offset
     assert len(list((followed.path / "commitlog").iterdir())) > 5
+
+
+def test_only_what_is_selected_is_put(followed):
+    """Also of the last messages of a live log, which are read twice."""
+    selection = Selection(exclude=("pay*",), tags=True, prepared=True)
+    chosen = followed.dispatcher(reader=CommitLogReader(followed.path / "commitlog", selection=selection))
+    followed.writer.put("SCHEDULE_TOPIC_XXXX", 0, keys="k1")
+    followed.writer.put("orders", 0, keys="half", tags="paid", sys_flag=TRANSACTION_PREPARED)
+    followed.writer.put("orders", 0, keys="never", tags="paid", sys_flag=TRANSACTION_ROLLBACK)
+    offsets = followed.write(30, tags="paid")
+    done = list(rounds(chosen))
+    assert (sum(one.messages for one in done), sum(one.hidden for one in done)) == (33, 1)
+    assert sum(one.left_out for one in done) == 11
+    orders = [offset for number, offset in enumerate(offsets) if number % 3]
+    found = followed.index.query("orders", tag_key("paid"), max_count=100)
+    assert sorted(item.offset for item in found)[1:] == orders
+    assert [item.offset for item in followed.index.query("orders", "half")] == [min(item.offset for item in found)]
+    for topic, key in (("orders", "never"), ("payments", "k0"), ("SCHEDULE_TOPIC_XXXX", "k1")):
+        assert not followed.index.query(topic, key)
 
 
 def test_what_is_not_written_yet_is_not_there(followed):

@@ -22,10 +22,10 @@ from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
 from tiered_index.rocketmq.classic.service import ClassicIndex
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import QueuePositions, decode_entries
+from tiered_index.rocketmq.log.consumequeue import decode_entries
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import decode_message, decompress
-from tiered_index.rocketmq.log.segments import End, message_positions, segment_name, walk
+from tiered_index.rocketmq.log.segments import End, segment_name, walk
 from tiered_index.rocketmq.log.store import decode_checkpoint
 
 SEGMENTS = golden_store.segments()
@@ -92,11 +92,10 @@ def readable(data: bytes, position: int, start: int) -> bool:
     return True
 
 
-@given(st.sampled_from(sorted(SEGMENTS)), mutations(), st.integers(0, golden_store.SEGMENT_BYTES), st.booleans())
-def test_a_mutated_segment_is_decoded_to_its_first_damage(start, changes, cut, queues):
+@given(st.sampled_from(sorted(SEGMENTS)), mutations(), st.integers(0, golden_store.SEGMENT_BYTES))
+def test_a_mutated_segment_is_decoded_to_its_first_damage(start, changes, cut):
     data = mutate(SEGMENTS[start], changes)[: cut or None]
-    positions = [offset - start for offset in STARTS if start <= offset < start + len(data)] if queues else None
-    batch = decode_index_columns(data, start, positions, segment_bytes=golden_store.SEGMENT_BYTES, check_crc=True)
+    batch = decode_index_columns(data, start, segment_bytes=golden_store.SEGMENT_BYTES, check_crc=True)
     assert (batch.damage is not None) is (batch.state is End.DAMAGED)
     assert start <= batch.end <= start + golden_store.SEGMENT_BYTES
     position = 0
@@ -131,19 +130,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @settings(max_examples=settings().max_examples // 4)
-@given(
-    st.dictionaries(st.sampled_from(sorted(SEGMENTS)), mutations(), max_size=3),
-    st.sampled_from([6_000, 1 << 20]),
-    st.booleans(),
-)
-@example({0: [(0, b"\xff")]}, 900, True)
-@example({0: [(420, bytes(40))], 81_920: [(2_160, bytes(40))]}, 6_000, False)
-def test_a_mutated_log_gives_every_message_that_stands_in_its_place(folder, changes, chunk_bytes, queues):
+@given(st.dictionaries(st.sampled_from(sorted(SEGMENTS)), mutations(), max_size=3), st.sampled_from([6_000, 1 << 20]))
+@example({0: [(0, b"\xff")]}, 900)
+@example({0: [(420, bytes(40))], 81_920: [(2_160, bytes(40))]}, 6_000)
+def test_a_mutated_log_gives_every_message_that_stands_in_its_place(folder, changes, chunk_bytes):
     made = {start: mutate(data, changes.get(start, [])) for start, data in SEGMENTS.items()}
     for start, data in made.items():
         (folder / "commitlog" / segment_name(start)).write_bytes(data)
-    positions = QueuePositions(folder / "consumequeue") if queues else None
-    reader = CommitLogReader(folder / "commitlog", chunk_bytes=chunk_bytes, check_crc=True, positions=positions)
+    reader = CommitLogReader(folder / "commitlog", chunk_bytes=chunk_bytes, check_crc=True)
     batches = list(reader.batches(skip_corrupt=True))
     covered = [(batch.begin, batch.end) for batch in batches]
     assert covered == sorted(covered)
@@ -171,17 +165,13 @@ def _behind_a_blank(data: bytes, position: int) -> bool:
     return 0 <= blank < position
 
 
-@given(st.binary(max_size=300), st.integers(0, 200), st.one_of(st.none(), st.lists(st.integers(-5, 400), max_size=5)))
-def test_any_bytes_at_all(data, extra, positions):
+@given(st.binary(max_size=300), st.integers(0, 200))
+def test_any_bytes_at_all(data, extra):
     whole = len(data) + extra
-    found = (
-        walk(data, segment_bytes=whole)
-        if positions is None
-        else message_positions(data, sorted(positions), segment_bytes=whole)
-    )
+    found = walk(data, segment_bytes=whole)
     assert 0 <= found.stop <= len(data)
     assert all(0 <= position <= len(data) - MIN_MESSAGE_BYTES for position in found.positions.tolist())
-    decode_index_columns(data, 0, positions and sorted(positions), segment_bytes=whole)
+    decode_index_columns(data, 0, segment_bytes=whole)
     assert decode_entries(data).size <= len(data) // 20
     for flag in (0x101, 0x201, 0x301):
         with pytest.raises(CorruptFile):

@@ -4,7 +4,6 @@ none.
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +11,10 @@ from hypothesis import strategies as st
 from tests.rocketmq import messages
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log import columns, property_columns
-from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, decode_index_columns
+from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_MASK, TRANSACTION_PREPARED, tag_key
 from tiered_index.rocketmq.log.message import decode_message
-from tiered_index.rocketmq.log.segments import End, candidates, message_positions, walk
+from tiered_index.rocketmq.log.segments import End, candidates
 
 PIECES = st.sampled_from(
     [
@@ -36,6 +35,8 @@ PIECES = st.sampled_from(
         b"0123456789-bcdefghi",
         b"01234567",
         b"TAGS\x01t\x02",
+        b"TAGS\x01",
+        b"KEYS\x01T#t\x02",
         "é".encode(),
         "🚀".encode(),
         b"\xff",
@@ -46,7 +47,7 @@ PIECES = st.sampled_from(
 PROPERTIES = st.lists(PIECES, max_size=14).map(b"".join)
 FIELDS = st.fixed_dictionaries(
     {
-        "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128]),
+        "topic": st.sampled_from(["A", "TopicB", "主题", "t" * 128, "TBW102", "rmq_sys_a", "RMQ_SYS_TRANS_HALF_TOPIC"]),
         "queue_id": st.integers(0, 9),
         "properties": PROPERTIES,
         "body": st.sampled_from([b"", b"body", b"\xda\xa3\x20\xa7" * 30]),
@@ -64,12 +65,29 @@ def following(fields, start):
     return made
 
 
-def rows_of(made):
+SELECTIONS = st.one_of(
+    st.just(ALL_TOPICS),
+    st.builds(
+        Selection,
+        st.sampled_from([(), ("*",), ("Topic*", "主题"), ("TBW102",)]),
+        st.sampled_from([(), ("A",), ("?",), ("*",)]),
+        st.booleans(),
+        st.booleans(),
+    ),
+)
+
+
+def shown(message, selection):
+    is_prepared = message.sys_flag & TRANSACTION_MASK == TRANSACTION_PREPARED
+    return message.is_visible or (selection.prepared and is_prepared)
+
+
+def rows_of(made, selection=ALL_TOPICS):
     return [
         (m.topic, m.queue_id, key, m.physical_offset, m.size, m.store_ms)
         for m in made
-        if m.is_visible
-        for key in m.index_keys
+        if shown(m, selection) and selection.takes(m.topic)
+        for key in dict.fromkeys([*m.index_keys, *([tag_key(m.tags)] if selection.tags and m.tags else [])])
     ]
 
 
@@ -77,22 +95,30 @@ def rows(batch):
     return list(zip(*(column.to_pylist() for column in batch.columns.columns), strict=True))
 
 
-@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), st.data())
-def test_equals_decoding_one_by_one(fields, start, data):
+@given(st.lists(FIELDS, max_size=25), st.integers(0, 2**50), SELECTIONS)
+def test_equals_decoding_one_by_one(fields, start, selection):
     made = following(fields, start)
     raw = messages.joined(made)
-    at = np.cumsum([0] + [one.size for one in made])[:-1]
-    known = data.draw(
-        st.one_of(st.none(), st.lists(st.sampled_from(at.tolist()), unique=True) if made else st.just([]))
-    )
-    junk = data.draw(st.lists(st.integers(0, len(raw) + 10), max_size=3)) if known is not None else []
-    batch = decode_index_columns(raw, start, None if known is None else sorted({*known, *junk}), check_crc=True)
-    assert sorted(rows(batch)) == sorted(rows_of(made))
+    batch = decode_index_columns(raw, start, check_crc=True, selection=selection)
+    assert sorted(rows(batch)) == sorted(rows_of(made, selection))
     assert (batch.messages, batch.end, batch.state, batch.damage) == (len(made), start + len(raw), End.SEGMENT, None)
-    assert batch.hidden == sum(not one.is_visible for one in made)
+    assert batch.hidden == sum(not shown(one, selection) for one in made)
+    assert batch.left_out == sum(shown(one, selection) and not selection.takes(one.topic) for one in made)
     assert batch.last_store_ms == (made[-1].store_ms if made else None)
     found = batch.columns.column("offset").to_pylist()
     assert found == sorted(found)
+
+
+def test_rocketmqs_own_topics_are_not_selected_by_default():
+    """As `MessageStoreTopicFilter` of RocketMQ's tiered store has it, but for the names of cluster and broker."""
+    own = "TBW102 SCHEDULE_TOPIC_XXXX BenchmarkTest RMQ_SYS_TRANS_HALF_TOPIC RMQ_SYS_TRACE_TOPIC SELF_TEST_TOPIC"
+    own += " RMQ_SYS_TRANS_OP_HALF_TOPIC TRANS_CHECK_MAX_TIME_TOPIC OFFSET_MOVED_EVENT CHECKPOINT_TOPIC"
+    own += " rmq_sys_wheel_timer rmq_sys_REVIVE_LOG_DefaultCluster %LMQ%queue"
+    others = ["orders", "RMQ_SYS_orders", "%RETRY%group", "%DLQ%group"]
+    assert [topic for topic in [*own.split(), *others] if Selection().takes(topic)] == others
+    assert [topic for topic in own.split() if Selection(prepared=True).takes(topic)] == ["RMQ_SYS_TRANS_HALF_TOPIC"]
+    chosen = Selection(topics=("order*", "TBW102"), exclude=("order-test",))
+    assert [t for t in ["orders", "order-test", "Orders", "TBW102"] if chosen.takes(t)] == ["orders", "TBW102"]
 
 
 @pytest.mark.parametrize("block", [1, 3, 8])
@@ -156,15 +182,13 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", sorted(DAMAGES))
-@pytest.mark.parametrize("queues", [False, True])
-def test_stops_before_damage_and_says_what_a_single_decode_says(damage, queues):
+def test_stops_before_damage_and_says_what_a_single_decode_says(damage):
     made = messages.log(9)
     at, value = DAMAGES[damage]
     raw = bytearray(messages.joined(made))
     fifth = sum(one.size for one in made[:5])
     raw[fifth + at : fifth + at + len(value)] = value
-    positions = np.cumsum([0] + [one.size for one in made])[:-1] if queues else None
-    batch = decode_index_columns(bytes(raw), 0, positions, file="F", file_offset=100)
+    batch = decode_index_columns(bytes(raw), 0, file="F", file_offset=100)
     assert (batch.messages, batch.end, batch.state) == (5, fifth, End.DAMAGED)
     assert sorted(rows(batch)) == sorted(rows_of(made[:5]))
     assert (batch.damage.file, batch.damage.offset) == ("F", 100 + fifth)
@@ -217,20 +241,6 @@ def test_nothing_at_all():
     assert (batch.messages, batch.begin, batch.end, batch.last_store_ms) == (0, 77, 77, None)
     assert batch.columns.num_rows == 0
     assert decode_index_columns(b"", 0, segment_bytes=100).state is End.MORE
-
-
-def test_walks_only_where_queues_have_gaps(monkeypatch):
-    made = messages.log(50)
-    raw = messages.joined(made)
-    at = np.cumsum([0] + [one.size for one in made])[:-1]
-    known = np.delete(at, [7, 8, 30])
-    found = message_positions(raw, known)
-    assert found.positions.tolist() == at.tolist()
-    assert found.end is End.SEGMENT
-    assert message_positions(raw, known, begin=int(at[10])).positions.tolist() == at[10:].tolist()
-    inside = message_positions(raw, [5, int(at[3]) + 1, int(at[20])])
-    assert inside.positions.tolist() == at.tolist()
-    assert walk(raw, stop_at=int(at[20]) + 1).positions.tolist() == at[:21].tolist()
 
 
 def test_candidates_are_messages_in_their_own_place_only():

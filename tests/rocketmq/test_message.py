@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import random
 import struct
 import zlib
 
+import pyarrow as pa
 import pytest
 
 from tests.rocketmq import messages
@@ -55,6 +57,26 @@ def test_compressed_bodies(name):
     for broken in (stored[:-1], stored[: len(stored) // 2], stored[:1], b"\xff" + stored[1:]):
         with pytest.raises(CorruptFile, match=f"0A010203.*{name}"):
             messages.message(body=broken, sys_flag=flag).body()
+
+
+@pytest.mark.parametrize(
+    "body", [b"plain text " * 20_000, random.Random(1).randbytes(200_000), b"", b"x" * 65_536], ids=len
+)
+def test_blocks_of_lz4_are_independent(body):
+    """RocketMQ's reader (lz4-java) refuses linked ones, which Arrow writes of a body above 64 KiB."""
+    stored, flag = message.compress(body, "lz4")
+    assert stored[:7] == bytes.fromhex("04224d18604082")  # 0x60: version 1, independent
+    at, plain = 7, []
+    while size := int.from_bytes(stored[at : at + 4], "little"):
+        block = stored[at + 4 :][: size & 0x7FFFFFFF]
+        if not size >> 31:
+            left = min(65_536, len(body) - 65_536 * len(plain))
+            block = pa.Codec("lz4_raw").decompress(block, left, asbytes=True)
+        plain.append(block)
+        at += 4 + (size & 0x7FFFFFFF)
+    assert (b"".join(plain), at + 4) == (body, len(stored))
+    assert all(len(block) == 65_536 for block in plain[:-1])
+    assert messages.message(body=stored, sys_flag=flag).body() == body
 
 
 def test_compression_of_old_clients_and_of_none():

@@ -35,6 +35,7 @@ def archived(tmp_path_factory):
         for number, name in enumerate(("broker a", "broker-b")):
             path = folder / name
             with StoreWriter(path, segment_bytes=25_000) as writer:
+                writer.put("TBW102", number, keys="k-3", store_ms=BEGIN_MS)
                 for n in range(500):
                     body = b"x" * (n % 90)
                     writer.put(
@@ -65,6 +66,9 @@ def test_archived_segments_and_the_files_give_one_index(spark, archived, tmp_pat
     result = build(spark, f"archive:{archived.uri}", storage=remote, config=CONFIG)
     assert (result.entries, result.windows, result.shards) == (expected.entries, expected.windows, expected.shards)
     assert answers(remote) == answers(local) and answers(local)["k-3"]
+    for built in (local, remote):
+        with IndexReader.open(built) as reader:
+            assert not reader.query("TBW102", "k-3")  # RocketMQ's own, as by `ingest`
     assert states(remote).genesis.offset_space == "commitlog"
     # one store's: the answers are those of its queue
     build(spark, f"archive:{archived.uri}?store=broker%20a", storage=one, config=CONFIG)

@@ -20,6 +20,7 @@ from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexErr
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
 from tiered_index.rocketmq.follow.tail import TornTail
+from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -105,6 +106,7 @@ class FollowOptions:
     patience_s: float = 60.0
     archive: bool = False
     check_bodies: bool = True
+    selection: Selection = field(default_factory=Selection)
 
 
 @dataclass
@@ -120,6 +122,7 @@ class Follower:
     messages: int = 0
     entries: int = 0
     hidden: int = 0
+    left_out: int = 0
     replaced_keys: int = 0
     losses: list[Loss] = field(default_factory=list)
     loss_count: int = 0
@@ -183,6 +186,7 @@ class Follower:
         self.messages += done.messages
         self.entries += done.entries
         self.hidden += done.hidden
+        self.left_out += done.left_out
         self.replaced_keys += done.replaced_keys
         self._lose(done.losses)
 
@@ -257,6 +261,7 @@ class Follower:
             "messages": self.messages,
             "entries": self.entries,
             "hidden": self.hidden,
+            "left_out": self.left_out,
             "replaced_keys": self.replaced_keys,
             "tail": self._tail.value if self._tail is not None else None,
             "torn": _range(self._torn),
@@ -286,8 +291,13 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
             restart=options.restart,
             start=options.start,
             stopping=ending.event.is_set,
-            reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies),
+            reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies, selection=options.selection),
         )
+        if dispatcher.selected_before is not None:
+            session.out.note(
+                f"from commit log offset {dispatcher.position} on {options.selection} is indexed, before it "
+                f"{dispatcher.selected_before}: --restart takes the log from its beginning"
+            )
         follower = Follower(session, index, dispatcher, options, ending)
         if options.archive:
             archiver = SegmentArchiver(
@@ -359,6 +369,9 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
             "entries": document["entries"],
             "skipped": document.get("skipped") or None,
             "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
+            "left out": f"{document['left_out']:,} of other topics or RocketMQ's own"
+            if document.get("left_out")
+            else None,
             "lost": f"{losses:,} ranges of the commit log, named above" if losses else None,
             "torn": f"commit log offsets {torn['begin']} to {torn['end']}, {torn['what']} at the end of the log"
             if torn

@@ -25,6 +25,7 @@ from tiered_index.cli.sources import Batch, Message, Source, columns_of, open_so
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.classic.service import ClassicImport
+from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
@@ -146,10 +147,17 @@ def ingest(
     check_bodies: bool = _of_store(
         True, "--check-bodies/--no-check-bodies", help="Compare each message's body with its CRC."
     ),
+    topics: list[str] | None = _of_store(
+        None, metavar="PATTERN", help="Only these topics, as 'order*'; several times. None: all but RocketMQ's own."
+    ),
+    exclude_topics: list[str] | None = _of_store(None, metavar="PATTERN", help="Not these topics; several times."),
+    index_tags: bool = _of_store(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
+    index_prepared: bool = _of_store(False, "--index-prepared", help="Index prepared messages of transactions, too."),
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
-    A store is only read, also while its broker runs; --follow stays beside it.
+    A store is only read, also while its broker runs; --follow stays beside it. What --topics, --exclude-topics,
+    --index-tags and --index-prepared say holds for what is read from now on; --restart reads all of it again.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}; a Parquet file has
     these columns, with "key" or "keys". A file that grew at its end is continued; one that changed is an error unless
@@ -159,10 +167,13 @@ def ingest(
 
       tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --follow
 
+      tiered-index ingest /home/rocketmq/store --root /data/index --topics 'order*' --exclude-topics order-test
+
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
     """
+    selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
     if source.is_dir():
         if skip_bad:
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
@@ -178,6 +189,7 @@ def ingest(
             patience,
             archive_segments,
             check_bodies,
+            selection,
         )
         check_apart(session.config(), source)
         return ingest_store(session, source, options, slots=slots, items=items, preset=preset)
@@ -189,6 +201,10 @@ def ingest(
         "--from": begin_from != "begin",
         "--archive-segments": archive_segments,
         "--no-check-bodies": not check_bodies,
+        "--topics": topics,
+        "--exclude-topics": exclude_topics,
+        "--index-tags": index_tags,
+        "--index-prepared": index_prepared,
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")

@@ -21,7 +21,7 @@ from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
-from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY
+from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, tag_key
 from tiered_index.rocketmq.log.message import BodyFormat, Message, show_body
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
@@ -43,6 +43,7 @@ def query(
     session: Session,
     topic: str = Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False),
     key: str = Argument(metavar="KEY", help="Key that they carry.", show_default=False),
+    tag: bool = Option(False, "--tag", help="KEY is a tag, of a store ingested with --index-tags."),
     begin: int | None = Option(None, parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601."),
     end: int | None = Option(None, parser=time_option, metavar="T", help="Up to here, inclusive to the second."),
     max_count: int | None = Option(
@@ -99,6 +100,7 @@ def query(
     """
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
+    key = tag_key(key) if tag else key
     budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
@@ -256,9 +258,19 @@ _MANY = 32
 @command
 def message(
     session: Session,
-    msg_id: str = Argument(metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False),
+    msg_id: str | None = Argument(
+        None, metavar="ID", help="Offset message id, or with --topic a unique key.", show_default=False
+    ),
     topic: str | None = Option(
         None, help="Topic: the id is looked up in the index as a unique key.", show_default=False
+    ),
+    queue_id: int | None = Option(None, "--queue-id", min=0, help="With --offset: the queue.", show_default=False),
+    queue_offset: int | None = Option(
+        None,
+        "--offset",
+        min=0,
+        help="Offset in the queue of --topic and --queue-id, in place of ID.",
+        show_default=False,
     ),
     store: Path | None = Option(None, help="RocketMQ's store directory.", show_default=False),
     body: Literal["text", "json", "hex", "none"] = Option("text", help="How to show the body."),
@@ -271,8 +283,8 @@ def message(
     cache_dir: CacheDir = None,
 ) -> int:
     """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
-    or with --topic by the unique key that its producer gave it, which needs the index. Of messages with one unique key
-    32 are shown at a time.
+    or with --topic by the unique key that its producer gave it, which needs the index, or by its offset in a queue of
+    --store. Of messages with one unique key 32 are shown at a time.
 
     It is read from --store, or from archived segments where --storage or --root names the index. Exit code 1: the id is
     well-formed, and the message can't be had; its state and the reason are printed.
@@ -287,11 +299,18 @@ def message(
 
       tiered-index message 0A010203000004D218B4AAC200000000 --topic orders --root /data/index --store
       /home/rocketmq/store --json
+
+      tiered-index message --topic orders --queue-id 0 --offset 17 --store /home/rocketmq/store
     """
     budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)
     has_index = config.root is not None or config.storage is not None
-    if not has_index and (store is None or topic is not None):
+    if queue_offset is not None:
+        if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:
+            raise InvalidArgument("--offset needs --topic, --queue-id and --store, and neither ID nor --cursor")
+    elif msg_id is None or queue_id is not None:
+        raise InvalidArgument("give an ID, or --offset with --topic, --queue-id and --store")
+    elif not has_index and (store is None or topic is not None):
         raise ConfigError(
             "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
         )
@@ -308,6 +327,9 @@ def message(
                     stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
                 source = _source(store, reader, config)
                 answer = MessagesResult(messages=(), status="complete")
+                if topic is not None and queue_id is not None and queue_offset is not None:
+                    return replace(answer, messages=(source.by_queue_offset(topic, queue_id, queue_offset),))
+                assert msg_id is not None
                 if topic is None:
                     return replace(answer, messages=(source.by_msg_id(msg_id),))
                 assert reader is not None

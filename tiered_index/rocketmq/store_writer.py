@@ -19,34 +19,14 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.classic.file import ClassicIndexFile, Geometry
 from tiered_index.rocketmq.classic.service import ClassicIndex, load_classic_index
+from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.consumequeue import ENTRIES_PER_FILE, ENTRY_BYTES, pack_entry
-from tiered_index.rocketmq.log.layout import (
-    BLANK,
-    BLANK_BYTES,
-    BORN_V6,
-    KEYS,
-    MAGIC_V1,
-    MAGIC_V2,
-    MAX_TOPIC_V1_BYTES,
-    STORE_V6,
-    TAGS,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    UNIQ_KEY,
-    Host,
-    format_properties,
-    pack_host,
-    parse_properties,
-    tags_code,
-)
+from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
 from tiered_index.rocketmq.log.message import Message, body_crc, message_size, problem_of_values
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
+from tiered_index.rocketmq.log.store import CHECKPOINT_BYTES, Checkpoint, StoreDirectory
 from tiered_index.storage.disk import Disk
-
-__all__ = ["Put", "QueueWriter", "StoreWriter", "open_sized"]
 
 
 def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
@@ -57,6 +37,15 @@ def open_sized(disk: Disk, path: Path, size_bytes: int) -> int:
         return disk.open_rw(path)
     disk.truncate(descriptor, size_bytes)
     return descriptor
+
+
+def write_sized(disk: Disk, path: Path, size_bytes: int, data: bytes | bytearray, position: int = 0) -> None:
+    """Write `data` at a position of a file that `open_sized` opens."""
+    descriptor = open_sized(disk, path, size_bytes)
+    try:
+        disk.pwrite(descriptor, data, position)
+    finally:
+        disk.close(descriptor)
 
 
 @dataclass(slots=True)
@@ -70,9 +59,9 @@ class QueueWriter:
     next: int = 0
     pending: list[bytes] = field(default_factory=list)
 
-    def append(self, offset: int, size: int, tags_code: int) -> None:
+    def append(self, offset: int, size: int, code: int) -> None:
         """Add an entry; `flush` writes it."""
-        self.pending.append(pack_entry(offset, size, tags_code))
+        self.pending.append(pack_entry(offset, size, code))
         self.next += 1
 
     def flush(self) -> None:
@@ -84,17 +73,12 @@ class QueueWriter:
             entry = self.next - len(self.pending)
             place = entry % self.entries_per_file
             part = self.pending[: self.entries_per_file - place]
-            descriptor = open_sized(
-                self.disk, self.folder / segment_name(entry // self.entries_per_file * file_bytes), file_bytes
-            )
-            try:
-                self.disk.pwrite(descriptor, b"".join(part), place * ENTRY_BYTES)
-            finally:
-                self.disk.close(descriptor)
+            path = self.folder / segment_name(entry // self.entries_per_file * file_bytes)
+            write_sized(self.disk, path, file_bytes, b"".join(part), place * ENTRY_BYTES)
             del self.pending[: len(part)]
 
 
-_HIDDEN = (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+_HIDDEN = (layout.TRANSACTION_PREPARED, layout.TRANSACTION_ROLLBACK)
 _FLUSH_BYTES = 1 << 23
 _LOCALHOST = Host("127.0.0.1", 10911)
 
@@ -195,26 +179,26 @@ class StoreWriter:
         if isinstance(properties, str):
             if keys or tags or uniq_key:
                 raise InvalidArgument("properties given as text already say keys, tags and unique key")
-            text, named = properties, parse_properties(properties)
+            text, named = properties, layout.parse_properties(properties)
         else:
             joined = keys if isinstance(keys, str) else " ".join(keys)
             given = ((KEYS, joined), (UNIQ_KEY, uniq_key), *(properties or {}).items(), (TAGS, tags))
             named = {name: value for name, value in given if value}
-            text = format_properties(named)
+            text = layout.format_properties(named)
         store_ms = self._clock.now_ms() if store_ms is None else store_ms
         if problem := problem_of_values(topic, queue_id, store_ms):
             raise InvalidArgument(problem)
         if "/" in topic or "\0" in topic or topic in (".", ".."):
             raise InvalidArgument(f"topic {topic!r} can't name a folder of consume queues")
         store_host = store_host or self.store_host
-        sys_flag &= ~(BORN_V6 | STORE_V6)
-        sys_flag |= BORN_V6 if len(pack_host(born_host)) > 8 else 0
-        sys_flag |= STORE_V6 if len(pack_host(store_host)) > 8 else 0
+        sys_flag &= ~(layout.BORN_V6 | layout.STORE_V6)
+        sys_flag |= layout.BORN_V6 if len(layout.pack_host(born_host)) > 8 else 0
+        sys_flag |= layout.STORE_V6 if len(layout.pack_host(store_host)) > 8 else 0
         topic_bytes, stored = len(topic.encode()), text.encode()
-        magic = MAGIC_V1 if topic_bytes <= MAX_TOPIC_V1_BYTES else MAGIC_V2
+        magic = layout.MAGIC_V1 if topic_bytes <= layout.MAX_TOPIC_V1_BYTES else layout.MAGIC_V2
         size = message_size(sys_flag, magic, topic_bytes, len(body), len(stored))
         self._make_room(size)
-        hidden = sys_flag & TRANSACTION_MASK in _HIDDEN
+        hidden = sys_flag & layout.TRANSACTION_MASK in _HIDDEN
         message = Message(
             topic=topic,
             queue_id=queue_id,
@@ -249,7 +233,7 @@ class StoreWriter:
         for queue in self._queues.values():
             queue.flush()
         for name, file in self._dirty.items():
-            self._write(self.root / "index" / name, file.data)
+            write_sized(self._disk, self.root / "index" / name, len(file.data), file.data)
         self._dirty.clear()
 
     def close(self, checkpoint: Checkpoint | None = None) -> None:
@@ -262,7 +246,7 @@ class StoreWriter:
         checkpoint = checkpoint or Checkpoint(
             commit_log_ms=self._last_ms, consume_queue_ms=self._last_ms, index_ms=max(full, default=0)
         )
-        self._write(self.root / "checkpoint", checkpoint.encode())
+        write_sized(self._disk, self.root / "checkpoint", CHECKPOINT_BYTES, checkpoint.encode())
         self._disk.unlink(self.root / "abort")
 
     def __enter__(self) -> StoreWriter:
@@ -275,11 +259,11 @@ class StoreWriter:
 
     def _make_room(self, size: int) -> None:
         """End the segment with a blank where the message, and a blank behind it, don't fit."""
-        if size + BLANK_BYTES > self.segment_bytes:
+        if size + layout.BLANK_BYTES > self.segment_bytes:
             raise InvalidArgument(f"a message of {size:,} bytes doesn't fit a segment of {self.segment_bytes:,}")
         left = self.segment_bytes - self._offset % self.segment_bytes
-        if size + BLANK_BYTES > left:
-            self._pending.append(left.to_bytes(4, "big") + BLANK.to_bytes(4, "big"))
+        if size + layout.BLANK_BYTES > left:
+            self._pending.append(left.to_bytes(4, "big") + layout.BLANK.to_bytes(4, "big"))
             self._write_segment()
             if self._descriptor is not None:
                 self._disk.close(self._descriptor)
@@ -298,13 +282,6 @@ class StoreWriter:
         self._pending.clear()
         self._pending_bytes = 0
 
-    def _write(self, path: Path, data: bytes | bytearray) -> None:
-        descriptor = open_sized(self._disk, path, len(data))
-        try:
-            self._disk.pwrite(descriptor, data, 0)
-        finally:
-            self._disk.close(descriptor)
-
     # what follows from a message
 
     def _queue(self, topic: str, queue_id: int) -> QueueWriter:
@@ -319,7 +296,9 @@ class StoreWriter:
         queue = self._queue(message.topic, message.queue_id)
         self._last_ms = max(self._last_ms, message.store_ms)
         if message.is_visible:
-            queue.append(message.physical_offset, message.size, tags_code(message.topic, named, message.store_ms))
+            queue.append(
+                message.physical_offset, message.size, layout.tags_code(message.topic, named, message.store_ms)
+            )
 
     def _index_keys(self, message: Message, named: Mapping[str, str]) -> None:
         if self._index is None:

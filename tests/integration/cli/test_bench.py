@@ -18,7 +18,7 @@ GOALS = {
     "lookup": {"hot lookup p50", "hot query_many"},
     "recovery": set(),
     "upload": set(),
-    "commitlog": {"extraction, walking", "extraction, with consume queues", "extraction, walking, bodies checked"},
+    "commitlog": {"extraction, walking", "extraction, walking, bodies checked"},
     "cold": {
         *(
             f"key in {kind} of {n}: times the slowest plain GET, p50"

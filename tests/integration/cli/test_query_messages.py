@@ -15,7 +15,9 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, scan
 from tests.rocketmq.messages import full, joined, log, write_log
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.store_writer import StoreWriter
 
 BEGIN_OF_LAST = 81_920
 TOPIC, KEY = "TopicOrder", "order-0"
@@ -204,6 +206,72 @@ def test_a_message_by_its_id_within_limits(run_here, made):
         assert run_here(*line, "--max-requests", -1).code == 2
 
 
+def test_a_message_by_its_offset_in_a_queue(run_here, made):
+    def ask(queue_id, offset, *more, topic=TOPIC):
+        place = ("--topic", topic, "--queue-id", queue_id, "--offset", offset, "--store", made.store)
+        done = run_here("message", *place, "--json", "--body", "hex", *more)
+        (found,) = done.document["messages"]
+        return done.code, found
+
+    queues = {(m.topic, m.queue_id) for m in made.messages if m.is_visible}
+    for wanted in (m for m in made.messages if m.is_visible and m.physical_offset % 5 == 0):
+        code, found = ask(wanted.queue_id, wanted.queue_offset, "--storage", made.uri, topic=wanted.topic)
+        is_local = wanted.physical_offset >= BEGIN_OF_LAST
+        assert (code, found["state"]) == (0, "local" if is_local else "archived")
+        assert found["message"]["msg_id"] == wanted.offset_msg_id
+    assert len(queues) == 14
+    behind = sum((m.topic, m.queue_id, m.is_visible) == (TOPIC, 0, True) for m in made.messages)
+    for queue_id, offset, problem in (
+        (0, behind, f"queue 0 of {TOPIC} ends before offset {behind}"),
+        (77, 0, f"{made.store} has no queue 77 of {TOPIC}"),
+    ):
+        code, nothing = ask(queue_id, offset)
+        assert (code, nothing["state"], nothing["message"], nothing["problem"]) == (1, "missing", None, problem)
+    code, expired = ask(0, 0)
+    assert (code, expired["state"], expired["message"]) == (1, "expired", None)
+
+
+def test_topics_tags_and_prepared_messages_are_options_of_ingest(run_here, tmp_path):
+    with StoreWriter(tmp_path / "store") as store:
+        for n, topic in enumerate(["orders", "order-test", "payments", "TBW102", "rmq_sys_trace"] * 4):
+            store.put(topic, 0, keys=f"k{n}", tags="paid" if n % 2 else "new")
+        store.put("orders", 0, keys="half", sys_flag=TRANSACTION_PREPARED)
+        store.put("RMQ_SYS_TRANS_HALF_TOPIC", 0, keys="half")
+
+    def ingest(name, *options):
+        where = ("--root", tmp_path / name, "--storage", f"file://{tmp_path}/{name}-cold")
+        done = run_here("ingest", tmp_path / "store", *where, "--slots", 97, "--items", 500, *options)
+        assert done.code == 0
+        return where, done
+
+    def found(where, topic, key, *options):
+        line = ("query", topic, key, *where[:2], "--messages", "--store", tmp_path / "store", "--json", *options)
+        return [one["message"]["keys"] for one in run_here(*line).document["messages"]]
+
+    own, done = ingest("own")
+    assert not done.err
+    assert "left out  9 of other topics or RocketMQ's own" in done.out
+    assert (found(own, "payments", "k2"), found(own, "TBW102", "k3"), found(own, "orders", "half")) == (
+        [["k2"]],
+        [],
+        [],
+    )
+    chosen, done = ingest("chosen", "--topics", "order*", "--topics", "TBW102", "--exclude-topics", "order-*", "--json")
+    assert (done.document["entries"], done.document["left_out"], done.document["hidden"]) == (8, 13, 1)
+    assert (found(chosen, "TBW102", "k3"), found(chosen, "order-test", "k1")) == ([["k3"]], [])
+    more, _ = ingest("more", "--index-tags", "--index-prepared")
+    assert sorted(found(more, "orders", "paid", "--tag")) == [["k15"], ["k5"]]
+    assert found(more, "orders", "half") == found(more, "RMQ_SYS_TRANS_HALF_TOPIC", "half") == [["half"]]
+    assert found(own, "orders", "paid", "--tag") == []
+    assert not ingest("more", "--index-tags", "--index-prepared")[1].err
+    changed = ingest("more", "--topics", "order*")[1].err
+    assert "on --topics order* is indexed, before it --index-tags --index-prepared: --restart takes" in changed
+    (tmp_path / "file.ndjson").write_text("")
+    for option in (("--topics", "a"), ("--exclude-topics", "a"), ("--index-tags",), ("--index-prepared",)):
+        refused = run_here("ingest", tmp_path / "file.ndjson", *own, *option)
+        assert (refused.code, option[0] in refused.err) == (2, True)
+
+
 def test_what_is_no_question_is_bad_usage(in_process, made, tmp_path):
     uri = made.uri
     assert in_process("query", "t", "k", "--storage", uri, "--store", str(made.store)) == 2
@@ -212,6 +280,9 @@ def test_what_is_no_question_is_bad_usage(in_process, made, tmp_path):
     assert in_process("query", "t", "k", "--storage", uri, "--messages", "--body", "xml") == 2
     assert in_process("message", "no-id", "--store", str(made.store)) == 2
     assert in_process("message", "00" * 16) == 2
+    assert in_process("message", "--store", str(made.store)) == 2
+    assert in_process("message", "--topic", TOPIC, "--offset", "0", "--store", str(made.store)) == 2
+    assert in_process("message", "00" * 16, "--topic", TOPIC, "--queue-id", "0", "--store", str(made.store)) == 2
     assert in_process("message", "key", "--topic", "t", "--store", str(made.store)) == 2
     assert in_process("message", "00" * 16, "--storage", f"file://{tmp_path}/nothing") == 2
 

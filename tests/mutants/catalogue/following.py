@@ -9,6 +9,8 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 DISPATCHER = "tests/rocketmq/test_dispatcher.py"
+COLUMNS = "tests/rocketmq/test_index_columns.py"
+MESSAGE = "tests/rocketmq/test_message.py"
 END = "tests/rocketmq/test_dispatcher_end.py"
 INDEX = "tests/rocketmq/test_dispatcher_index.py"
 FINGERPRINTS = "tests/rocketmq/test_fingerprints.py"
@@ -179,5 +181,29 @@ MUTANTS = (
         "        self._advance(last)\n",
         "        self._advance(last + 1)\n",
         (f"{IMPORT}::test_golden_index_files_give_what_the_log_has",),
+    ),
+    Mutant(
+        "own-topics-indexed",
+        "RocketMQ's own topics are indexed by default",
+        "rocketmq/log/columns.py",
+        "return not layout.is_system_topic(topic) or",
+        "return True or",
+        (f"{COLUMNS}::test_rocketmqs_own_topics_are_not_selected_by_default",),
+    ),
+    Mutant(
+        "selection-forgotten-at-the-end-of-the-log",
+        "the last messages of a live log are put whatever was selected",
+        "rocketmq/follow/tail.py",
+        ", selection=batch.selection)",
+        ")",
+        (f"{DISPATCHER}::test_only_what_is_selected_is_put",),
+    ),
+    Mutant(
+        "lz4-blocks-without-a-bound",
+        "an lz4 body's blocks are larger than its frame says",
+        "rocketmq/log/message.py",
+        "_LZ4_BLOCK_BYTES = 1 << 16",
+        "_LZ4_BLOCK_BYTES = 1 << 22",
+        (f"{MESSAGE}::test_blocks_of_lz4_are_independent[220000]",),
     ),
 )

@@ -15,7 +15,6 @@ from tiered_index.cli.bench.messages import ABSENT, START_MS, TOPIC, keys_of, nu
 from tiered_index.cli.bench.setting import Setting, UnsyncedDisk, compact_only, fill, require, scratch, without_uploads
 from tiered_index.format.layout import Layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import QueuePositions
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.index import IndexService
@@ -151,11 +150,8 @@ def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
         meter.record(f"opening a root with {files:,} files", opening.elapsed_s)
 
 
-_READINGS = (
-    ("extraction, walking", False, False),
-    ("extraction, with consume queues", False, True),
-    ("extraction, walking, bodies checked", True, False),
-)
+# With or without a check of each body.
+_READINGS = {"extraction, walking": False, "extraction, walking, bodies checked": True}
 _GOAL = at_least(5e5)
 _SEGMENT_BYTES = 1 << 28
 _BODY_BYTES = 256
@@ -163,9 +159,8 @@ _ENTRIES = 3
 
 
 def _commitlog_specs(setting: Setting) -> Sequence[Spec]:
-    names = [name for name, _, _ in _READINGS]
-    rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in names)
-    return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in names), Spec("store writer", "messages/s")
+    rates = (Spec(name, "messages/s", _GOAL, (name,)) for name in _READINGS)
+    return *rates, *(Spec(f"{name}, CPU", "ns/message") for name in _READINGS), Spec("store writer", "messages/s")
 
 
 def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
@@ -180,12 +175,12 @@ def _commitlog(setting: Setting, folder: Path, meter: Meter) -> None:
             # the first reading pays for memory that later ones have
             for _ in CommitLogReader(store.commitlog).batches():
                 pass
-            for reading in _READINGS:
-                _read(store, setting.log_messages, meter, *reading)
+            for name, check_crc in _READINGS.items():
+                _read(store, setting.log_messages, meter, name, check_crc)
 
 
 COMMITLOG = Suite("commitlog", _commitlog_specs, _commitlog)
-"""A store, written anew in each round and read to its end in three ways; the process stays on one core.
+"""A store, written anew in each round and read to its end in two ways; the process stays on one core.
 
 Each message has a body of 256 random bytes and some 130 bytes of properties, with a unique key and two keys: 3 entries.
 """
@@ -207,11 +202,10 @@ def _write(place: Path, messages: int) -> None:
             )
 
 
-def _read(store: StoreDirectory, messages: int, meter: Meter, name: str, check_crc: bool, with_queues: bool) -> None:
-    positions = QueuePositions(store.folder / "consumequeue") if with_queues else None
+def _read(store: StoreDirectory, messages: int, meter: Meter, name: str, check_crc: bool) -> None:
     found = entries = 0
     with meter.section(name) as reading:
-        for batch in CommitLogReader(store.commitlog, check_crc=check_crc, positions=positions).batches():
+        for batch in CommitLogReader(store.commitlog, check_crc=check_crc).batches():
             found += batch.messages
             entries += len(batch.columns)
     require((found, entries), (messages, _ENTRIES * messages), f"messages and entries of {name}")

@@ -1,13 +1,8 @@
 """A store's closed commit log segments in the index's storage: archiving them, and reading them as if they were local.
 
-Each closed segment is uploaded once, before the broker deletes it. A segment is closed when a later one has data; a
-later file alone proves nothing, since the broker makes the next file in advance. Beside a follower only what the
-follower has put is archived: a segment that it can't read may still be truncated and rewritten by the broker. Where the
-follower finds that a segment was rewritten since, the copy is replaced. The broker's files are never written to.
-
-An archived segment is read by ranged requests of whole pieces, each checked against the table behind the segment, and
-no more memory is taken than for what is asked for, and one piece. One thread uses a `SegmentArchiver` or an
-`ArchivedLog`; any thread may call the archiver's `stop` and read its `archived` and `losses`.
+A segment is closed when a later one has data: the broker makes the next file in advance. Beside a follower only what
+it has put is archived, since what it can't read may still be rewritten. Archived segments are read in whole pieces,
+each checked. One thread uses a `SegmentArchiver` or an `ArchivedLog`; `stop`, `archived` and `losses`: any.
 """
 
 from __future__ import annotations
@@ -19,15 +14,13 @@ from pathlib import Path
 
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher, Loss
-from tiered_index.rocketmq.log.columns import SkippedRange
+from tiered_index.rocketmq.log.columns import ALL_TOPICS, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-
-__all__ = ["ArchivedLog", "SegmentArchiver", "closed_segments"]
 
 Stamp = tuple[int, ...]
 
@@ -233,9 +226,10 @@ class ArchivedLog(CommitLogReader):
         *,
         skip_corrupt: bool = False,
         chunk_bytes: int = 1 << 24,
+        selection: Selection = ALL_TOPICS,
     ) -> None:
         """Fetch the table of pieces; raises `CorruptFile` where it contradicts the log, and what the storage raises."""
-        super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True)
+        super().__init__(Path(segment.name).parent, chunk_bytes, check_crc=True, selection=selection)
         self._file = _ArchivedFile(archive, segment, skip_corrupt)
 
     @property

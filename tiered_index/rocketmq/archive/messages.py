@@ -1,21 +1,15 @@
-"""Messages of a RocketMQ store for the index's answers: from the store's commit log, else from archived segments.
+"""Messages of a RocketMQ store for the index's answers: from its commit log, else from archived segments. Any thread.
 
-Each message is checked wherever it was read from: magic, lengths, physical offset and body CRC, then queue, size and
-store time against the entry, then topic and keys. A message that agrees with its entry and does not carry the key is a
-hash collision.
-
-A message that contradicts its entry was written later at the same offset. Where it has another store time, its own
-entry answers it, if the index has one (`Fetched.instead`). Where it has another size, it is the answer if no entry
-agrees with it and it carries the key, because the index keeps one of several entries with the same place and second.
-Threads: any.
+A message is checked by itself, then against its entry, then for topic and key. One that contradicts its entry was
+written later at the same offset: with another store time its own entry answers it, if the index has one
+(`Fetched.instead`); with another size it is the answer if no entry agrees with it and it carries the key, because the
+index keeps one of several entries with the same place and second.
 """
 
 from __future__ import annotations
 
 import contextlib
-import contextvars
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +17,7 @@ from pathlib import Path
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.consumequeue import list_queues
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message
 from tiered_index.rocketmq.log.segments import Segment
@@ -30,10 +25,9 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.messages import Fetched, MessageState
+from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
-
-__all__ = ["RocketmqMessages"]
 
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
@@ -71,7 +65,7 @@ class _Search:
     def take(self, message: Message, state: MessageState, read_from: str) -> None:
         """Judge a message that was read at the place."""
         self.read_from = read_from
-        carries = self.key is None or (message.topic == self.key[0] and self.key[1] in message.index_keys)
+        carries = self.key is None or message.carries(*self.key)
         problem = self._contradiction(message)
         if problem is not None:
             self.problems.append(f"{read_from}: {problem}")
@@ -165,7 +159,8 @@ class RocketmqMessages:
         threads: int = 8,
         root: Path | None = None,
     ) -> None:
-        self._folder = StoreDirectory.open(store).commitlog if store is not None else None
+        self._store = StoreDirectory.open(store) if store is not None else None
+        self._folder = self._store.commitlog if self._store is not None else None
         self._archive = archive
         self._store_name = store_name
         self._threads = threads
@@ -195,6 +190,39 @@ class RocketmqMessages:
             # unique keys have as many digits, and most of them a process id where the port should be
             raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
         return self.at(offset, store_host=host)
+
+    def by_queue_offset(self, topic: str, queue_id: int, queue_offset: int) -> Fetched:
+        """Return the message at an offset of a queue, by the store's consume queue (RocketMQ's `queryMsgByOffset`).
+
+        Raises as `at`, `CorruptFile` for a damaged queue, and `InvalidArgument` without a store.
+        """
+        if self._store is None:
+            raise InvalidArgument(
+                "an offset of a queue is looked up in the store's consume queues, and no store was given"
+            )
+        name = f"queue {queue_id} of {topic}"
+        queues = list_queues(self._store.folder / "consumequeue")
+        queue = next((one for one in queues if (one.topic, one.queue_id) == (topic, queue_id)), None)
+        if queue is None:
+            return Fetched(item=None, state="missing", problem=f"{self._store.folder} has no {name}")
+        begin, entries = queue.read(queue_offset, 1)
+        if begin != queue_offset:
+            return Fetched(
+                item=None, state="expired", problem=f"{name} begins at offset {begin}: the broker deleted it"
+            )
+        if not len(entries):
+            return Fetched(item=None, state="missing", problem=f"{name} ends before offset {queue.seek(2**63 - 1)}")
+        (entry,) = entries
+        fetched = self.at(int(entry["offset"]), int(entry["size"]))
+        message = fetched.message
+        if isinstance(message, Message) and (message.topic, message.queue_id, message.queue_offset) != (
+            topic,
+            queue_id,
+            queue_offset,
+        ):
+            problem = f"another message than {name} names lies at commit log offset {message.physical_offset}"
+            return replace(fetched, state="missing", message=None, problem=problem)
+        return fetched
 
     def _settle(self, searches: list[_Search]) -> list[Fetched]:
         if self._folder is not None:
@@ -267,7 +295,9 @@ class RocketmqMessages:
         turn = 0
         while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
             runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
-            _each(runs, lambda run: _read_run(archive, run), self._threads)
+            with contextlib.closing(DaemonPool(max(self._threads, 1), "tiered-index-messages")) as pool:
+                for future in [pool.submit(_read_run, archive, run) for run in runs]:
+                    future.result()
             turn += 1
 
     # what became of it
@@ -367,15 +397,3 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
     elif size is not None:
         data = data[:size]
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
-
-
-def _each(runs: Sequence[_Run], act: Callable[[_Run], None], threads: int) -> None:
-    """Call `act` for every run, several at once where there are several; requests count where the caller's do."""
-    if len(runs) < 2 or threads < 2:
-        for run in runs:
-            act(run)
-        return
-    with ThreadPoolExecutor(min(threads, len(runs)), "tiered-index-messages") as pool:
-        futures = [pool.submit(contextvars.copy_context().run, act, run) for run in runs]
-    for future in futures:
-        future.result()

@@ -24,8 +24,6 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import absolute_hash
 
-__all__ = ["DEFAULT_GEOMETRY", "ClassicHeader", "ClassicIndexFile", "Geometry", "decode_header", "infer_geometry"]
-
 HEADER_BYTES = 40
 SLOT_BYTES = 4
 # One entry; packed, big-endian.

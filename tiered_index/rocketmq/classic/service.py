@@ -1,15 +1,12 @@
 """The broker's classic index as a whole: its files, and the import of their entries into an index.
 
-Files are named by the time they were made (yyyyMMddHHmmssSSS) and sorted by name. A new file inherits end offset and
-end timestamp of the one before it, and a message below the newest end offset is ignored, so dispatching again after a
-restart adds nothing twice (RocketMQ's `IndexService`).
+Files are sorted by their names, the times they were made. A new one inherits end offset and end timestamp of the one
+before it, and a message below the newest end offset is ignored (RocketMQ's `IndexService`).
 
-A classic entry holds a hash, a commit log offset and a time difference; topic, key, queue and size are the message's.
-So the import reads the log from the first entry of a file to its last, and of the messages found there it puts those
-keys whose hash an entry has. An entry is dropped, and counted, where its message is missing, hidden (prepared: no
-consumer ever saw it), or has no key of that hash. The source is `classic:FOLDER`, its position the commit log offset
-before which every entry was handled. The position stays before the last message while further keys of that one may
-come, since the broker writes them one by one. Files are taken in the order of their names, one in memory at a time.
+The import reads the log from the first entry of a file to its last, and puts those keys whose hash an entry has. An
+entry is dropped, and counted, where its message is missing, hidden, or has no key of that hash. The source is
+`classic:FOLDER`, its position the commit log offset before which every entry was handled; it stays before the last
+message while further keys of that one may come, since the broker writes them one by one.
 
 One thread writes to a `ClassicIndex`, or uses a `ClassicImport`.
 """
@@ -44,8 +41,6 @@ from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLB
 from tiered_index.rocketmq.log.segments import local_errors, pread
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
-
-__all__ = ["ClassicImport", "ClassicIndex", "load_classic_index"]
 
 
 @dataclass(slots=True)

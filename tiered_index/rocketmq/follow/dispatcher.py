@@ -40,14 +40,12 @@ from tiered_index.rocketmq.follow.tail import (
     stable_part,
     torn_tail,
 )
-from tiered_index.rocketmq.log.columns import IndexBatch, SkippedRange
+from tiered_index.rocketmq.log.columns import IndexBatch, Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.segments import End, Segment
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
-
-__all__ = ["Dispatched", "Dispatcher", "Lag", "Loss", "RewrittenOffsets", "Start", "check_one_store"]
 
 # As `IndexService.put_batch`: (columns, source, source position) -> entries.
 Put = Callable[[Any, str, int], int]
@@ -100,8 +98,9 @@ class Dispatched:
     end: int
     messages: int = 0
     entries: int = 0
-    # Prepared and rolled-back messages, which have no entries.
+    # Prepared and rolled-back messages, and those of topics that aren't selected, which have no entries.
     hidden: int = 0
+    left_out: int = 0
     replaced_keys: int = 0
     losses: tuple[Loss, ...] = ()
     # What stands at `end`; None for an empty log.
@@ -146,7 +145,8 @@ class Dispatcher:
         """Continue at the index's durable position.
 
         `put` stands in for `index.put_batch`, to wait out back-pressure. `start` counts only where the index doesn't
-        know the store; `restart` takes the log from its beginning. A round ends early once `stopping` says so; `now_s`
+        know the store; `restart` takes the log from its beginning. `reader` says what is indexed; by default that is
+        every topic but RocketMQ's own. A round ends early once `stopping` says so; `now_s`
         is its clock, and `clock` is the index's. Raises `ConfigError` where the index follows another store,
         `CorruptFile` where the fingerprints of this one can't be read, `StorageMisconfigured` where the log may not be.
         """
@@ -155,7 +155,7 @@ class Dispatcher:
         self._index, self.store = index, store
         self._put = put or index.put_batch
         self._skip_corrupt, self._skip_missing = skip_corrupt, skip_missing
-        self._reader = reader or CommitLogReader(store.commitlog)
+        self._reader = reader or CommitLogReader(store.commitlog, selection=Selection())
         self._round_bytes = round_bytes
         self._stopping, self._now_s, self._clock = stopping, now_s, clock or SystemClock()
         self.fingerprints = LogFingerprints.load(index.config.root, store.source, disk or Disk())
@@ -174,6 +174,10 @@ class Dispatcher:
             self.position = min(self.fingerprints.continue_at, durable)
         self.fingerprints.cut(self.position or 0)
         self.resumed_from = self.position
+        selection, before = str(self._reader.selection), self.fingerprints.selection
+        # What was indexed before the place where it resumed, where that is something else (in words).
+        self.selected_before = before if durable is not None and not restart and before != selection else None
+        self.fingerprints.selection = selection
         self._last_store_ms: int | None = None
         # Where zeros stand before something readable, and the log's end then; the next look finds them written, or
         # damaged.
@@ -238,6 +242,7 @@ class Dispatcher:
                     messages=done.messages + batch.messages,
                     entries=done.entries + entries,
                     hidden=done.hidden + batch.hidden,
+                    left_out=done.left_out + batch.left_out,
                     replaced_keys=done.replaced_keys + batch.replaced_keys,
                     losses=(*done.losses, *map(self._loss, batch.skipped)),
                     state=batch.state,

@@ -1,13 +1,9 @@
 """Fingerprints of the messages that a follower has put, by which it notices that the log was rewritten.
 
-After a crash of its host a broker may truncate messages that others have read already, and write others in their place.
-Nothing in the log says so, and nothing is zeroed: messages that were read may stand behind the cut as they were, with
-others written before them. So a follower keeps checksums of what it put: of the last message before each position that
-can become durable, and of everything since the one before. The older they are, the fewer are kept. They show up to
-which offset the log is unchanged.
-
-They are kept in `followers/<hash of the source name>.json` in the index's root, written before the messages that they
-describe are put: whichever position is durable after a crash has its fingerprint. One thread uses a `LogFingerprints`.
+After a crash a broker may cut its log and write other messages there; nothing says so, and nothing is zeroed. So a
+follower keeps checksums of what it put: of the last message before each position that can become durable, and of
+everything since the one before; the older, the fewer. They are kept in `followers/<hash of the source name>.json` in
+the root, written before the messages that they describe are put. One thread uses a `LogFingerprints`.
 """
 
 from __future__ import annotations
@@ -47,8 +43,6 @@ from tiered_index.rocketmq.log.columns import IndexBatch
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
 from tiered_index.service.root.root import FOLLOWERS, disk_error
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-
-__all__ = ["LogFingerprints", "RangeFingerprint", "Verdict", "fingerprints_of", "joined_crc"]
 
 _POLYNOMIAL = 0xEDB88320
 # Polynomials 1 and x^8; the bits are reflected: the highest is x^0.
@@ -202,6 +196,7 @@ _FOLLOWER = record(
     witnesses=list_of(_checked_range),
     continue_at=nullable(_POSITION),
     rewritten=Optional(list_of(tuple_of(_POSITION, _POSITION, MILLISECONDS)), ()),
+    selection=Optional(text(), None),
 )
 
 
@@ -226,6 +221,8 @@ class LogFingerprints:
     continue_at: int | None = None
     # Offsets [begin, end) that were found to be others than were read, each with the time of that (epoch ms).
     rewritten: tuple[tuple[int, int, int], ...] = ()
+    # What was indexed of the log, in words; None: not known.
+    selection: str | None = None
 
     @classmethod
     def load(cls, root: Path, source: str, disk: Disk) -> LogFingerprints:
@@ -234,7 +231,8 @@ class LogFingerprints:
         file = str(made.path)
         try:
             document = load(made.path.read_bytes(), file, "memory")
-            stored, ranges, made.continue_at, made.rewritten = checked(_FOLLOWER, document, file, "memory")
+            fields = checked(_FOLLOWER, document, file, "memory")
+            stored, ranges, made.continue_at, made.rewritten, made.selection = fields
             if stored != source:
                 raise CorruptFile(file, "memory of another source", expected=source, found=stored)
             made.ranges = list(ranges)
@@ -258,6 +256,7 @@ class LogFingerprints:
             "witnesses": self.ranges,
             "continue_at": self.continue_at,
             "rewritten": self.rewritten,
+            **({} if self.selection is None else {"selection": self.selection}),
         }
         temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
         try:

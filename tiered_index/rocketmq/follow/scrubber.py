@@ -1,8 +1,7 @@
 """What a follower compares of its log behind its position, to find that it was rewritten. One thread.
 
-Every round compares what was read last, and a start everything of the last two segments. A broker may also truncate
-further back, and write where no round looks; comparing everything at once takes seconds of reading. So each round
-compares some more bytes of the two segments, from the newest range to the oldest, and begins again.
+Every round compares what was read last, and a start everything of the last two segments. A broker may also cut further
+back, so each round compares some more bytes of the two, from the newest range to the oldest, and begins again.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ from collections.abc import Sequence
 
 from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, RangeFingerprint, Verdict
 from tiered_index.rocketmq.log.segments import Segment, stored_bytes
-
-__all__ = ["FAR_BYTES", "SCRUB_BYTES", "Scrubber", "last_two_bytes"]
 
 # Every round compares the newest fingerprints, so many of the last so many bytes at most.
 NEAR_RANGES, NEAR_BYTES = 8, 1 << 20

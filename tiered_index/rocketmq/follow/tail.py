@@ -24,7 +24,7 @@ import contextlib
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,19 +41,6 @@ from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_se
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
 from tiered_index.service.root.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
-
-__all__ = [
-    "EVERYTHING",
-    "NOTHING",
-    "LastRead",
-    "StableEnd",
-    "TornTail",
-    "TruncatedTail",
-    "is_followed",
-    "stable_end",
-    "stable_part",
-    "torn_tail",
-]
 
 _BLANK = BLANK.to_bytes(4, "big")
 _PAGE = 4_096
@@ -118,7 +105,8 @@ def stable_part(
     # damage is called so where messages that aren't older are behind it
     continued = batch.state is End.DAMAGED or _goes_on(segments, batch, behind)
     data = stored_bytes(segments, batch.begin, batch.end - batch.begin) or b""
-    again = decode_index_columns(data, batch.begin, file=str(folder))
+    decode = partial(decode_index_columns, start_offset=batch.begin, file=str(folder), selection=batch.selection)
+    again = decode(data)
     again = replace(again, skipped=batch.skipped, non_messages=batch.non_messages)
     whole = replace(again, state=batch.state, damage=batch.damage)
     if (continued and again.end == batch.end) or not again.messages:
@@ -131,7 +119,7 @@ def stable_part(
         now = LastRead(batch.begin + last, zlib.crc32(message))
         if now == last_read or (again.end == batch.end and not any(behind[:BLANK_BYTES])):
             return whole, None
-    rest = decode_index_columns(data[:last], batch.begin, file=str(folder))
+    rest = decode(data[:last])
     return replace(rest, state=End.TORN, damage=None, skipped=batch.skipped, non_messages=batch.non_messages), now
 
 

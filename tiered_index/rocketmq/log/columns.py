@@ -1,18 +1,16 @@
 """Decodes a byte range of a commit log segment into the columns that `IndexService.put_batch` takes. Pure.
 
-The only loop over messages is the walk that finds where they begin, needed where consume queues don't say it. Then one
-gather of the fixed part gives the headers, and, length by length, the positions of topics, bodies and properties
-follow, then topics and keys. Every length is checked before it is used as a position, in the order in which a single
-decode checks it.
-
-It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike the latter, prepared
-messages aren't indexed: no consumer ever sees them.
+The only loop over messages is the walk that finds where they begin. Then one gather gives the headers, and, length by
+length, the positions of topics, bodies and properties follow, then topics and keys. Every length is checked before it
+is used as a position. It follows RocketMQ's `CommitLog.checkMessageAndReturnSize` and `IndexService.buildIndex`; unlike
+the latter, prepared messages are indexed only where the `Selection` has them: no consumer ever sees them.
 """
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -20,21 +18,12 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile
-from tiered_index.rocketmq.log.layout import (
-    BORN_V6,
-    MAGIC_V2,
-    STORE_V6,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    header_dtype,
-)
+from tiered_index.rocketmq.log import layout
+from tiered_index.rocketmq.log.layout import header_dtype
 from tiered_index.rocketmq.log.message import BODY_CRC_MASK, Buffer, decode_message, problem_of_values
 from tiered_index.rocketmq.log.property_columns import key_columns, spans
-from tiered_index.rocketmq.log.segments import End, message_positions, walk
+from tiered_index.rocketmq.log.segments import End, walk
 from tiered_index.types import MAX_TIMESTAMP_MS
-
-__all__ = ["IndexBatch", "MessageColumns", "NonMessage", "SkippedRange", "decode_index_columns"]
 
 
 class MessageColumns:
@@ -81,8 +70,8 @@ class MessageColumns:
         for name in names:
             head[name] = rows[name]
         too_short = np.zeros(len(head), np.bool_)
-        for hosts in (BORN_V6, STORE_V6, BORN_V6 | STORE_V6):
-            which = np.flatnonzero(head["sys_flag"] & (BORN_V6 | STORE_V6) == hosts)
+        for hosts in (layout.BORN_V6, layout.STORE_V6, layout.BORN_V6 | layout.STORE_V6):
+            which = np.flatnonzero(head["sys_flag"] & (layout.BORN_V6 | layout.STORE_V6) == hosts)
             if len(which):
                 dtype = header_dtype(hosts)
                 fits = head["size"][which] >= dtype.itemsize + 3
@@ -106,9 +95,9 @@ class MessageColumns:
         sys_flag, raw = self.head["sys_flag"], self.raw
         self.ends = self.positions + self.head["size"]
         body_length = self.head["body_length"].astype(np.int64)
-        longer = ((sys_flag & BORN_V6) != 0).astype(np.int64) + ((sys_flag & STORE_V6) != 0)
+        longer = ((sys_flag & layout.BORN_V6) != 0).astype(np.int64) + ((sys_flag & layout.STORE_V6) != 0)
         self.body_at = self.positions + header_dtype(0).itemsize + 12 * longer
-        long = self.head["magic"] == MAGIC_V2
+        long = self.head["magic"] == layout.MAGIC_V2
         length_at = self.body_at + body_length
         self.topic_at = length_at + 1 + long
         self._cut((body_length < 0) | (self.topic_at + 2 > self.ends))
@@ -154,6 +143,37 @@ _BLOCK = 16_384
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """What of a log is indexed: messages of which topics, and whether also under their tags, and prepared messages.
+
+    `topics` and `exclude` are names or patterns (`fnmatchcase`). Without `topics` all but RocketMQ's own are taken,
+    with `prepared` also the one where it keeps prepared messages. What `exclude` has is never taken.
+    """
+
+    topics: tuple[str, ...] = ()
+    exclude: tuple[str, ...] = ()
+    tags: bool = False
+    prepared: bool = False
+
+    def takes(self, topic: str) -> bool:
+        """Return whether messages of a topic are indexed."""
+        if any(fnmatchcase(topic, pattern) for pattern in self.exclude):
+            return False
+        if self.topics:
+            return any(fnmatchcase(topic, pattern) for pattern in self.topics)
+        return not layout.is_system_topic(topic) or (self.prepared and topic == layout.HALF_TOPIC)
+
+    def __str__(self) -> str:
+        given = [f"--topics {one}" for one in self.topics] + [f"--exclude-topics {one}" for one in self.exclude]
+        given += ["--index-tags"] * self.tags + ["--index-prepared"] * self.prepared
+        return " ".join(given) or "every topic but RocketMQ's own"
+
+
+# Every topic, under keys alone, without prepared messages.
+ALL_TOPICS = Selection(topics=("*",))
+
+
+@dataclass(frozen=True, slots=True)
 class SkippedRange:
     """Commit log offsets [begin, end) that nobody can read, and why."""
 
@@ -188,6 +208,8 @@ class IndexBatch:
     messages: int
     # Those among them that were prepared or rolled back, and so gave no row.
     hidden: int
+    # Further ones without a row, because their topic is not selected.
+    left_out: int
     # Keys that were no UTF-8 and are indexed under the text that the broker makes of them.
     replaced_keys: int
     # Store timestamp of the last message; None without messages.
@@ -204,36 +226,33 @@ class IndexBatch:
     positions: Int64 = field(default_factory=lambda: np.zeros(0, np.int64), compare=False, repr=False)
     # What it was decoded from: the bytes from `begin` on, and perhaps more.
     data: Buffer = field(default=b"", compare=False, repr=False)
+    selection: Selection = ALL_TOPICS
 
 
 def decode_index_columns(
     data: Buffer,
     start_offset: int,
-    positions: npt.ArrayLike | None = None,
     *,
     file: str = "segment",
     file_offset: int = 0,
     segment_bytes: int | None = None,
     check_crc: bool = False,
+    selection: Selection = ALL_TOPICS,
 ) -> IndexBatch:
     """Return the entries of the messages that follow each other from `data[0]` on, up to the first thing that is none.
 
     `start_offset` is the physical offset of `data[0]`, and `file_offset` its position in `file`, for error texts.
-    `positions` (n, relative to `data`, ascending) are what consume queues say; gaps between them are walked.
     `segment_bytes` counts from `data[0]` to the segment's end where the data is only a part of it. `check_crc` checks
     every body, at the price of a loop. Never raises for any content of `data`.
     """
-    if positions is None:
-        found = walk(data, segment_bytes=segment_bytes)
-    else:
-        found = message_positions(data, positions, segment_bytes=segment_bytes)
+    found = walk(data, segment_bytes=segment_bytes)
     raw = np.frombuffer(data, np.uint8)
     blocks: list[_Block] = []
     count = 0
     # some thousand messages at a time: what they need stays within the cache
     for first in range(0, max(len(found.positions), 1), _BLOCK):
         positions = found.positions[first : first + _BLOCK]
-        blocks.append(_decode_block(data, raw, positions, start_offset, check_crc))
+        blocks.append(_decode_block(data, raw, positions, start_offset, check_crc, selection))
         count += blocks[-1].count
         if blocks[-1].count < len(positions):
             break
@@ -249,12 +268,14 @@ def decode_index_columns(
         end=start_offset + stop,
         messages=count,
         hidden=sum(block.hidden for block in blocks),
+        left_out=sum(block.left_out for block in blocks),
         replaced_keys=sum(block.replaced for block in blocks),
         last_store_ms=next((block.last_store_ms for block in reversed(blocks) if block.count), None),
         state=state,
         damage=damage,
         positions=found.positions[:count],
         data=data,
+        selection=selection,
     )
 
 
@@ -264,6 +285,7 @@ class _Block:
 
     count: int
     hidden: int
+    left_out: int
     replaced: int
     last_store_ms: int | None
     topics: list[str]
@@ -274,7 +296,7 @@ class _Block:
 
 
 def _decode_block(
-    data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool
+    data: Buffer, raw: npt.NDArray[np.uint8], positions: Int64, start_offset: int, check_crc: bool, selection: Selection
 ) -> _Block:
     """Decode the messages at `positions` up to the first that is none."""
     fields = MessageColumns(raw, positions, start_offset)
@@ -282,13 +304,18 @@ def _decode_block(
         fields.check_bodies(data)
     topics, index = fields.topics()
     count, head = fields.count, fields.head
-    transaction = head["sys_flag"] & TRANSACTION_MASK
-    hidden = (transaction == TRANSACTION_PREPARED) | (transaction == TRANSACTION_ROLLBACK)
-    shown = np.flatnonzero(~hidden)
-    keys = key_columns(data, fields.properties_at[shown], fields.ends[shown])
+    transaction = head["sys_flag"] & layout.TRANSACTION_MASK
+    visible = transaction != layout.TRANSACTION_ROLLBACK
+    if not selection.prepared:
+        visible &= transaction != layout.TRANSACTION_PREPARED
+    taken = np.array([selection.takes(topic) for topic in topics], np.bool_)
+    shown = np.flatnonzero(visible if taken.all() else visible & taken[index])
+    hidden = count - int(visible.sum())
+    keys = key_columns(data, fields.properties_at[shown], fields.ends[shown], tags=selection.tags)
     row = shown[keys.message]
     last_ms = int(head["store_ms"][-1]) if count else None
-    return _Block(count, count - len(shown), keys.replaced, last_ms, topics, index[row], keys.keys, head[row])
+    left_out = count - hidden - len(shown)
+    return _Block(count, hidden, left_out, keys.replaced, last_ms, topics, index[row], keys.keys, head[row])
 
 
 def _record_batch(blocks: list[_Block]) -> Any:

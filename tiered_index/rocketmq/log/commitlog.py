@@ -27,13 +27,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.log.columns import IndexBatch, NonMessage, SkippedRange, decode_index_columns
-from tiered_index.rocketmq.log.consumequeue import QueuePositions
+from tiered_index.rocketmq.log.columns import (
+    ALL_TOPICS,
+    IndexBatch,
+    NonMessage,
+    Selection,
+    SkippedRange,
+    decode_index_columns,
+)
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
-
-__all__ = ["CommitLogReader", "MissingOffsets"]
 
 _BLANK = BLANK.to_bytes(4, "big")
 # Looks at the folder before a segment that is listed, and gone when it is opened, counts as missing.
@@ -60,13 +64,13 @@ class CommitLogReader:
 
     `chunk_bytes` is how much is read and decoded at a time. `check_crc` compares every body with its CRC while reading
     batches, which takes a fourth of the time at bodies of 256 bytes, half of it at 4 KiB; single messages are always
-    checked. `positions` are consume queues, which save the walk through the segments.
+    checked. `selection` says of which messages batches have entries.
     """
 
     folder: Path
     chunk_bytes: int = 1 << 24
     check_crc: bool = False
-    positions: QueuePositions | None = None
+    selection: Selection = ALL_TOPICS
     # What the last look at the folder found, one at most: listing hundreds of segments would cost more than reading a
     # message.
     _looked: list[tuple[Segment, ...]] = field(default_factory=list, init=False, repr=False, compare=False)
@@ -252,15 +256,14 @@ class CommitLogReader:
         at = offset - segment.start
         while True:
             data = segment.read(min(chunk, segment.file_size - at), at)
-            known = self.positions.between(offset, offset + len(data)) - offset if self.positions else None
             batch = decode_index_columns(
                 data,
                 offset,
-                known,
                 file=str(segment.path),
                 file_offset=at,
                 segment_bytes=segment.end - segment.start - at,
                 check_crc=self.check_crc,
+                selection=self.selection,
             )
             if batch.state is not End.MORE or batch.messages:
                 return batch

@@ -1,11 +1,8 @@
-"""Consume queues: for each queue of a topic, where its messages lie in the commit log.
-
-Read beside the broker, never written here.
+"""Consume queues: for each queue of a topic, where its messages lie in the commit log. Read only; stateless.
 
 An entry is 20 bytes, big-endian: i64 commit log offset, i32 size of the message, i64 tags code. Files hold 300,000
 entries unless the broker is set otherwise, are named by the offset of their first byte within the queue, and end in
-zeros where nothing is written yet (RocketMQ's `ConsumeQueue`). Stateless but for `QueuePositions`, which one thread
-uses at a time.
+zeros where nothing is written yet (RocketMQ's `ConsumeQueue`).
 """
 
 from __future__ import annotations
@@ -13,7 +10,8 @@ from __future__ import annotations
 import os
 import struct
 from bisect import bisect_right
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,24 +20,11 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageError
 from tiered_index.rocketmq.log.segments import list_segments, local_errors, pread
 
-__all__ = [
-    "ENTRIES_PER_FILE",
-    "ENTRY",
-    "ENTRY_BYTES",
-    "ConsumeQueue",
-    "QueuePositions",
-    "decode_entries",
-    "list_queues",
-    "pack_entry",
-]
-
 # One entry; packed, big-endian.
 ENTRY = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
 ENTRY_BYTES = ENTRY.itemsize
 ENTRIES_PER_FILE = 300_000
 _READ_ENTRIES = 1 << 18
-_READ_AHEAD = 1 << 13
-_BYTES_BETWEEN_LISTINGS = 1 << 28
 
 Entries = npt.NDArray[np.void]
 
@@ -145,72 +130,16 @@ def list_queues(folder: Path) -> list[ConsumeQueue]:
     return queues
 
 
-@dataclass(slots=True)
-class QueuePositions:
-    """Where messages begin, out of all queues of a store: what `CommitLogReader` needs to save its walk.
+def offsets_named(folder: Path, begin: int, end: int) -> npt.NDArray[np.int64]:
+    """Return the commit log offsets (i64, n) in [begin, end) that the queues in a folder name, ascending, each once.
 
-    Keeps a cursor for each queue, so that a pass from front to back reads each entry once. Queues that name nothing
-    more, and new ones, are looked at again only when the log has gone on by `_BYTES_BETWEEN_LISTINGS`: at the end of a
-    live log the walk is cheaper than a look at every queue. What isn't named, or not readably, is walked to. Memory: 8
-    bytes for each entry read ahead.
+    A queue that can't be read names none.
     """
-
-    folder: Path
-    _cursors: dict[ConsumeQueue, _Cursor] = field(default_factory=dict, init=False)
-    _last_begin: int = field(default=0, init=False)
-    # Where the pass was when the queues were listed.
-    _listed: int | None = field(default=None, init=False)
-
-    def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the commit log offsets (i64, n) within [begin, end) that queues name, ascending, each once."""
-        if begin < self._last_begin:
-            self._cursors.clear()
-            self._listed = None
-        self._last_begin = begin
-        if self._listed is None or begin - self._listed >= _BYTES_BETWEEN_LISTINGS:
-            self._cursors = {queue: self._cursors.get(queue) or _Cursor(queue) for queue in list_queues(self.folder)}
-            for cursor in self._cursors.values():
-                cursor.is_at_end = False
-            self._listed = begin
-        found = [part for cursor in self._cursors.values() if len(part := cursor.between(begin, end))]
-        if not found:
-            return np.zeros(0, np.int64)
-        # sorted runs, which a stable sort merges: far faster here than what np.unique does
-        known = np.sort(np.concatenate(found), kind="stable")
-        distinct: npt.NDArray[np.int64] = known[np.append(True, known[1:] != known[:-1])]
-        return distinct
-
-
-@dataclass(slots=True)
-class _Cursor:
-    """How far one queue was read. `ahead`: the commit log offsets of entries that were read and not passed yet."""
-
-    queue: ConsumeQueue
-    # The queue offset at which it is read on; None: not looked up yet.
-    next: int | None = None
-    ahead: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    # Whether it had nothing more, or nothing readable.
-    is_at_end: bool = False
-
-    def between(self, begin: int, end: int) -> npt.NDArray[np.int64]:
-        """Return the offsets (i64, n) within [begin, end) that the queue names; later calls have no smaller `begin`."""
-        while not self.is_at_end and (not len(self.ahead) or self.ahead[-1] < end):
-            try:
-                if self.next is None:
-                    self.next = self.queue.seek(begin)
-                start, entries = self.queue.read(self.next, _READ_AHEAD)
-            except (CorruptFile, StorageError):
-                entries = np.zeros(0, ENTRY)
-            if not len(entries):
-                self.is_at_end = True
-                break
-            self.next = start + len(entries)
-            self.ahead = np.concatenate(
-                [self.ahead[np.searchsorted(self.ahead, begin) :], entries["offset"].astype(np.int64)]
-            )
-        if not len(self.ahead) or self.ahead[0] >= end:
-            return self.ahead[:0]
-        self.ahead = self.ahead[np.searchsorted(self.ahead, begin) :]
-        part = self.ahead[: np.searchsorted(self.ahead, end)]
-        # offsets of a queue that is damaged may be in any order
-        return part[(part >= begin) & (part < end)]
+    found = [np.zeros(0, np.int64)]
+    for queue in list_queues(folder):
+        with suppress(CorruptFile, StorageError):
+            first = queue.seek(begin)
+            _, entries = queue.read(first, max(queue.seek(end) - first, 1))
+            offsets = entries["offset"].astype(np.int64)
+            found.append(offsets[(offsets >= begin) & (offsets < end)])
+    return np.unique(np.concatenate(found))

@@ -36,42 +36,6 @@ import numpy as np
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import java_string_hash
 
-__all__ = [
-    "BLANK",
-    "BLANK_BYTES",
-    "BORN_V6",
-    "COMPRESSED",
-    "COMPRESSION_LZ4",
-    "COMPRESSION_MASK",
-    "COMPRESSION_ZLIB",
-    "COMPRESSION_ZSTD",
-    "KEYS",
-    "MAGIC_V1",
-    "MAGIC_V2",
-    "MAX_PROPERTIES_BYTES",
-    "MAX_TOPIC_V1_BYTES",
-    "MIN_MESSAGE_BYTES",
-    "STORE_V6",
-    "TAGS",
-    "TRANSACTION_COMMIT",
-    "TRANSACTION_MASK",
-    "TRANSACTION_PREPARED",
-    "TRANSACTION_ROLLBACK",
-    "UNIQ_KEY",
-    "Host",
-    "decode_offset_msg_id",
-    "delay_of_level_ms",
-    "format_properties",
-    "header_dtype",
-    "index_keys",
-    "java_text",
-    "offset_msg_id",
-    "pack_host",
-    "parse_properties",
-    "tags_code",
-    "unpack_host",
-]
-
 # A message whose topic has at most 127 bytes.
 MAGIC_V1 = 0xDAA320A7
 # A message whose topic length takes two bytes.
@@ -135,6 +99,22 @@ TAGS = "TAGS"
 _SURROGATE = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]?")
 _DELAY_LEVELS_S = (1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200)
 _SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# Where newer brokers keep prepared messages until they are committed.
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+_SYSTEM_TOPICS = frozenset(
+    {
+        _SCHEDULE_TOPIC,
+        HALF_TOPIC,
+        "RMQ_SYS_TRANS_OP_HALF_TOPIC",
+        "RMQ_SYS_TRACE_TOPIC",
+        "TRANS_CHECK_MAX_TIME_TOPIC",
+        "TBW102",
+        "BenchmarkTest",
+        "SELF_TEST_TOPIC",
+        "OFFSET_MOVED_EVENT",
+        "CHECKPOINT_TOPIC",
+    }
+)
 
 
 def java_text(data: bytes) -> str:
@@ -167,15 +147,24 @@ def index_keys(properties: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(key for key in (properties.get(UNIQ_KEY, ""), *keys) if key))
 
 
-def delay_of_level_ms(level: int) -> int:
-    """Return the delay of a level of the broker's default table; levels above its 18 count as the last."""
-    return 1000 * _DELAY_LEVELS_S[min(level, len(_DELAY_LEVELS_S)) - 1] if level > 0 else 0
+def tag_key(tags: str) -> str:
+    """Return the key under which a message with these tags is indexed (as newer brokers do: `topic#T#tags`)."""
+    return f"T#{tags}"
+
+
+def is_system_topic(topic: str) -> bool:
+    """Return whether a topic is RocketMQ's own or a light queue's, as its tiered store leaves out.
+
+    It follows `TopicValidator.isSystemTopic` and `MixAll.isLmq`. RocketMQ's `MessageStoreTopicFilter` also leaves out
+    the topics that are called as the cluster and the broker, which no store says.
+    """
+    return topic in _SYSTEM_TOPICS or topic.startswith(("rmq_sys_", "%LMQ%"))
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
     """Return the consume queue's tags code: the hash of the tags, of a delayed message the time of delivery (ms)."""
     if topic == _SCHEDULE_TOPIC and (level := properties.get("DELAY", "")).isdecimal() and int(level) > 0:
-        return store_ms + delay_of_level_ms(int(level))
+        return store_ms + 1000 * _DELAY_LEVELS_S[min(int(level), len(_DELAY_LEVELS_S)) - 1]
     return _hash_of_tags(properties.get(TAGS, ""))
 
 

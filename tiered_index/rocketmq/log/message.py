@@ -1,12 +1,8 @@
 """One message of the commit log, whole: decoded, checked, decompressed, shown, and encoded again. Pure.
 
-`Message` is an immutable value and safe to share between threads. It follows RocketMQ's `MessageDecoder`, `CommitLog`
-and `MessageExtEncoder`; unlike them, a negative length, a size that doesn't add up and a topic that is no UTF-8 are
-damage, not a message.
-
-What a message's head claims is checked before that much is read (`check_head`, `check_tail`): four wrong bytes could
-otherwise make a reader fetch, and hold, a whole segment. RocketMQ's bound of a message is set at the broker
-(`maxMessageSize`, 4 MiB by default); `MAX_MESSAGE_BYTES` is 32 times that, and what claims more is damage.
+It follows RocketMQ's `MessageDecoder`, `CommitLog` and `MessageExtEncoder`; unlike them, a negative length, a size that
+doesn't add up and a topic that is no UTF-8 are damage. What a head claims is checked before that much is read
+(`check_head`, `check_tail`): four wrong bytes could otherwise make a reader hold a whole segment.
 """
 
 from __future__ import annotations
@@ -23,64 +19,21 @@ from typing import Any, Literal, NamedTuple
 import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.log.layout import (
-    BORN_V6,
-    COMPRESSED,
-    COMPRESSION_LZ4,
-    COMPRESSION_MASK,
-    COMPRESSION_ZLIB,
-    COMPRESSION_ZSTD,
-    MAGIC_V1,
-    MAGIC_V2,
-    MAX_PROPERTIES_BYTES,
-    MAX_TOPIC_V1_BYTES,
-    MIN_MESSAGE_BYTES,
-    STORE_V6,
-    TAGS,
-    TRANSACTION_MASK,
-    TRANSACTION_PREPARED,
-    TRANSACTION_ROLLBACK,
-    UNIQ_KEY,
-    Host,
-    header_dtype,
-    index_keys,
-    java_text,
-    offset_msg_id,
-    pack_host,
-    parse_properties,
-    unpack_host,
-)
+from tiered_index.rocketmq.log import layout
+from tiered_index.rocketmq.log.layout import Host
 from tiered_index.types import MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS
-
-__all__ = [
-    "BODY_CRC_MASK",
-    "HEAD_BYTES",
-    "MAX_MESSAGE_BYTES",
-    "BodyFormat",
-    "Buffer",
-    "Message",
-    "body_crc",
-    "check_head",
-    "check_tail",
-    "compress",
-    "decode_message",
-    "decompress",
-    "message_size",
-    "problem_of_values",
-    "show_body",
-]
 
 # Bound of a decompressed body unless the caller says otherwise: 128 MiB, 32 times the broker's default bound of a
 # message.
 MAX_BODY_BYTES = 1 << 27
 
 # Type 0 stands in messages of clients older than the compression types.
-_NAMES = {0: "zlib", COMPRESSION_LZ4: "lz4", COMPRESSION_ZSTD: "zstd", COMPRESSION_ZLIB: "zlib"}
+_NAMES = {0: "zlib", layout.COMPRESSION_LZ4: "lz4", layout.COMPRESSION_ZSTD: "zstd", layout.COMPRESSION_ZLIB: "zlib"}
 
 
 def _compression_of(sys_flag: int) -> str | None:
     """Return "zlib", "lz4" or "zstd", None for a plain body, or "unknown" for a type that RocketMQ has not got."""
-    return _NAMES.get(sys_flag & COMPRESSION_MASK, "unknown") if sys_flag & COMPRESSED else None
+    return _NAMES.get(sys_flag & layout.COMPRESSION_MASK, "unknown") if sys_flag & layout.COMPRESSED else None
 
 
 def decompress(
@@ -95,7 +48,7 @@ def decompress(
     if name is None or not body:
         return body
     if name == "unknown":
-        raise CorruptFile(file, f"unknown compression type {(sys_flag & COMPRESSION_MASK) >> 8}", offset=offset)
+        raise CorruptFile(file, f"unknown compression type {(sys_flag & layout.COMPRESSION_MASK) >> 8}", offset=offset)
     try:
         if name == "zlib":
             inflater = zlib.decompressobj()
@@ -116,29 +69,47 @@ def decompress(
 def compress(body: bytes, name: str) -> tuple[bytes, int]:
     """Return the compressed body and its sys flag bits; `name` is "zlib", "lz4" or "zstd"."""
     if name == "zlib":
-        return zlib.compress(body), COMPRESSED | COMPRESSION_ZLIB
-    if name not in ("lz4", "zstd"):
-        raise InvalidArgument(f"unknown compression {name!r}")
-    sink = pa.BufferOutputStream()
-    with pa.CompressedOutputStream(sink, name) as stream:
-        stream.write(body)
-    return sink.getvalue().to_pybytes(), COMPRESSED | (COMPRESSION_LZ4 if name == "lz4" else COMPRESSION_ZSTD)
+        return zlib.compress(body), layout.COMPRESSED | layout.COMPRESSION_ZLIB
+    if name == "lz4":
+        return _lz4_frame(body), layout.COMPRESSED | layout.COMPRESSION_LZ4
+    if name == "zstd":
+        return pa.compress(body, "zstd", asbytes=True), layout.COMPRESSED | layout.COMPRESSION_ZSTD
+    raise InvalidArgument(f"unknown compression {name!r}")
+
+
+# Magic, blocks that are independent and have at most 64 KiB each, no sizes and no checksums; the header's checksum.
+_LZ4_HEAD = bytes.fromhex("04224d18604082")
+_LZ4_BLOCK_BYTES = 1 << 16
+_LZ4_AS_IT_IS = 1 << 31
+
+
+def _lz4_frame(body: bytes) -> bytes:
+    """Return an LZ4 frame of independent blocks: RocketMQ's reader refuses blocks that are linked, as Arrow's are."""
+    codec, parts = pa.Codec("lz4_raw"), [_LZ4_HEAD]
+    for at in range(0, len(body), _LZ4_BLOCK_BYTES):
+        block = body[at : at + _LZ4_BLOCK_BYTES]
+        packed = codec.compress(block, asbytes=True)
+        if len(packed) < len(block):
+            parts += [struct.pack("<I", len(packed)), packed]
+        else:
+            parts += [struct.pack("<I", len(block) | _LZ4_AS_IT_IS), block]
+    return b"".join([*parts, bytes(4)])
 
 
 Buffer = bytes | bytearray | memoryview
 # The fixed part of a message, which has one of four lengths, as `header_dtype` names its fields.
 _HEADS = {
     born | store: struct.Struct(f">iIiiiqqiq{20 if born else 8}sq{20 if store else 8}siqi")
-    for born in (0, BORN_V6)
-    for store in (0, STORE_V6)
+    for born in (0, layout.BORN_V6)
+    for store in (0, layout.STORE_V6)
 }
-_FIELDS = header_dtype(0).names or ()
+_FIELDS = layout.header_dtype(0).names or ()
 _values_of = attrgetter(*_FIELDS[:-1])
 # As much as any message's fixed part has.
-HEAD_BYTES = _HEADS[BORN_V6 | STORE_V6].size
+HEAD_BYTES = _HEADS[layout.BORN_V6 | layout.STORE_V6].size
 _MAX_TOPIC_BYTES = 32_767
 # The longest message that is read: a body of 128 MiB, and everything else as long as it can be.
-MAX_MESSAGE_BYTES = MAX_BODY_BYTES + HEAD_BYTES + 2 + _MAX_TOPIC_BYTES + 2 + MAX_PROPERTIES_BYTES
+MAX_MESSAGE_BYTES = MAX_BODY_BYTES + HEAD_BYTES + 2 + _MAX_TOPIC_BYTES + 2 + layout.MAX_PROPERTIES_BYTES
 _size_and_magic = struct.Struct(">iI").unpack_from
 
 
@@ -164,24 +135,28 @@ def _decode_head(
     another physical offset (None: any), or a head that is none. `bounded`: a body that leaves topic and properties more
     room than they can have is refused, too.
     """
-    if len(data) < MIN_MESSAGE_BYTES:
-        raise damage("no whole message", expected=f"{MIN_MESSAGE_BYTES} bytes or more", found=f"{len(data)} bytes")
+    if len(data) < layout.MIN_MESSAGE_BYTES:
+        raise damage(
+            "no whole message", expected=f"{layout.MIN_MESSAGE_BYTES} bytes or more", found=f"{len(data)} bytes"
+        )
     size, magic = _size_and_magic(data)
-    if magic not in (MAGIC_V1, MAGIC_V2):
-        raise damage("wrong magic of a message", expected=f"{MAGIC_V1:#x} or {MAGIC_V2:#x}", found=f"{magic:#x}")
-    if not MIN_MESSAGE_BYTES <= size <= most:
-        raise damage("the message's size lies", expected=f"{MIN_MESSAGE_BYTES} to {most} bytes", found=size)
-    head = _HEADS[int.from_bytes(data[36:40], "big") & (BORN_V6 | STORE_V6)]
+    if magic not in (layout.MAGIC_V1, layout.MAGIC_V2):
+        raise damage(
+            "wrong magic of a message", expected=f"{layout.MAGIC_V1:#x} or {layout.MAGIC_V2:#x}", found=f"{magic:#x}"
+        )
+    if not layout.MIN_MESSAGE_BYTES <= size <= most:
+        raise damage("the message's size lies", expected=f"{layout.MIN_MESSAGE_BYTES} to {most} bytes", found=size)
+    head = _HEADS[int.from_bytes(data[36:40], "big") & (layout.BORN_V6 | layout.STORE_V6)]
     if size < head.size + 3 or len(data) < head.size:
         expected = f"{head.size + 3} bytes or more for its hosts"
         raise damage("the message's size lies", expected=expected, found=min(size, len(data)))
     fields = dict(zip(_FIELDS, head.unpack_from(data), strict=True))
     if physical_offset is not None and (found := fields["physical_offset"]) != physical_offset:
         raise damage("the message belongs elsewhere", expected=f"physical offset {physical_offset}", found=found)
-    length_bytes = 1 if magic == MAGIC_V1 else 2
+    length_bytes = 1 if magic == layout.MAGIC_V1 else 2
     body_length, longest = fields["body_length"], size - head.size - length_bytes - 2
-    most_of_topic = MAX_TOPIC_V1_BYTES if length_bytes == 1 else _MAX_TOPIC_BYTES
-    shortest = max(longest - most_of_topic - MAX_PROPERTIES_BYTES, 0) if bounded else 0
+    most_of_topic = layout.MAX_TOPIC_V1_BYTES if length_bytes == 1 else _MAX_TOPIC_BYTES
+    shortest = max(longest - most_of_topic - layout.MAX_PROPERTIES_BYTES, 0) if bounded else 0
     if not shortest <= body_length <= longest:
         raise damage("the body's length lies", expected=f"{shortest} to {longest}", found=body_length)
     return Head(size, fields, head.size, head.size + body_length, length_bytes)
@@ -252,32 +227,36 @@ class Message:
     @property
     def properties(self) -> dict[str, str]:
         """The properties, decoded as the broker does."""
-        return parse_properties(java_text(self.raw_properties))
+        return layout.parse_properties(layout.java_text(self.raw_properties))
 
     @property
     def index_keys(self) -> tuple[str, ...]:
         """What the message is found under: unique key and keys, each once."""
-        return index_keys(self.properties)
+        return layout.index_keys(self.properties)
+
+    def carries(self, topic: str, key: str) -> bool:
+        """Return whether it is of the topic, and the key is one of its keys or the `tag_key` of its tags."""
+        return self.topic == topic and key in (*self.index_keys, *([layout.tag_key(self.tags)] if self.tags else []))
 
     @property
     def uniq_key(self) -> str | None:
         """The id that the client gave it."""
-        return self.properties.get(UNIQ_KEY)
+        return self.properties.get(layout.UNIQ_KEY)
 
     @property
     def tags(self) -> str | None:
         """Its tags, as sent."""
-        return self.properties.get(TAGS)
+        return self.properties.get(layout.TAGS)
 
     @property
     def offset_msg_id(self) -> str:
         """The id that names it by its place."""
-        return offset_msg_id(self.store_host, self.physical_offset)
+        return layout.offset_msg_id(self.store_host, self.physical_offset)
 
     @property
     def is_visible(self) -> bool:
         """Whether consumers see it, so that its keys are indexed: neither prepared nor rolled back."""
-        return self.sys_flag & TRANSACTION_MASK not in (TRANSACTION_PREPARED, TRANSACTION_ROLLBACK)
+        return self.sys_flag & layout.TRANSACTION_MASK not in (layout.TRANSACTION_PREPARED, layout.TRANSACTION_ROLLBACK)
 
     @property
     def compression(self) -> str | None:
@@ -290,10 +269,10 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the stored bytes, `size` and `body_crc` as they are: a decoded message gives its own bytes."""
-        values = [pack_host(value) if isinstance(value, Host) else value for value in _values_of(self)]
-        head = _HEADS[self.sys_flag & (BORN_V6 | STORE_V6)].pack(*values, len(self.raw_body))
+        values = [layout.pack_host(value) if isinstance(value, Host) else value for value in _values_of(self)]
+        head = _HEADS[self.sys_flag & (layout.BORN_V6 | layout.STORE_V6)].pack(*values, len(self.raw_body))
         topic, properties = self.topic.encode(), self.raw_properties
-        topic_length = len(topic).to_bytes(1 if self.magic == MAGIC_V1 else 2, "big", signed=True)
+        topic_length = len(topic).to_bytes(1 if self.magic == layout.MAGIC_V1 else 2, "big", signed=True)
         properties_length = len(properties).to_bytes(2, "big", signed=True)
         return b"".join((head, self.raw_body, topic_length, topic, properties_length, properties))
 
@@ -328,11 +307,16 @@ class Message:
 
 def message_size(sys_flag: int, magic: int, topic_bytes: int, body_bytes: int, properties_bytes: int) -> int:
     """Return a message's length in bytes. Raises `InvalidArgument` for lengths that have no room in their field."""
-    if not topic_bytes <= (MAX_TOPIC_V1_BYTES if magic == MAGIC_V1 else 32_767):
+    if not topic_bytes <= (layout.MAX_TOPIC_V1_BYTES if magic == layout.MAGIC_V1 else 32_767):
         raise InvalidArgument(f"a topic of {topic_bytes:,} bytes doesn't fit this message version")
-    if properties_bytes > MAX_PROPERTIES_BYTES:
-        raise InvalidArgument(f"properties of {properties_bytes:,} bytes are more than {MAX_PROPERTIES_BYTES:,}")
-    head = MIN_MESSAGE_BYTES + (magic == MAGIC_V2) + 12 * bool(sys_flag & BORN_V6) + 12 * bool(sys_flag & STORE_V6)
+    if properties_bytes > layout.MAX_PROPERTIES_BYTES:
+        raise InvalidArgument(f"properties of {properties_bytes:,} bytes are more than {layout.MAX_PROPERTIES_BYTES:,}")
+    head = (
+        layout.MIN_MESSAGE_BYTES
+        + (magic == layout.MAGIC_V2)
+        + 12 * bool(sys_flag & layout.BORN_V6)
+        + 12 * bool(sys_flag & layout.STORE_V6)
+    )
     return head + body_bytes + topic_bytes + properties_bytes
 
 
@@ -382,7 +366,10 @@ def decode_message(
     if size is not None and size != head.size:
         raise damage("another message than the one expected", expected=size, found=head.size)
     del fields["body_length"]
-    fields["born_host"], fields["store_host"] = unpack_host(fields["born_host"]), unpack_host(fields["store_host"])
+    fields["born_host"], fields["store_host"] = (
+        layout.unpack_host(fields["born_host"]),
+        layout.unpack_host(fields["store_host"]),
+    )
     return Message(topic=topic, **fields, raw_body=body, raw_properties=bytes(view[topic_end + 2 : head.size]))
 
 

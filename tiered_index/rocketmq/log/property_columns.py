@@ -1,7 +1,7 @@
 """The index keys of many messages at once, decoded from their properties by NumPy and Arrow without a loop. Pure.
 
-Equal to `layout.index_keys(parse_properties(java_text(...)))` for every message. Memory: about 10 times the bytes of
-the properties.
+Equal to `layout.index_keys(parse_properties(java_text(...)))` for every message, with `tags` also to `tag_key` of its
+tags. Memory: about 10 times the bytes of the properties.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ import pyarrow as pa
 
 from tiered_index.rocketmq.log.layout import java_text
 
-__all__ = ["KeyColumns", "key_columns", "spans"]
-
 Int64 = npt.NDArray[np.int64]
 
 _NAME_END, _VALUE_END, _SPACE = 1, 2, 32
 _UNIQ_KEY = np.frombuffer(b"UNIQ_KEY", "<u8")[0]
 _KEYS_AND_END = np.frombuffer(b"KEYS\x01\0\0\0", "<u8")[0]
+_TAGS_AND_END = np.frombuffer(b"TAGS\x01\0\0\0", "<u8")[0]
 _FIVE_BYTES = np.uint64((1 << 40) - 1)
 # Up to so many keys of one message are compared pairwise by NumPy; messages with more are rare and take a dict.
 _FEW = 8
@@ -50,25 +49,23 @@ def spans(data: Any, starts: Int64, ends: Int64) -> Any:
     return everything.take(pa.array(np.arange(1, 2 * count, 2)))
 
 
-def _buffers(array: Any) -> tuple[Int64, npt.NDArray[np.uint8]]:
-    """Return offsets (n + 1) and bytes of a large_binary array that is no slice."""
-    _, offsets, data = array.buffers()
-    values = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
-    return np.frombuffer(offsets, np.int64)[: len(array) + 1] if offsets is not None else np.zeros(1, np.int64), values
+def key_columns(data: Any, starts: Int64, ends: Int64, *, tags: bool = False) -> KeyColumns:
+    """Return the keys of messages with properties [starts[i], ends[i]) of `data` (i64, n each; ascending, disjoint).
 
-
-def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
-    """Return the keys of messages with properties [starts[i], ends[i]) of `data` (i64, n each; ascending, disjoint)."""
+    With `tags` the `tag_key` of each message's tags is one of them.
+    """
     # Each message's properties and the byte behind them, which becomes a value end: then every piece lies between two
     # value ends, and no piece belongs to two messages. Only the last message of the data may have no byte behind it.
     # The zeros at the end are there so that every position can be read as a word.
     if not len(starts):
         return KeyColumns(np.zeros(0, np.int64), pa.array([], pa.large_string()), 0)
     with_mark = np.minimum(ends + 1, len(data))
-    offsets, stored = _buffers(spans(data, starts, with_mark))
+    _, offsets_buffer, stored = spans(data, starts, with_mark).buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64)[: len(starts) + 1]
     begins, total = offsets[:-1], int(offsets[-1])
     text = np.zeros(total + 24, np.uint8)
-    text[:total] = stored[:total]
+    if total:
+        text[:total] = np.frombuffer(stored, np.uint8)[:total]
     text[offsets[1:-1] - 1] = _VALUE_END
     text[total - 1 if with_mark[-1] > ends[-1] else total] = _VALUE_END
     words = np.ndarray((len(text) - 7,), "<u8", text, strides=(1,))
@@ -85,12 +82,20 @@ def key_columns(data: Any, starts: Int64, ends: Int64) -> KeyColumns:
     token_message, token_starts, token_ends = _split(
         text, ends_at, keys_message, keys, piece_at[keys] + 5, ends_at[keys]
     )
-    message = np.concatenate([uniq_message, token_message])
-    starts_at = np.concatenate([piece_at[uniq] + 9, token_starts])
-    stops_at = np.concatenate([ends_at[uniq], token_ends])
-    # two ascending runs, which a stable sort merges; by message, as positions are
-    order = np.argsort(starts_at, kind="stable")
-    return _texts(text, words, message[order], starts_at[order], stops_at[order])
+    message = [uniq_message, token_message]
+    starts_at, stops_at = [piece_at[uniq] + 9, token_starts], [ends_at[uniq], token_ends]
+    if tags:
+        tagged = np.flatnonzero(((first & _FIVE_BYTES) == _TAGS_AND_END) & (ends_at > piece_at + 5))
+        tag_message, tagged = _last_of_each(begins, piece_at, tagged)
+        # "TAGS", the name's end and the tags become "TAGT#" and the tags
+        text[piece_at[tagged] + 3], text[piece_at[tagged] + 4] = ord("T"), ord("#")
+        message.append(tag_message)
+        starts_at.append(piece_at[tagged] + 3)
+        stops_at.append(ends_at[tagged])
+    starts, stops = np.concatenate(starts_at), np.concatenate(stops_at)
+    # ascending runs, which a stable sort merges; by message, as positions are
+    order = np.argsort(starts, kind="stable")
+    return _texts(text, words, np.concatenate(message)[order], starts[order], stops[order])
 
 
 def _last_of_each(begins: Int64, piece_at: Int64, pieces: Int64) -> tuple[Int64, Int64]:

@@ -25,20 +25,6 @@ from tiered_index.errors import StorageMisconfigured, StorageUnavailable
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC_V2, MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import Buffer
 
-__all__ = [
-    "End",
-    "Segment",
-    "candidates",
-    "list_segments",
-    "local_errors",
-    "message_positions",
-    "pread",
-    "segment_at",
-    "segment_name",
-    "stored_bytes",
-    "walk",
-]
-
 NAME_DIGITS = 20
 
 
@@ -165,18 +151,17 @@ class Walk:
     problem: str | None = None
 
 
-def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_bytes: int | None = None) -> Walk:
-    """Walk from `data[begin]` to the end of what can be read there, or to the first message at or behind `stop_at`.
+def walk(data: Buffer, *, segment_bytes: int | None = None) -> Walk:
+    """Walk from `data[0]` to the end of what can be read there.
 
-    `segment_bytes` is where the segment ends, counted from `data[0]` (None: with the data); the data may hold less of
-    it.
+    `segment_bytes` is where the segment ends (None: with the data); the data may hold less of it.
     """
     length = len(data)
     segment_end = length if segment_bytes is None else segment_bytes
-    last = min(length - MIN_MESSAGE_BYTES, length if stop_at is None else stop_at - 1)
+    last = length - MIN_MESSAGE_BYTES
     found: list[int] = []
     add = found.append
-    position = begin
+    position = 0
     # As little as can be: sizes only. Every step goes forward, so that anything that isn't a message is sorted out
     # behind the loop.
     while position <= last:
@@ -192,8 +177,6 @@ def walk(data: Buffer, begin: int = 0, *, stop_at: int | None = None, segment_by
         position = found[len(positions)]
     elif position > length:
         positions, position = positions[:-1], found[-1]
-    elif stop_at is not None and position >= stop_at:
-        return Walk(positions, position, End.MORE)
     end, problem = _what_stands(data, position, segment_end)
     return Walk(positions, position, end, problem)
 
@@ -231,43 +214,6 @@ def _what_stands(data: Buffer, position: int, segment_end: int) -> tuple[End, st
     if size == 0 and magic == 0:
         return End.OPEN, None
     return End.DAMAGED, f"neither message nor blank begins here: magic {magic:#010x}"
-
-
-def message_positions(data: Buffer, known: npt.ArrayLike, begin: int = 0, *, segment_bytes: int | None = None) -> Walk:
-    """Return what `walk` returns, with fewer steps.
-
-    `known` are positions in `data` that consume queues name, ascending. Between known messages whose sizes join without
-    a gap nothing is walked; messages that no queue names (prepared ones, or of queues deleted meanwhile) are found by
-    walking each gap. A known position that is no message's beginning is left out.
-    """
-    given = np.asarray(known, np.int64)
-    given = given[(given >= begin) & (given <= len(data) - MIN_MESSAGE_BYTES)]
-    # sizes and magics of all known messages by one gather of 8 bytes each
-    heads = _heads(data, given)
-    sizes = heads["size"].astype(np.int64)
-    good = _is_message(heads) & (sizes >= MIN_MESSAGE_BYTES) & (sizes <= len(data) - given)
-    given, sizes = given[good], sizes[good]
-    ends = given + sizes
-    parts: list[Positions] = []
-    position, index = begin, 0
-    # runs of known messages that join: a run breaks where a message doesn't end where the next begins
-    breaks = np.append(np.flatnonzero(ends[:-1] != given[1:]) + 1, len(given)) if len(given) else np.zeros(0, np.int64)
-    while index < len(given):
-        if given[index] < position:  # inside of a message that is walked already: no beginning
-            index = int(np.searchsorted(given, position))
-            continue
-        if given[index] > position:
-            gap = walk(data, position, stop_at=int(given[index]), segment_bytes=segment_bytes)
-            parts.append(gap.positions)
-            if gap.end is not End.MORE or gap.stop == position:
-                return Walk(np.concatenate(parts), gap.stop, gap.end, gap.problem)
-            position = gap.stop
-            continue
-        stop = int(breaks[np.searchsorted(breaks, index, "right")])
-        parts.append(given[index:stop])
-        position, index = int(ends[stop - 1]), stop
-    rest = walk(data, position, segment_bytes=segment_bytes)
-    return Walk(np.concatenate([*parts, rest.positions]), rest.stop, rest.end, rest.problem)
 
 
 def candidates(data: Buffer, begin: int, start_offset: int, *, segment_bytes: int | None = None) -> Iterator[int]:

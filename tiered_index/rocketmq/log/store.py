@@ -1,16 +1,8 @@
 """A store directory as RocketMQ lays it out: its parts, its name, how far its commit log is written. Read only.
 
-```
-STORE_DIR/commitlog/         segments, named by their start offset
-STORE_DIR/consumequeue/TOPIC/QUEUE_ID/   where each queue's messages lie
-STORE_DIR/index/             the classic index
-STORE_DIR/checkpoint         up to when each of them was flushed
-```
-
-Stateless: every call reads anew, and any thread may call.
-
-The checkpoint has 4,096 bytes: five i64, big-endian, then zeros. They say up to which store timestamps commit log,
-consume queues and classic index were flushed, as RocketMQ's `StoreCheckpoint` writes them.
+Stateless: every call reads anew, and any thread may call. The checkpoint has 4,096 bytes: five i64, big-endian, then
+zeros. They say up to which store timestamps commit log, consume queues and classic index were flushed
+(`StoreCheckpoint`).
 """
 
 from __future__ import annotations
@@ -22,13 +14,11 @@ from typing import NamedTuple
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import QueuePositions
+from tiered_index.rocketmq.log.consumequeue import offsets_named
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import Segment, candidates, pread
 from tiered_index.storage.disk import absolute_path
-
-__all__ = ["CHECKPOINT_BYTES", "SOURCE_PREFIX", "Checkpoint", "LogEnd", "StoreDirectory", "decode_checkpoint"]
 
 CHECKPOINT_BYTES = 4_096
 _FIELDS = struct.Struct(">5q")
@@ -166,7 +156,7 @@ class StoreDirectory:
 
     def messages_named(self, begin: int, end: int) -> int | None:
         """Return how many messages in [begin, end) the consume queues name; None where they name none any more."""
-        return len(QueuePositions(self.folder / "consumequeue").between(begin, end)) or None
+        return len(offsets_named(self.folder / "consumequeue", begin, end)) or None
 
     def log_end(self) -> LogEnd | None:
         """Return where the log ends, None for an empty one, without reading it.

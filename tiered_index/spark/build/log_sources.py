@@ -20,7 +20,7 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.log.columns import SkippedRange
+from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -41,6 +41,8 @@ _ARCHIVE = "archive:"
 _STORE = "store="
 _COLUMNS = f"topic string, queue_id int, key string, offset long, size int, timestamp_ms long, {SKIPPED} string"
 _ARROW = arrow_schema(_COLUMNS)
+# What `ingest` takes by default: an index that it made is audited against its store.
+_SELECTION = Selection()
 
 
 def is_archive(path: str | os.PathLike[str]) -> bool:
@@ -93,7 +95,9 @@ def _archive_of(source: str) -> tuple[str, str | None]:
 
 def _read_local(batches: Iterable[pa.RecordBatch], skip_corrupt: bool) -> Iterator[pa.RecordBatch]:
     for folder, start, end in each_split(batches):
-        yield from _entries(CommitLogReader(Path(folder), check_crc=True), start, end, skip_corrupt)
+        yield from _entries(
+            CommitLogReader(Path(folder), check_crc=True, selection=_SELECTION), start, end, skip_corrupt
+        )
 
 
 def _read_archived(
@@ -102,7 +106,7 @@ def _read_archived(
     for uri, document in each_split(batches):
         segment = ArchivedSegment.from_json(document)
         with address_of(uri).open() as storage:
-            log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt)
+            log = ArchivedLog(archive_in(storage), segment, skip_corrupt=skip_corrupt, selection=_SELECTION)
             yield from _entries(log, segment.start, segment.end, skip_corrupt)
 
 

@@ -1,0 +1,79 @@
+"""A second, larger store of RocketMQ's: the writer's files, the followed index and the imported one have its bytes."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.rocketmq import large_store
+from tiered_index import IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, SLOT_SIZE
+from tiered_index.rocketmq.classic.service import ClassicImport
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.columns import ALL_TOPICS
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.store import Checkpoint, StoreDirectory
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("large") / "store"
+    large_store.write(folder).close(Checkpoint(*large_store.java()["checkpoint"]))
+    return folder
+
+
+def test_all_files_have_the_brokers_bytes(store):
+    assert large_store.digests(store) == large_store.java()["files"]
+    assert sum(count for count, _ in large_store.java()["files"].values()) == 1_864
+
+
+def stored(folder, fill):
+    """Return the bytes of the one file that an index, which `fill` filled, uploaded."""
+    tiered = large_store.java()["tiered"]
+    with IndexService.open(
+        root=folder / "root",
+        storage=f"file://{folder}/cold",
+        clock=ManualClock(sum(large_store.java()["store_ms_steps"])),
+        preset="rocketmq",
+        slots=tiered["slots"],
+        items=tiered["items"],
+        offset_space="commitlog",
+        background=False,
+    ) as index:
+        fill(index)
+        index.flush()
+        index.seal()
+        index.run_lifecycle()
+    (made,) = (folder / "cold").rglob("*.index")
+    return made.read_bytes()
+
+
+def test_followed_and_imported_entries_have_the_bytes_of_the_tiered_store(store, tmp_path):
+    """RocketMQ's `IndexStoreFile` was given the entries, in whole seconds, and compacted them."""
+    tiered = large_store.java()["tiered"]
+
+    def follow(index):
+        reader = CommitLogReader(store / "commitlog", selection=ALL_TOPICS)
+        dispatcher = Dispatcher(index, StoreDirectory.open(store), reader=reader)
+        while not dispatcher.run_once().caught_up:
+            pass
+
+    followed = stored(tmp_path / "followed", follow)
+    assert hashlib.sha256(followed[: tiered["bytes"]]).hexdigest() == tiered["sha256"]
+
+    def lift(index):
+        work = ClassicImport(index, store / "index", StoreDirectory.open(store), index.put_batch)
+        list(work.run())
+        # RocketMQ puts a key twice that a message has twice; once the second one is in the next file
+        assert (work.entries, work.missing, work.mismatched) == (tiered["entries"] + 1, 0, 0)
+
+    imported, begin = stored(tmp_path / "imported", lift), HEADER_SIZE + SLOT_SIZE * tiered["slots"]
+    item = ROCKETMQ.schema.item
+    found = np.frombuffer(imported, item, tiered["entries"] + 1, begin)
+    assert (np.unique(found) == np.unique(np.frombuffer(followed, item, tiered["entries"], begin))).all()
+    assert len(np.unique(found)) == tiered["entries"]
+    assert imported[4:20] == followed[4:20]  # begin and end
