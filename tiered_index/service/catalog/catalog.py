@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 from typing import Protocol
 
+from tiered_index.format.hashing import HashRule
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
@@ -53,6 +54,9 @@ class Handle(Protocol):
     def lane(self) -> str: ...
     @property
     def source(self) -> str | None: ...
+    @property
+    def hash(self) -> HashRule:
+        """How its entries' keys are hashed: lookups are asked `under` it."""
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as known for no request, or None."""
@@ -77,6 +81,7 @@ class LocalHandle:
     asks_storage = False
     search_bytes = 0
     source: str | None = None
+    hash: HashRule = "abs"
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return None: search it."""

@@ -75,6 +75,7 @@ class UnsealedFile(LocalHandle):
         self._disk = root.disk
         self._begun = journal  # which has what never changes
         self.layout = journal.layout
+        self.hash = journal.layout.hash
         self.file_id = journal.file_id
         self.lane = journal.lane
         self.sequence = journal.sequence

@@ -203,13 +203,15 @@ class Appender:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile]) -> None:
-        """Take over recovered files, by sequence: the newest goes on if it accepts, others are sealed or given up."""
+        """Take over recovered files, by sequence: the newest goes on if it accepts entries hashed as those to come,
+        others are sealed or given up.
+        """
         for file in files:
             if file.count:
                 self.context.catalog.put(file)
         for file in files:
             self.active = file
-            if file is not files[-1] or not file.accepts:
+            if file is not files[-1] or not file.accepts or file.layout.hash != self.layout.hash:
                 self._end(file)
 
     def release_reserve(self, *, keep: bool) -> None:
