@@ -10,6 +10,7 @@ import struct
 import pytest
 
 from tiered_index import hash_key
+from tiered_index.errors import CorruptFile
 
 T = 1_700_000_000_000
 SLOTS = 7
@@ -118,3 +119,30 @@ def test_no_two_files_begin_in_one_second(open_index, clock, preset):
         assert (item.offset, item.timestamp_ms) == (offset, T + 10 * offset // 1000 * 1000)
     times = {item.offset: item.timestamp_ms for item in index.query("t", "a-longer-key-0")}
     assert times == {0: T, 30: T - 1000, 31: 0, 32: 0}
+
+
+@pytest.mark.parametrize("preset", ["rocketmq", "native"])
+def test_what_rocketmq_does_to_a_file_that_it_opens(open_index, preset):
+    """Its tiered store looks at no magic: it writes its own header into whatever it opens, and then puts entries. An
+    index tells, and never answers less without a word.
+    """
+    index = open_index("root", preset=preset, slots=SLOTS, items=200)
+    index.put("t", 0, "a-longer-key", 1, 10, T)
+    index.close()
+    (path,) = (index.config.root / "unsealed").glob("0*.index")
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">Iqq", data, 0, 0xBCC50289, T, T)  # `flushNewMetadata`, as its constructor calls it
+    path.write_bytes(data)
+    again = open_index("root")
+    if preset == "rocketmq":
+        assert len(again.query("t", "a-longer-key")) == 1
+    else:
+        with pytest.raises(CorruptFile, match="header contradicts the journal"):
+            again.query("t", "a-longer-key")
+        again.abandon()
+    (entry,) = struct.iter_unpack(">iiiqiii", data[28 + 8 * SLOTS + 32 : 28 + 8 * SLOTS + 64])
+    struct.pack_into(">iiiqiii", data, 28 + 8 * SLOTS + 32, *entry[:3], 900_000, *entry[4:])  # an entry over ours
+    again.abandon()
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile):
+        open_index("root").query("t", "a-longer-key")
