@@ -81,7 +81,7 @@ class Layout:
                 f"preset rocketmq stores IndexItem only, not {self.schema.name}: RocketMQ could not read the file"
             )
         if self.hash != "abs" and self.preset is not ROCKETMQ:
-            raise ConfigError(f"hash rule {self.hash} is of preset rocketmq; {self.preset.name} files have abs")
+            raise ConfigError(f"hash = {self.hash} is for preset rocketmq; give that, too: {self.preset.name} has abs")
         if self.compacted_size(self.capacity) > _MAX_POSITION:
             raise ConfigError(
                 f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a compacted "
