@@ -18,7 +18,8 @@ from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from tiered_index.errors import ConfigError
-from tiered_index.format.layout import PRESETS, Layout
+from tiered_index.format.hashing import HashRule
+from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.metering import PriceTable
@@ -51,6 +52,9 @@ class IndexConfig(BaseSettings):
     )
     preset: Literal["native", "rocketmq"] = Field(
         "native", description="file family; rocketmq writes RocketMQ's bytes exactly"
+    )
+    hash: Literal["abs", "mask"] | None = Field(
+        None, description="hash rule of new files of preset rocketmq; None: the index's, of a new index mask"
     )
     slots: int | None = Field(None, description="hash slots a file; None: the preset's")
     items: int | None = Field(None, description="items a file, one of them unused; None: the preset's")
@@ -179,13 +183,16 @@ class IndexConfig(BaseSettings):
         preset = PRESETS[self.preset]
         slots = preset.slots if self.slots is None else self.slots
         items = preset.items if self.items is None else self.items
-        return Layout(preset, self.schema_of(), slots, items)
+        # the rule of RocketMQ's newest release, 5.5.1
+        rule: HashRule = self.hash or ("mask" if preset is ROCKETMQ else "abs")
+        return Layout(preset, self.schema_of(), slots, items, rule)
 
 
 class ReaderSettings(TypedDict, total=False):
     """The settings by name; None counts as not given."""
 
     preset: Literal["native", "rocketmq"] | None
+    hash: Literal["abs", "mask"] | None
     slots: int | None
     items: int | None
     item_type: type[IndexItem] | None

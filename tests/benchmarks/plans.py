@@ -148,7 +148,8 @@ def plan_costs(
     for stored in state.objects.values():
         target = Target.of(stored, base)
         here = [
-            questions[target.holds(questions["key_hash"].astype(np.int64) % base, questions)] for questions in batches
+            questions[target.holds([np.abs(questions["java_hash"].astype(np.int64)) % base], questions)]
+            for questions in batches
         ]
         if not any(map(len, here)):
             continue

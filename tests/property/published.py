@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.hashing import both_hashes, fingerprint, key_hash
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.names import data_name
 from tiered_index.format.trailer import Tail, Trailer, parse_trailer
@@ -112,7 +112,7 @@ class Published:
             yield ModelEntry(topic, key, int(row["queue_id"]), int(row["offset"]), int(row["size"]), second)
 
     def _is_key(self, topic: str, key: str, row: np.void) -> bool:
-        return key_hash(topic, key) == row["key_hash"] and (
+        return int(row["key_hash"]) in both_hashes(topic, key) and (
             not self._keyed or fingerprint(topic, key) == row["fingerprint"]
         )
 

@@ -66,6 +66,7 @@ class Writers:
     clock: WorldClock
     chance: random.Random
     has: set[str]
+    preset: str
     faults: set[str]
     kills: int
     working: int
@@ -124,9 +125,12 @@ class Writers:
     def open(self, host: Host) -> bool:
         """Open the host's root; return whether that was possible."""
         assert host.client is not None
+        # some keys have another hash by each rule; each life of a host may begin files of another one
+        rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
+        config = self.config(root=host.root, hash=rule)
         try:
             host.made = IndexService.__new__(IndexService)
-            host.made.__init__(self.config(root=host.root), storage=host.client, clock=host.clock, disk=host.disk)
+            host.made.__init__(config, storage=host.client, clock=host.clock, disk=host.disk)
         except LockHeld:
             return False
         except TieredIndexError as error:

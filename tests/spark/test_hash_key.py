@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 import tiered_index.spark
 from tiered_index import hash_key, hash_key_sql
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.hashing import code_units, hash_batch, java_string_hash
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "data" / "tiered"
 text = st.text(st.characters(exclude_categories=("Cs",)), max_size=30)
@@ -96,6 +96,25 @@ def test_random_text_in_python_and_duckdb(row):
 @settings(max_examples=3, deadline=None)
 def test_random_text_on_spark(spark, rows):
     assert by_spark(spark, rows) == [java(*row) for row in rows]
+
+
+def test_the_rule_of_newer_rocketmq(spark):
+    """Its lower 31 bits: Java's `hashCode() & 0x7FFFFFFF`, in every form."""
+    rows = list(golden_pairs())
+    masked = [java_string_hash(f"{topic}#{key}") & 0x7FFFFFFF for topic, key in rows]
+    assert masked != [hash_key(*row) for row in rows]
+    assert [hash_key(*row, "mask") for row in rows] == masked
+    frame = spark.createDataFrame(rows, "topic string, key string").coalesce(1)
+    frame.createOrReplaceTempView("masked_keys")
+    spark.sql(hash_key_sql("spark", "mask"))
+    told = spark.sql("SELECT hash_key(topic, key) FROM masked_keys").collect()
+    assert [row[0] for row in told] == masked
+    assert [row[0] for row in frame.select(tiered_index.spark.hash_key("topic", "key", "mask")).collect()] == masked
+    with duckdb.connect() as connection:
+        connection.execute(hash_key_sql("duckdb", "mask"))
+        assert [connection.execute("SELECT hash_key(?, ?)", row).fetchone()[0] for row in rows] == masked
+    with pytest.raises(InvalidArgument, match="'abs' or 'mask', not by 'both'"):
+        hash_key("t", "k", "both")
 
 
 def test_nulls_and_long_keys(spark):

@@ -16,7 +16,7 @@ from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tiered_index import Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
@@ -149,7 +149,7 @@ def test_partitions_bound_memory_and_tasks_that_answer_are_few(
 
 def test_ranges_of_one_key_are_of_many_partitions():
     questions = np.zeros(1_000, LOOKUP)
-    questions["key_hash"], questions["second_min"], questions["second_max"] = (
+    questions["java_hash"], questions["second_min"], questions["second_max"] = (
         7,
         1_700_000_000,
         1_700_000_000 + np.arange(1_000),
@@ -352,9 +352,10 @@ def test_questions_hold_what_a_batch_does():
     lookups = [Lookup(topic=t, key=k, begin_ms=1500, end_ms=None) for t in ("t", "ü") for k in ("a", "😀", "x" * 999)]
     columns = [[q.topic for q in lookups], [q.key for q in lookups]]
     found = plan_columns(*columns)
-    assert found["key_hash"].tolist() == [key_hash(q.topic, q.key) for q in lookups]
+    assert found["java_hash"].tolist() == [java_string_hash(f"{q.topic}#{q.key}") for q in lookups]
     assert set(found["second_min"].tolist()) == {1}
     batch = PackedBatch(found, ["ü", "t"], 3)
+    assert batch.key_hash.tolist() == [key_hash(q.topic, q.key) for q in lookups]
     assert [batch.topics[i] for i in batch.topic_index] == columns[0]
     assert batch.part(found["topic"] == 0).topics == ["ü"]
     with pytest.raises(InvalidArgument, match="column 'key': the key '' of topic 't' is 0 "):
@@ -448,10 +449,11 @@ def test_questions_once_and_where_they_stand(seed):
     questions = np.zeros(int(rng.integers(1, 80)), LOOKUP)
     for name in LOOKUP.names:
         questions[name] = rng.integers(0, int(rng.choice([1, 2, 3, 2**31 - 1])), len(questions))
+    questions["java_hash"] *= int(rng.choice([1, -1]))
     once = distinct(questions)
     assert len(once) == len(set(questions.tolist())) and set(once.tolist()) == set(questions.tolist())
     assert once.tolist() == distinct(rng.permutation(questions)).tolist()
-    assert (np.diff(once["key_hash"]) >= 0).all()
+    assert (np.diff(once["java_hash"].astype(np.uint32).astype(np.int64)) >= 0).all()
     places = places_of(once, questions)
     assert places.dtype == np.int64 and once[places].tolist() == questions.tolist()
     for name in LOOKUP.names:

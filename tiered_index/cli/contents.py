@@ -113,10 +113,13 @@ _PIECE_ITEMS = 1 << 16
 
 
 class Contents(ABC):
-    """One file; its items' `time_diff_s` count from `begin_ms`. `checksummed`: whether it has checksums."""
+    """One file; its items' `time_diff_s` count from `begin_ms`. `checksummed`: whether it has checksums. `hash`: what
+    is known of its hash rule where it doesn't tell.
+    """
 
     kind: str
     checksummed = True
+    hash: str | None = None
 
     def __init__(self, file: FileBytes, layout: Layout, begin_ms: int, topics: Sequence[tuple[int, str]] = ()) -> None:
         self._file = file
@@ -132,6 +135,7 @@ class Contents(ABC):
             "header": {**header._asdict(), "magic": f"{header.magic:#010x}"},
             "layout": {
                 "preset": self.layout.preset.name,
+                "hash": self.hash or self.layout.hash,
                 "schema": schema.name,
                 "slots": self.layout.slots,
                 "items": self.layout.items,
@@ -311,6 +315,7 @@ class _Foreign(Contents):
     """A file of RocketMQ's own: its structure can be checked, its bytes have no checksum."""
 
     checksummed = False
+    hash = "abs (RocketMQ up to 5.5.0) or mask (from 5.5.1 on): the file does not say"
 
     def findings(self) -> list[Finding]:
         try:

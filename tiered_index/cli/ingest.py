@@ -125,6 +125,9 @@ def ingest(
     slots: Slots = None,
     items: Items = None,
     preset: Literal["native", "rocketmq"] | None = Option(None, help="File family; rocketmq writes RocketMQ's bytes."),
+    hash_rule: Literal["abs", "mask"] | None = Option(
+        None, "--hash", help="Of preset rocketmq: abs for RocketMQ up to 5.5.0, mask from 5.5.1 on."
+    ),
     wait: Wait = False,
     restart: bool = Option(False, "--restart", help="Take the source from its start, also where it has changed."),
     skip_bad: bool = Option(False, "--skip-bad", help="Count bad messages and go on instead of stopping at the first."),
@@ -192,7 +195,7 @@ def ingest(
             selection,
         )
         check_apart(session.config(), source)
-        return ingest_store(session, source, options, slots=slots, items=items, preset=preset)
+        return ingest_store(session, source, options, slots=slots, items=items, preset=preset, hash=hash_rule)
     of_stores = {
         "--follow": follow,
         "--store-name": store_name,
@@ -210,7 +213,7 @@ def ingest(
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
     opened = open_source(source)
     started_s = time.monotonic()
-    config = session.config(slots=slots, items=items, preset=preset)
+    config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule)
     with IndexService.open(config) as index:
         name = source_name(opened, index.durable_positions(), restart=restart)
         start = 0 if restart else index.durable_position(name) or 0

@@ -3,15 +3,19 @@
 Two polynomials over UTF-16 code units modulo 2**32: sum(unit[i] * m**(length-1-i)). With m = 31 it is
 `java.lang.String.hashCode`; with the other multiplier, finished by MurmurHash3's 32-bit mix, it is the fingerprint.
 Pure functions, safe under threads.
+
+How Java's hash, a signed number, becomes the key's is a file's *hash rule*: ``abs``, its absolute value (RocketMQ's
+files up to release 5.5.0, and ours), or ``mask``, its lower 31 bits (RocketMQ's from 5.5.1 on). They agree where Java's
+hash is not negative, else they add up to 2**31. ``both``: a table merged out of files of both rules.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -148,6 +152,8 @@ _SHORT = 256
 # Rows of a batch hashed at a time: their temporaries fit the cache
 _ROWS = 1 << 14
 
+HashRule = Literal["abs", "mask", "both"]
+HASH_RULES: tuple[HashRule, ...] = ("abs", "mask", "both")
 UInt32 = npt.NDArray[np.uint32]
 Int64 = npt.NDArray[np.int64]
 
@@ -195,9 +201,26 @@ def java_string_hash(text: str) -> int:
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
-def key_hash(topic: str, key: str) -> int:
-    """Return a key's hash, 0 to 2**31 - 1: the absolute value of Java's of topic#key, 0 where that has none."""
-    return absolute_hash(f"{topic}#{key}")
+def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
+    """Return a key's hash, 0 to 2**31 - 1, made of Java's of topic#key by `rule`.
+
+    ``abs``: its absolute value, 0 where that has none; ``mask``: its lower 31 bits. Raises `InvalidArgument` for
+    another rule.
+    """
+    text = f"{topic}#{key}"
+    return absolute_hash(text) if _known(rule) == "abs" else java_string_hash(text) & 0x7FFFFFFF
+
+
+def _known(rule: str) -> str:
+    if rule not in ("abs", "mask"):
+        raise InvalidArgument(f"a key is hashed by rule 'abs' or 'mask', not by {rule!r}")
+    return rule
+
+
+def both_hashes(topic: str, key: str) -> tuple[int, int]:
+    """Return a key's hash by rule ``abs`` and by rule ``mask``."""
+    java = java_string_hash(f"{topic}#{key}")
+    return 0 if java == -(1 << 31) else abs(java), java & 0x7FFFFFFF
 
 
 def absolute_hash(text: str) -> int:
@@ -273,10 +296,46 @@ def normal_hashes(hashes: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
     return native
 
 
+def key_hashes(
+    java: npt.NDArray[np.int32], rule: HashRule, out: npt.NDArray[np.int32] | None = None
+) -> npt.NDArray[np.int32]:
+    """Return `key_hash` (i32, n) by `rule`, ``abs`` or ``mask``, of Java's hashes (i32, n)."""
+    if rule == "mask":
+        return np.bitwise_and(java, np.int32(2**31 - 1), out=out)
+    # abs() of the most negative number is itself; the format says 0
+    hashes: npt.NDArray[np.int32] = np.abs(java, out=out)
+    hashes[hashes == np.int32(-(2**31))] = 0
+    return hashes
+
+
+def folded_hashes(hashes: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Return what a key's hash (i32, n; normal) by either rule becomes alike: the smaller of h and 2**31 - h."""
+    return np.minimum(hashes, (1 << 31) - hashes.astype(np.int64)).astype(np.int32)
+
+
+def joint_rule(rules: Iterable[HashRule]) -> HashRule:
+    """Return the hash rule of a table made of files of `rules`: theirs where they agree."""
+    met = set(rules)
+    return "both" if len(met) > 1 else met.pop() if met else "abs"
+
+
 def hash_batch(
+    topics: Sequence[str],
+    topic_index: npt.NDArray[np.integer[Any]],
+    keys: CodeUnits,
+    *,
+    fingerprints: bool = True,
+    rule: HashRule = "abs",
+) -> tuple[npt.NDArray[np.int32], UInt32]:
+    """Return `key_hash` (i32, n) by `rule` and `fingerprint` (u32, n) of n rows; arguments as `java_hash_batch`."""
+    java, second = java_hash_batch(topics, topic_index, keys, fingerprints=fingerprints)
+    return key_hashes(java, rule, java), second
+
+
+def java_hash_batch(
     topics: Sequence[str], topic_index: npt.NDArray[np.integer[Any]], keys: CodeUnits, *, fingerprints: bool = True
 ) -> tuple[npt.NDArray[np.int32], UInt32]:
-    """Return `key_hash` (i32, n) and `fingerprint` (u32, n; empty unless `fingerprints`) of n rows.
+    """Return Java's hash (i32, n) of topic#key and `fingerprint` (u32, n; empty unless `fingerprints`) of n rows.
 
     `topics` are the distinct topics, `topic_index` (n) says which one each row has, `keys` are the n keys. Since
     hash(topic#key) = hash(topic#) * m**len(key) + hash(key), prefixes and keys are hashed separately and never joined.
@@ -295,9 +354,7 @@ def hash_batch(
         values = polynomials(keys.units, part, multipliers)
         for multiplier, prefix, value in zip(multipliers, of_prefixes, values, strict=True):
             value += prefix[index] * power_at(multiplier, lengths)
-        # abs() of the most negative number is itself; the format says 0
-        java = np.abs(values[0].view(np.int32), out=hashes[block])
-        java[java == np.int32(-(2**31))] = 0
+        hashes[block] = values[0].view(np.int32)
         if fingerprints:
             second[block] = _mix(values[1])
     return hashes, second
@@ -313,7 +370,7 @@ def _mix(values: UInt32) -> UInt32:
     return values
 
 
-# The appended element -1 makes the fold's last step take the absolute value, so that the text holds the fold once
+# The appended element -1 makes the fold's last step take the hash rule's, so that the text holds the fold once
 _DUCKDB = """\
 CREATE OR REPLACE MACRO hash_key(topic, key) AS
   CASE WHEN topic IS NULL OR key IS NULL THEN NULL ELSE
@@ -326,7 +383,7 @@ CREATE OR REPLACE MACRO hash_key(topic, key) AS
         -1::BIGINT
       ),
       lambda h, c: CASE
-        WHEN c < 0 THEN CASE WHEN h < 2147483648 THEN h WHEN h = 2147483648 THEN 0 ELSE 4294967296 - h END
+        WHEN c < 0 THEN {rule}
         WHEN c < 65536 THEN (h * 31 + c) & 4294967295
         ELSE ((h * 31 + 55296 + ((c - 65536) >> 10)) * 31 + 56320 + ((c - 65536) & 1023)) & 4294967295
       END
@@ -339,17 +396,21 @@ CREATE OR REPLACE TEMPORARY FUNCTION hash_key(topic STRING, key STRING) RETURNS 
     regexp_extract_all(hex(encode(concat(topic, '#', key), 'UTF-16BE')), '(.{4})', 1),
     0L,
     (h, u) -> (h * 31 + cast(conv(u, 16, 10) AS BIGINT)) & 4294967295,
-    h -> cast(CASE WHEN h < 2147483648 THEN h WHEN h = 2147483648 THEN 0 ELSE 4294967296 - h END AS INT)
+    h -> cast({rule} AS INT)
   )"""
 _TEXTS = {"duckdb": _DUCKDB, "spark": _SPARK}
+_RULES = {
+    "abs": "CASE WHEN h < 2147483648 THEN h WHEN h = 2147483648 THEN 0 ELSE 4294967296 - h END",
+    "mask": "h & 2147483647",
+}
 
 
-def hash_key_sql(dialect: str) -> str:
+def hash_key_sql(dialect: str, rule: Literal["abs", "mask"] = "abs") -> str:
     """Return a SQL statement that defines the function `hash_key(topic, key)` in `dialect`.
 
-    Dialects: ``duckdb`` (1.3 or later), ``spark`` (4.0 or later). Its value is that of `tiered_index.hash_key`; null
-    where an argument is null. Raises `InvalidArgument` for another dialect.
+    Dialects: ``duckdb`` (1.3 or later), ``spark`` (4.0 or later). Its value is that of `tiered_index.hash_key` with
+    `rule`; null where an argument is null. Raises `InvalidArgument` for another dialect or rule.
     """
     if dialect not in _TEXTS:
         raise InvalidArgument(f"hash_key is written for {', '.join(sorted(_TEXTS))}, not for {dialect!r}")
-    return _TEXTS[dialect]
+    return _TEXTS[dialect].replace("{rule}", _RULES[_known(rule)])

@@ -35,7 +35,7 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS, PREDECESSOR, TOPIC_ID
 
 _MAGIC = b"TIXJRNL\n"
-JOURNAL_VERSION = 1
+JOURNAL_VERSION = 2
 _START = struct.Struct(">8sI")
 _FRAME = struct.Struct(">II")
 _MAX_RECORD = 1 << 26
@@ -114,7 +114,7 @@ def encode_open(journal: Journal) -> bytes:
         **({"predecessor": journal.predecessor} if journal.predecessor else {}),
         **({"log_number": journal.log_number} if journal.log_number else {}),
     }
-    return _START.pack(_MAGIC, JOURNAL_VERSION) + _record(document)
+    return _START.pack(_MAGIC, journal.layout.version) + _record(document)
 
 
 def encode_batch(batch: BatchRecord, positions: dict[str, int], topics: Sequence[tuple[int, str]] = ()) -> bytes:
@@ -144,7 +144,7 @@ def parse_journal(data: bytes, file: str, file_id: str | None = None) -> Journal
     magic, version = _START.unpack_from(data)
     if magic != _MAGIC:
         raise CorruptFile(file, "not a journal", offset=0, expected=_MAGIC, found=magic)
-    if version != JOURNAL_VERSION:
+    if not 1 <= version <= JOURNAL_VERSION:
         problem = f"journal version {version} is newer than this reader"
         raise UnsupportedVersion(file, problem, offset=8, expected=JOURNAL_VERSION, found=version)
     journal: Journal | None = None

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from tiered_index.documents import Malformed, integer, record, text
+from tiered_index.documents import Malformed, Optional, integer, record, text
 from tiered_index.errors import ConfigError, CorruptFile
+from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
 
 HEADER_SIZE = 28
@@ -59,12 +60,16 @@ class Header(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """Geometry of one file: `slots` hash slots, room for `items` entries of which index 0 is never used."""
+    """Geometry of one file: `slots` hash slots, room for `items` entries of which index 0 is never used.
+
+    `hash` is the rule by which its entries' keys are hashed; of an index, that of the files it begins.
+    """
 
     preset: Preset
     schema: Schema
     slots: int
     items: int
+    hash: HashRule = "abs"
 
     def __post_init__(self) -> None:
         if not 1 <= self.slots <= 2**28:
@@ -75,11 +80,18 @@ class Layout:
             raise ConfigError(
                 f"preset rocketmq stores IndexItem only, not {self.schema.name}: RocketMQ could not read the file"
             )
+        if self.hash != "abs" and self.preset is not ROCKETMQ:
+            raise ConfigError(f"hash = {self.hash} is for preset rocketmq; give that, too: {self.preset.name} has abs")
         if self.compacted_size(self.capacity) > _MAX_POSITION:
             raise ConfigError(
                 f"{self.slots:,} slots and {self.items:,} items of {self.schema.item.itemsize} bytes make a compacted "
                 f"file of {self.compacted_size(self.capacity):,} bytes; the format's limit is {_MAX_POSITION:,}"
             )
+
+    @property
+    def version(self) -> int:
+        """Version of the files' tail and journal: 2 where a reader that knows only rule ``abs`` would miss keys."""
+        return 1 if self.hash == "abs" else 2
 
     @property
     def capacity(self) -> int:
@@ -105,8 +117,9 @@ class Layout:
         return self.items_position + self.schema.item.itemsize * count
 
     def to_json(self) -> dict[str, Any]:
-        """Return geometry, preset and schema as stored in journals and trailers."""
-        return {"preset": self.preset.name, "schema": self.schema.to_json(), "slots": self.slots, "items": self.items}
+        """Return geometry, preset, schema and, but for ``abs``, hash rule as stored in journals and trailers."""
+        stored = {"preset": self.preset.name, "schema": self.schema.to_json(), "slots": self.slots, "items": self.items}
+        return stored if self.hash == "abs" else {**stored, "hash": self.hash}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> Layout:
@@ -123,6 +136,7 @@ _READ = record(
     schema=Schema.from_json,
     slots=integer(1, 2**28),
     items=integer(2, 2**30),
+    hash=Optional(text("|".join(HASH_RULES)), "abs"),
 )
 
 

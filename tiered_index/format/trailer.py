@@ -21,7 +21,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.metadata import Metadata
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 TAIL_MAGIC = b"TIXTAIL\n"
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
@@ -261,9 +261,9 @@ class Tail(NamedTuple):
         """Where the directory starts; directory, metadata and tail are one contiguous range to the end of the file."""
         return self.position + self.filter_length
 
-    def encode(self) -> bytes:
-        """Return the tail's bytes."""
-        body = _TAIL.pack(TAIL_MAGIC, FORMAT_VERSION, 0, *self, 0)[:-4]
+    def encode(self, version: int) -> bytes:
+        """Return the tail's bytes for a file of `Layout.version`."""
+        body = _TAIL.pack(TAIL_MAGIC, version, 0, *self, 0)[:-4]
         return body + zlib.crc32(body).to_bytes(4, "big")
 
     @classmethod
@@ -283,7 +283,7 @@ class Tail(NamedTuple):
         found = zlib.crc32(raw[:-4])
         if found != crc:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
-        if version != FORMAT_VERSION or reserved:
+        if not 1 <= version <= FORMAT_VERSION or reserved:
             problem = f"format version {version} is newer than this reader"
             raise UnsupportedVersion(file, problem, offset=start + 8, expected=FORMAT_VERSION, found=version)
         tail = cls(*values)
@@ -308,7 +308,7 @@ def build_trailer(position: int, directory: Directory, metadata: Metadata, filte
     parts = (filter_bytes, directory.encode(), metadata.encode())
     lengths = [len(part) for part in parts]
     tail = Tail(position, *lengths, *[zlib.crc32(part) for part in parts])
-    return b"".join((*parts, tail.encode()))
+    return b"".join((*parts, tail.encode(metadata.layout.version)))
 
 
 def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:

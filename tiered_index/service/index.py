@@ -103,6 +103,7 @@ class IndexService(Lookups):
         (parts,) = self._opened
         self._marker = parts.marker
         self._schema: Schema = parts.layout.schema
+        self._rule = parts.layout.hash
         self._session = parts.session
         self._storage = parts.storage
         self._notes = parts.notes
@@ -202,7 +203,7 @@ class IndexService(Lookups):
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
-        batch, given = batch_columns(columns, self._schema, self._topics)
+        batch, given = batch_columns(columns, self._schema, self._topics, self._rule)
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:
             agree = partial(self._topics.give, given) if given else None
@@ -396,7 +397,9 @@ class IndexService(Lookups):
         `InvalidArgument` where the index was closed meanwhile: closing empties the catalog.
         """
         buffered = [
-            BufferedChunk(chunk, self._topics, self._schema) for chunk in self._buffer.snapshot() if chunk.count
+            BufferedChunk(chunk, self._topics, self._schema, self._rule)
+            for chunk in self._buffer.snapshot()
+            if chunk.count
         ]
         found: list[Handle] = [b for b in buffered if b.second_min <= second_max and b.second_max >= second_min]
         found += self._catalog.overlapping(second_min, second_max)

@@ -75,7 +75,9 @@ class Parts:
         self.lock, self.storage, self.session, self.cold = lock, storage, session, cold
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
-        self.buffer = WriteBuffer(layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes)
+        self.buffer = WriteBuffer(
+            layout.schema, topics.name, config.buffer_max_entries, config.buffer_max_bytes, layout.hash
+        )
 
         def admit(size_bytes: int) -> None:
             bound = config.disk_max_bytes
@@ -96,7 +98,7 @@ class Parts:
             log_number=lambda: session.log.state.number,
             deletions=recovered.deletions,
         )
-        small = Layout(layout.preset, layout.schema, layout.slots, min(layout.items, _QUARANTINE_ITEMS))
+        small = replace(layout, items=min(layout.items, _QUARANTINE_ITEMS))
         main = Appender(MAIN, layout, context, True, lambda: self.flusher.positions)
         quarantine = Appender(QUARANTINE, small, context, False)
         # positions of the log count even where the claim failed
@@ -209,7 +211,8 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
     offset_space = config.offset_space if "offset_space" in given else stored.offset_space
     slots = layout.slots if config.slots is None else config.slots
     items = layout.items if config.items is None else config.items
-    return IndexDescriptor(stored.index_id, Layout(preset, schema, slots, items), offset_space)
+    rule = layout.hash if config.hash is None else config.hash
+    return IndexDescriptor(stored.index_id, Layout(preset, schema, slots, items, rule), offset_space)
 
 
 def _join(

@@ -157,11 +157,15 @@ class FaultStorage(Faults[_Script], WrapperStorage):
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
         return self._strike(call, lambda _: act())
 
-    def _strike(self, call: Call, act: Callable[[list[_Script]], _T]) -> _T:
+    def _match(self, call: Call) -> list[_Script]:
+        """Count a call and return the scripts that strike it; a simulated client takes note of them."""
         with self._lock:
             self._calls[call.operation] += 1
             scripts = [script for script in self._scripts if call.name.startswith(script.name_prefix)]
-            struck = [script for script in scripts if script.strikes(call.operation)]
+            return [script for script in scripts if script.strikes(call.operation)]
+
+    def _strike(self, call: Call, act: Callable[[list[_Script]], _T]) -> _T:
+        struck = self._match(call)
         for script in struck:
             if script.before:
                 script.before(call)

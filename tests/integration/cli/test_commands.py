@@ -150,6 +150,7 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
     assert by_path["kind"] == "compacted"
     assert by_path["layout"] == {
         "preset": "native",
+        "hash": "abs",
         "schema": "KeyedIndexItem",
         "slots": 64,
         "items": 1500,

@@ -24,7 +24,7 @@ MUTANTS = (
         "hash-min-value-batch",
         "Integer.MIN_VALUE stays negative in a batch's hashes (RocketMQ 10462)",
         "format/hashing.py",
-        "java[java == np.int32(-(2**31))] = 0",
+        "hashes[hashes == np.int32(-(2**31))] = 0",
         "pass",
         (f"{HASHING}::test_min_value_becomes_zero",),
     ),

@@ -40,10 +40,9 @@ MUTANTS = (
         """
         (F.col("kind") == "missing")
         & F.col("said.second").between(F.col("first"), F.col("last"))
-        & (where >= F.col("slot_low"))
-        & (where < F.col("slot_high"))
+        & reduce(operator.or_, [(where >= F.col("slot_low")) & (where < F.col("slot_high")) for where in places])
     """,
-        'F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last")) & (where >= 0',
+        'F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last")) & (places[0] >= 0',
         (f"{TESTS}::test_a_damaged_shard_hides_nothing_of_another",),
     ),
     Mutant(

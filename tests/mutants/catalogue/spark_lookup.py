@@ -13,8 +13,8 @@ MUTANTS = (
         "lookup-slot-border",
         "a shard's last base slot is asked for nothing",
         "spark/lookup/plan.py",
-        "(base_slots < self.base_high)",
-        "(base_slots < self.base_high - 1)",
+        "(of < self.base_high)",
+        "(of < self.base_high - 1)",
         (f"{HERE}::test_answers_equal_a_readers[native-3]",),
     ),
     Mutant(

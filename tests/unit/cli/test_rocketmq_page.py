@@ -7,7 +7,9 @@ from pathlib import Path
 
 import typer.main
 
+from tiered_index import IndexConfig
 from tiered_index.cli.main import app
+from tiered_index.service.files.unsealed import SHOWN_EVERY_MS
 from tiered_index.service.lookup.messages import MessageState
 
 PAGE = (Path(__file__).parents[3] / "docs" / "rocketmq.md").read_text()
@@ -47,3 +49,12 @@ def test_every_option_named_in_the_text_is_one() -> None:
 def test_every_state_is_explained() -> None:
     for state in MessageState.__args__:  # type: ignore[attr-defined]
         assert f"| `{state}` |" in PAGE
+
+
+def test_what_rocketmq_makes_of_files_is_said() -> None:
+    """Which release reads which hash, how far behind a live file is, and that RocketMQ doesn't refuse other files."""
+    section = PAGE.split("## Which RocketMQ reads these files")[1]
+    for rule in IndexConfig.model_fields["hash"].annotation.__args__[0].__args__:  # type: ignore[union-attr]
+        assert f'`hash = "{rule}"`' in section
+    assert f"every {SHOWN_EVERY_MS // 1000} s" in section
+    assert "no magic" in section and "preset `native`" in section

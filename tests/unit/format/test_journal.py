@@ -163,8 +163,8 @@ def test_topics_in_the_record_of_the_batch_that_uses_them_first():
 
 
 def test_the_future_is_refused_by_name():
-    with pytest.raises(UnsupportedVersion, match="version 2"):
-        parse_journal(OPEN[:8] + struct.pack(">I", 2) + OPEN[12:], "j")
+    with pytest.raises(UnsupportedVersion, match="version 3"):
+        parse_journal(OPEN[:8] + struct.pack(">I", 3) + OPEN[12:], "j")
     with pytest.raises(UnsupportedVersion, match="record 'merge'"):
         parse_journal(OPEN + record({"kind": "merge"}), "j")
 

@@ -7,17 +7,18 @@ Threads: a batch belongs to one call; results may be shared.
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hashes
-from tiered_index.format.hashing import code_units, hash_batch, normal_hashes
+from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import (
@@ -61,7 +62,10 @@ class Matches:
 
 
 class LookupBatch:
-    """n validated lookups. Raises `InvalidArgument` naming the first bad one."""
+    """n validated lookups. Raises `InvalidArgument` naming the first bad one.
+
+    `key_hash` (i32, n) is what a search looks for, by hash rule ``abs`` until `under` says otherwise.
+    """
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
         for topic in [q.topic for q in lookups if type(q.topic) is not str]:
@@ -82,10 +86,41 @@ class LookupBatch:
             raise
         for number in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1]:
             check_key(keys[number])
-        self.key_hash, self.fingerprint = hash_batch(self.topics or ["-"], self.topic_index, units)
+        self.java_hash, self.fingerprint = java_hash_batch(self.topics or ["-"], self.topic_index, units)
+        self.key_hash = key_hashes(self.java_hash, "abs")
 
     def __len__(self) -> int:
         return len(self.lookups)
+
+    def under(self, rule: HashRule) -> tuple[Self, ...]:
+        """Return the batches, one or two, of the same lookups that find their keys in a file of a hash rule.
+
+        Of two, the second looks only for keys whose hash differs; the other lookups have a range without a second.
+        """
+        if rule == "abs" or not len(self._two_hashes):
+            return (self,)
+        return (self._masked,) if rule == "mask" else (self, self._masked_where_different)
+
+    @cached_property
+    def _two_hashes(self) -> npt.NDArray[np.int64]:
+        """The lookups whose hash is another one by each rule: Java's is negative, and has an absolute value."""
+        return np.flatnonzero(self.key_hash != key_hashes(self.java_hash, "mask"))
+
+    @cached_property
+    def _masked(self) -> Self:
+        made = copy.copy(self)
+        for name in [name for name in vars(made) if isinstance(getattr(type(made), name, None), cached_property)]:
+            del vars(made)[name]
+        made.key_hash = key_hashes(self.java_hash, "mask")
+        return made
+
+    @cached_property
+    def _masked_where_different(self) -> Self:
+        made = copy.copy(self._masked)
+        made.second_min, made.second_max = np.full(len(self), -NEVER - 1), np.full(len(self), NEVER)
+        different = self._two_hashes
+        made.second_min[different], made.second_max[different] = self.second_min[different], self.second_max[different]
+        return made
 
     @cached_property
     def _by_hash(self) -> npt.NDArray[np.int64]:

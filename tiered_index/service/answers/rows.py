@@ -14,7 +14,7 @@ import json
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.hashing import HashRule, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, IndexItem, Lookup
 
@@ -36,16 +36,28 @@ _VERSION = 1
 
 @dataclass(frozen=True, slots=True)
 class PreparedLookup:
-    """A validated lookup: hashes, inclusive epoch seconds, and the order key that the page starts after."""
+    """A validated lookup: hashes, inclusive epoch seconds, and the order key that the page starts after.
+
+    `key_hash` is what a search looks for, by hash rule ``abs`` until `under` says otherwise; `masked_hash` is the one
+    by ``mask``.
+    """
 
     topic: str
     key: str
     key_hash: int
+    masked_hash: int
     fingerprint: int
     second_min: int
     second_max: int
     max_count: int
     after: OrderKey | None = None
+
+    def under(self, rule: HashRule) -> tuple[PreparedLookup, ...]:
+        """Return the lookups, one or two, that find the key in a file of a hash rule."""
+        if rule == "abs" or self.masked_hash == self.key_hash:
+            return (self,)
+        masked = replace(self, key_hash=self.masked_hash)
+        return (masked,) if rule == "mask" else (self, masked)
 
 
 def _units(text: str) -> int:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import CodeUnits, code_units, hash_batch
+from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
 from tiered_index.service.answers.topics import TopicTable
@@ -30,9 +30,11 @@ schema's extra ones.
 """
 
 
-def hash_columns(topics: Sequence[str], topic_index: npt.NDArray[Any], keys: CodeUnits, schema: Schema) -> Columns:
+def hash_columns(
+    topics: Sequence[str], topic_index: npt.NDArray[Any], keys: CodeUnits, schema: Schema, rule: HashRule
+) -> Columns:
     """Return `key_hash` and, for a keyed schema, `fingerprint` of n rows; arguments as `hash_batch`."""
-    hashes, fingerprints = hash_batch(topics, topic_index, keys, fingerprints=schema.keyed)
+    hashes, fingerprints = hash_batch(topics, topic_index, keys, fingerprints=schema.keyed, rule=rule)
     return {"key_hash": hashes, "fingerprint": fingerprints} if schema.keyed else {"key_hash": hashes}
 
 
@@ -134,7 +136,9 @@ def _extra_value(column: Column, value: Any) -> Any:
     raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
 
 
-def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Columns, list[tuple[int, str]]]:
+def batch_columns(
+    batch: Any, schema: Schema, topics: TopicTable, rule: HashRule = "abs"
+) -> tuple[Columns, list[tuple[int, str]]]:
     """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and its (id, name) pairs.
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
     Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the
@@ -174,7 +178,7 @@ def batch_columns(batch: Any, schema: Schema, topics: TopicTable) -> tuple[Colum
     columns["second"] = columns.pop("timestamp_ms") // 1000
     for name in ("topic_id", "queue_id", "size"):
         columns[name] = columns[name].astype(np.int32)
-    columns |= hash_columns(distinct or ["-"], topic_index, units, schema)
+    columns |= hash_columns(distinct or ["-"], topic_index, units, schema, rule)
     return columns, given_ids
 
 

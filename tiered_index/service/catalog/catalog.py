@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Protocol
 
+from tiered_index.format.hashing import HashRule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup
@@ -58,6 +59,10 @@ class Handle(Protocol):
     def known_topics(self) -> Collection[str] | None:
         """The names of the file's topics, or of some of them; None where a request would be needed."""
 
+    @property
+    def hash(self) -> HashRule:
+        """How its entries' keys are hashed: lookups are asked `under` it."""
+
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """Return why a search would find nothing (``filter``, ``topic``), as far as known for no request, or None."""
 
@@ -84,6 +89,7 @@ class LocalHandle:
     asks_storage = False
     search_bytes = 0
     source: str | None = None
+    hash: HashRule = "abs"
 
     @property
     def known_topics(self) -> Collection[str] | None:

@@ -329,7 +329,8 @@ def check_run(piece: memoryview, run: Run, file: str) -> None:
 def _trailer_of(stored: StoredObject, data: bytes) -> Trailer:
     trailer = parse_trailer(data, stored.name, stored.size_bytes)
     meta, tail = trailer.metadata, trailer.tail
-    found = (meta.file_id, meta.count, meta.is_shard, tail.position, tail.filter_length)
-    said = (stored.file_id, stored.count, stored.shard is not None, stored.trailer_position, stored.filter_length)
+    found = (meta.file_id, meta.count, meta.is_shard, meta.layout.hash, tail.position, tail.filter_length)
+    is_shard = stored.shard is not None
+    said = (stored.file_id, stored.count, is_shard, stored.hash, stored.trailer_position, stored.filter_length)
     CorruptFile.unless_equal(stored.name, "object is not the file that the log names", said, found)
     return trailer

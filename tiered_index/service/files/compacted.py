@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
 from tiered_index.format.compacted import GROUP_BYTES
+from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.schema import Schema
@@ -172,6 +173,7 @@ class CompactedFile:
     sequence: int
     count: int
     lane: str
+    hash: HashRule
     folder: str | None = None
     local: LocalBytes | None = None
     stored: StorageBytes | None = None
@@ -279,15 +281,18 @@ def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
     metadata = local.trailer().metadata
     CorruptFile.unless_equal(str(path), "file says another id than its name", path.stem, metadata.file_id)
     interval, sequence = (metadata.second_min, metadata.second_max), int(metadata.more.get("sequence", 0))
+    rule = metadata.layout.hash
     return CompactedFile(
-        metadata.file_id, *interval, sequence, metadata.count, metadata.lane, path.parent.name, local, stored
+        metadata.file_id, *interval, sequence, metadata.count, metadata.lane, rule, path.parent.name, local, stored
     )
 
 
 def open_stored(cold: ColdPath, stored: StoredObject) -> CompactedFile:
     """Return the handle of a file in the storage; nothing is read yet."""
     interval, source = (stored.second_min, stored.second_max), StorageBytes(cold, stored)
-    return CompactedFile(stored.file_id, *interval, stored.sequence, stored.count, stored.lane, stored=source)
+    return CompactedFile(
+        stored.file_id, *interval, stored.sequence, stored.count, stored.lane, stored.hash, stored=source
+    )
 
 
 @dataclass(eq=False)

@@ -64,6 +64,10 @@ class Reserve:
         self._disk.close(self.descriptor)
 
 
+SHOWN_EVERY_MS = 10_000
+"""How long header and slot table of a file of preset rocketmq may be behind its entries, and a flush more."""
+
+
 class UnsealedFile(LocalHandle):
     """An unsealed file. `sequence` orders the files of a root by their begin; `lane` is ``main`` or ``quarantine``."""
 
@@ -76,6 +80,7 @@ class UnsealedFile(LocalHandle):
         self._disk = root.disk
         self._begun = journal  # which has what never changes
         self.layout = journal.layout
+        self.hash = journal.layout.hash
         self.file_id = journal.file_id
         self.lane = journal.lane
         self.sequence = journal.sequence
@@ -98,6 +103,7 @@ class UnsealedFile(LocalHandle):
         self.log_number = journal.log_number
         self._journal_length = journal.valid_length
         self._is_blank = not journal.batches  # nothing was ever written behind the journal's first record
+        self._shown: tuple[int, int] | None = None  # entries that header and slot table tell of, and since when, ms
         self._descriptor: int | None = descriptor
         self._journal_descriptor: int | None = journal_descriptor
         self._map = mmap.mmap(descriptor, self.layout.unsealed_size, access=mmap.ACCESS_READ)
@@ -242,12 +248,28 @@ class UnsealedFile(LocalHandle):
             self.sealed = True
         self.failed = not is_whole
 
+    def show(self, now_ms: int) -> None:
+        """Bring header and slot table up to date, without a sync, for programs that don't know the journal: RocketMQ.
+
+        At most every `SHOWN_EVERY_MS`, and where there are new entries. Raises `OSError`.
+        """
+        if not self.accepts or (self._shown is not None and self._shown[0] == self.table.count):
+            return
+        if self._shown is None or abs(now_ms - self._shown[1]) >= SHOWN_EVERY_MS:
+            self._put_table()
+            self._shown = (self.table.count, now_ms)
+
     def _write_table(self) -> None:
+        self._put_table()
+        assert self._descriptor is not None
+        self._disk.sync(self._descriptor)
+
+    def _put_table(self) -> None:
+        # the header first: a reader that follows no head beyond its count of items would lose a whole chain
         assert self._descriptor is not None
         header = self.table.header().pack()
-        self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
         self._disk.pwrite(self._descriptor, header, 0)
-        self._disk.sync(self._descriptor)
+        self._disk.pwrite(self._descriptor, self.table.slot_table(), len(header))
 
     def close(self) -> None:
         """Write header and slot table of a file still open for writing, and close the descriptors; reading goes on."""

@@ -13,6 +13,7 @@ from functools import partial
 import numpy as np
 
 from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import joint_rule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers
@@ -55,6 +56,7 @@ class WindowTable:
         self.second_max = max(stored.second_max for stored in ordered)
         self.sequence = max(stored.sequence for stored in ordered)
         self.count = sum(stored.count for stored in ordered)
+        self.hash = joint_rule(stored.hash for stored in ordered)
         self._cold = cold
         self._topics: set[frozenset[str]] = set()
         self._lows = [stored.part.slot_low for stored in ordered]

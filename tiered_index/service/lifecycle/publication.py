@@ -303,4 +303,5 @@ def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int)
         directory_length=tail.directory_length,
         metadata_length=tail.metadata_length,
         published_ms=published_ms,
+        hash=metadata.layout.hash,
     )

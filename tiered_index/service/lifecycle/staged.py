@@ -30,7 +30,7 @@ from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name, staged_name, ticket_name
-from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.trailer import FORMAT_VERSION, parse_trailer
 from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Removals, Upload, stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, decode_document, encode_document
@@ -115,7 +115,7 @@ def send_entries(
             pieces.append(zlib.crc32(piece))
             upload.write(piece)
         document = {"kind": "staged", "sealed": sealed.to_json(), "piece_bytes": _PIECE_BYTES, "pieces": pieces}
-        upload.write(encode_document(document))
+        upload.write(encode_document({"version": sealed.layout.version, **document}))
 
     name = staged_name(sealed.file_id, secrets.token_hex(8))
     publication = Publication.send(session, name, fill, part_bytes)
@@ -138,7 +138,9 @@ def read_sealed(storage: Storage, ticket: Ticket) -> tuple[SealedFile, tuple[int
     position, length = ticket.entries_bytes, ticket.size_bytes - ticket.entries_bytes
     for last in (False, True):  # damage on the way is not damage of the object
         try:
-            document = decode_document(storage.get_range(ticket.object, position, length), ticket.object)
+            document = decode_document(
+                storage.get_range(ticket.object, position, length), ticket.object, FORMAT_VERSION
+            )
             break
         except CorruptFile:
             if last:

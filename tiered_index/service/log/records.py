@@ -31,6 +31,7 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
+from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
@@ -69,7 +70,10 @@ class TableShard:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """An object that the log names. Seconds are inclusive; `shard`: its part of a window table, None: a file."""
+    """An object that the log names. Seconds are inclusive; `shard`: its part of a window table, None: a file.
+
+    `hash` is the rule by which its entries' keys are hashed.
+    """
 
     name: str
     file_id: str
@@ -85,6 +89,7 @@ class StoredObject:
     metadata_length: int
     published_ms: int
     shard: TableShard | None = None
+    hash: HashRule = "abs"
 
     @property
     def part(self) -> TableShard:
@@ -100,10 +105,12 @@ class StoredObject:
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
         document = {name: getattr(self, name) for name in _PLAIN}
-        return document if self.shard is None else {**document, "shard": self.shard.to_json()}
+        if self.shard is not None:
+            document["shard"] = self.shard.to_json()
+        return document if self.hash == "abs" else {**document, "hash": self.hash}
 
 
-_PLAIN = tuple(name for name in StoredObject.__slots__ if name != "shard")
+_PLAIN = tuple(name for name in StoredObject.__slots__ if name not in ("shard", "hash"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,18 +227,16 @@ def encode_document(document: dict[str, Any]) -> bytes:
     return body + _MARK + f"{zlib.crc32(body):08x}\n".encode()
 
 
-def decode_document(data: bytes, file: str) -> dict[str, Any]:
-    """Return the document in `data` after checking its CRC32 and version."""
+def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[str, Any]:
+    """Return the document in `data` after checking its CRC32 and its version, which is `newest` or before."""
     body, mark, tail = data.rpartition(_MARK)
     expected = f"{zlib.crc32(body):08x}\n".encode()
     if not mark or tail != expected:
         raise CorruptFile(file, "does not match its CRC32", offset=len(body), expected=expected, found=tail[:16])
     document = load(body, file, "what matches its CRC32")
-    if not isinstance(document, dict) or document.get("version") != LOG_VERSION:
-        found = document.get("version") if isinstance(document, dict) else None
-        raise UnsupportedVersion(
-            file, f"log version {found} is newer than this reader", expected=LOG_VERSION, found=found
-        )
+    found = document.get("version") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or type(found) is not int or not 1 <= found <= newest:
+        raise UnsupportedVersion(file, f"log version {found} is newer than this reader", expected=newest, found=found)
     return document
 
 
@@ -298,6 +303,7 @@ OBJECT = record(
     metadata_length=SIZE,
     published_ms=MILLISECONDS,
     shard=Optional(_SHARD, None),
+    hash=Optional(text("|".join(HASH_RULES)), "abs"),
 )
 _ARCHIVED = record(
     _segment,

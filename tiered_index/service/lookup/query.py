@@ -21,7 +21,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.format.hashing import fingerprint, key_hash
+from tiered_index.format.hashing import both_hashes, fingerprint
 from tiered_index.format.metadata import TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, QueryResults, best_answers
@@ -183,9 +183,8 @@ class QueryEngine:
         if cursor is not None:
             digest = query_digest(topic, key, second_min, second_max)
             after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
-        return PreparedLookup(
-            topic, key, key_hash(topic, key), fingerprint(topic, key), second_min, second_max, max_count, after
-        )
+        hashes = both_hashes(topic, key)
+        return PreparedLookup(topic, key, *hashes, fingerprint(topic, key), second_min, second_max, max_count, after)
 
     def query(
         self,
@@ -201,16 +200,23 @@ class QueryEngine:
         top = TopK(self.schema, lookup.max_count)
 
         def look(handle: Handle) -> int:
-            rows = handle.search(lookup)
-            if len(rows):
-                check_schema(rows, self.schema, handle.file_id)
-            return top.add(rows)
+            matched = 0
+            for one in lookup.under(handle.hash):
+                rows = handle.search(one)
+                if len(rows):
+                    check_schema(rows, self.schema, handle.file_id)
+                    if one is not lookup:
+                        rows["key_hash"] = lookup.key_hash
+                matched += top.add(rows)
+            return matched
+
+        def excludes(handle: Handle) -> str | None:
+            reasons = [handle.excludes(one) for one in lookup.under(handle.hash)]
+            return reasons[0] if all(reasons) else None
 
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
-        scan = Scan(
-            look, lambda handle: handle.excludes(lookup), top.can_skip, top.missing, newest, allow_partial, budget
-        )
+        scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
         handles = files.handles(lookup.second_min, newest)
         self._read(scan, handles, missing)
         rows, more = top.answers()
@@ -244,11 +250,20 @@ class QueryEngine:
         matches = MatchAccumulator(batch, self.schema)
 
         def look(handle: Handle) -> int:
-            found = handle.search_many(batch)
-            if len(found.rows):
-                check_schema(found.rows, self.schema, handle.file_id)
-                matches.add(found)
-            return len(found.rows)
+            matched = 0
+            for one in batch.under(handle.hash):
+                found = handle.search_many(one)
+                if len(found.rows):
+                    check_schema(found.rows, self.schema, handle.file_id)
+                    if one is not batch:
+                        found.rows["key_hash"] = batch.key_hash[found.lookups]
+                    matches.add(found)
+                matched += len(found.rows)
+            return matched
+
+        def excludes(handle: Handle) -> str | None:
+            reasons = [handle.excludes_all(one) for one in batch.under(handle.hash)]
+            return reasons[0] if all(reasons) else None
 
         short: list[BudgetExceeded] = []
         pages: dict[int, QueryResult] = {}
@@ -266,9 +281,7 @@ class QueryEngine:
                     raise
                 short.append(error)
                 pages[number] = error.result
-        scan = Scan(
-            look, lambda handle: handle.excludes_all(batch), lambda _: False, lambda: 0, 0, allow_partial, budget
-        )
+        scan = Scan(look, excludes, lambda _: False, lambda: 0, 0, allow_partial, budget)
         handles: Sequence[Handle] = ()
         if len(lookups) > len(pages):
             handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))

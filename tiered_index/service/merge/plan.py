@@ -12,9 +12,10 @@ import itertools
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
@@ -196,7 +197,10 @@ def plan_merge(
 def _job(
     inputs: Sequence[StoredObject], counts: dict[int, int], window_s: int, descriptor: IndexDescriptor, shard_bytes: int
 ) -> MergeJob:
-    base, item_size = descriptor.layout.slots, descriptor.layout.schema.item.itemsize
+    # entries keep their hashes, since their keys are not known: a table of files of both rules is of both
+    layout = replace(descriptor.layout, hash=joint_rule(stored.hash for stored in inputs))
+    descriptor = replace(descriptor, layout=layout)
+    base, item_size = layout.slots, layout.schema.item.itemsize
     # a piece holds whole slots of every window: no slot of a small one may have too many of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
     windows = tuple(

@@ -126,6 +126,7 @@ class SourcedFile:
         self.is_local = handle.is_local
         self.asks_storage = handle.asks_storage
         self.lane = handle.lane
+        self.hash = handle.hash
         self.excludes = handle.excludes
         self.excludes_all = handle.excludes_all
         self.let_go = handle.let_go

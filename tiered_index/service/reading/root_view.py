@@ -43,6 +43,7 @@ class UnsealedView(LocalHandle):
         self.journal = journal
         self.file_id = journal.file_id
         self.lane = journal.lane
+        self.hash = journal.layout.hash
         self.sequence = journal.sequence
         self.count = journal.count
         self.second_min, self.second_max = journal.seconds or (journal.begin_ms // 1000, journal.begin_ms // 1000)

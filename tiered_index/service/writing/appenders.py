@@ -20,8 +20,8 @@ import numpy.typing as npt
 from tiered_index.clock import Clock
 from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.format.journal import Journal
-from tiered_index.format.layout import Layout
-from tiered_index.format.names import new_file_id
+from tiered_index.format.layout import ROCKETMQ, Layout
+from tiered_index.format.names import UNSEALED, new_file_id
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import Columns
 from tiered_index.service.catalog.catalog import Catalog
@@ -129,6 +129,8 @@ class Appender:
         self.context.root.check()  # another index may be where this root was
         seconds = columns["second"]
         begin_ms = int(seconds[done]) * 1000 if done < len(seconds) else self.context.clock.now_ms() // 1000 * 1000
+        if self.layout.preset is ROCKETMQ:
+            begin_ms = self._free_begin(begin_ms)
         self._carried = max_positions(self._carried, self.known())
         reserve, self._reserve = self._reserve or self._take_space(), None
         try:
@@ -150,6 +152,23 @@ class Appender:
                 raise
             raise disk_error(error, f"beginning a file in {self.context.root.path}") from error
         return self.active
+
+    def _free_begin(self, begin_ms: int) -> int:
+        """Return the first begin, by whole seconds from `begin_ms` on, of no other file: RocketMQ names files by it."""
+        files = {handle.file_id for handle in self.context.catalog.all()}
+        files |= {path.stem for path in self.context.root.folder(UNSEALED).iterdir()}
+        taken = {file_id.partition("-")[0] for file_id in files}
+        while f"{begin_ms:015d}" in taken:
+            begin_ms += 1000
+        return begin_ms
+
+    def show(self) -> None:
+        """Let RocketMQ see the active file's entries (`UnsealedFile.show`); a failure is logged and tried again."""
+        if self.active is not None and self.layout.preset is ROCKETMQ:
+            try:
+                self.active.show(self.context.clock.now_ms())
+            except OSError as error:
+                _log.warning("%s: RocketMQ can't see the newest entries: %s", self.active.path, error)
 
     def _take_space(self) -> Reserve:
         self.context.admit(self.layout.unsealed_size)
@@ -203,13 +222,15 @@ class Appender:
             self.active.close()
 
     def adopt(self, files: list[UnsealedFile]) -> None:
-        """Take over recovered files, by sequence: the newest goes on if it accepts, others are sealed or given up."""
+        """Take over recovered files, by sequence: the newest goes on if it accepts entries hashed as those to come,
+        others are sealed or given up.
+        """
         for file in files:
             if file.count:
                 self.context.catalog.put(file)
         for file in files:
             self.active = file
-            if file is not files[-1] or not file.accepts:
+            if file is not files[-1] or not file.accepts or file.layout.hash != self.layout.hash:
                 self._end(file)
 
     def release_reserve(self, *, keep: bool) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import BackPressure, InvalidArgument
-from tiered_index.format.hashing import code_units
+from tiered_index.format.hashing import HashRule, code_units
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
@@ -40,12 +40,16 @@ _FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4",
 
 
 class RowCodec:
-    """How the numbers of a row are packed: `struct` writes them one row at a time, NumPy reads them all at once."""
+    """How the numbers of a row are packed: `struct` writes them one row at a time, NumPy reads them all at once.
 
-    def __init__(self, schema: Schema, name_of: Callable[[int], str]) -> None:
+    `rule` is how their keys are hashed.
+    """
+
+    def __init__(self, schema: Schema, name_of: Callable[[int], str], rule: HashRule) -> None:
         columns = [*_RECORD, *((c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.caller_columns)]
         self.schema = schema
         self.name_of = name_of
+        self.rule = rule
         self.dtype = np.dtype(columns)
         self.struct = struct.Struct("=" + "".join(_format(np.dtype(kind)) for _, kind in columns))
         assert self.struct.size == self.dtype.itemsize
@@ -92,7 +96,7 @@ class OpenChunk:
         else:
             ids, index = np.unique(given, return_inverse=True)
         topics = [codec.name_of(topic_id) for topic_id in ids.tolist()]
-        columns = hash_columns(topics, index, code_units(self.keys), codec.schema)
+        columns = hash_columns(topics, index, code_units(self.keys), codec.schema, codec.rule)
         for name in codec.dtype.names or ():
             columns[name] = np.ascontiguousarray(rows[name])
         return columns
@@ -139,7 +143,8 @@ class BufferedChunk(LocalHandle):
     lane = "main"
     sequence = 2**62
 
-    def __init__(self, chunk: Chunk, topics: TopicTable, schema: Schema) -> None:
+    def __init__(self, chunk: Chunk, topics: TopicTable, schema: Schema, rule: HashRule) -> None:
+        self.hash = rule
         self._columns = chunk.columns()
         self._topics = topics
         self._schema = schema
@@ -168,10 +173,12 @@ class BufferedChunk(LocalHandle):
 
 
 class WriteBuffer:
-    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means."""
+    """Bounded by entries and estimated bytes; `name_of` returns the topic that an id means, `rule` hashes keys."""
 
-    def __init__(self, schema: Schema, name_of: Callable[[int], str], max_entries: int, max_bytes: int) -> None:
-        self._codec = RowCodec(schema, name_of)
+    def __init__(
+        self, schema: Schema, name_of: Callable[[int], str], max_entries: int, max_bytes: int, rule: HashRule = "abs"
+    ) -> None:
+        self._codec = RowCodec(schema, name_of, rule)
         self._max_entries, self._max_bytes = max_entries, max_bytes
         self._lock = threading.Lock()
         self._open = OpenChunk(self._codec, 0)

@@ -69,6 +69,8 @@ class Flusher:
             while self.buffer.released < newest:
                 flushed += self._run_round()
             self.main.reserve_next()
+            for appender in (self.quarantine, self.main):
+                appender.show()
             return flushed
 
     def _run_round(self) -> int:

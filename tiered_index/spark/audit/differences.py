@@ -6,16 +6,19 @@ Driver only. An entry whose stored second is wrong may be inside the bounds of t
 
 from __future__ import annotations
 
+import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 
 from tiered_index.errors import StorageUnavailable
+from tiered_index.format.hashing import HashRule, joint_rule
 from tiered_index.format.schema import Schema
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
@@ -121,7 +124,7 @@ def paired(
     kinds = [kind for kind in SOUGHT if counts.get(kind)]
     first = [differing.where(F.col("kind") == kind).orderBy("identity", "place").limit(MOST_SOUGHT) for kind in kinds]
     identities = sorted({bytes(row[0]) for rows in first for row in rows.select("identity").collect()})
-    picked = Picked.outside(seconds, identities, sides.schema)
+    picked = Picked.outside(seconds, identities, sides.schema, joint_rule(stored.hash for stored in objects))
     with sides.met(_that_may_hold(objects, picked, sides.base), picked) as rows:
         alone = rows.where(F.col("unread").isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))
         none = F.lit(None).cast("string")
@@ -169,7 +172,8 @@ _MOST_ROWS = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One entry that index and source disagree about.
+    """One entry that index and source disagree about; `key_hash` as stored, but `folded_hashes` where the index has
+    files of both hash rules.
 
     `kind` is ``missing`` (from the index), ``extra`` (the source has none) or ``wrong`` (both have one, with other
     values). `expected` are the source's values, `found` the index's: second, size, further columns, and the topic where
@@ -243,13 +247,14 @@ def compare(
 
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     with ExitStack() as until_told:
-        rows = until_told.enter_context(sides.met(within, Picked(*seconds)))
+        rule = joint_rule(stored.hash for stored in objects)
+        rows = until_told.enter_context(sides.met(within, Picked(*seconds, rule=rule)))
         unread, further, unsought = unread_of(rows), frozenset[str](), 0
         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | unread]
         values = rows.where("unread IS NULL")
         totals = values.agg(*(F.count_if(F.col(side) > 0).alias(side) for side in ("source", "index"))).first()
         assert totals is not None
-        differing = until_told.enter_context(kept(_differing(values, damaged, sides.base)))
+        differing = until_told.enter_context(kept(_differing(values, damaged, sides.base, rule)))
         counts = _counted(differing)
         if seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
             unsought = sum(max(0, counts[kind] - MOST_SOUGHT) for kind in SOUGHT)
@@ -274,7 +279,7 @@ def _counted(differing: DataFrame) -> Counter[str]:
     return Counter({row["kind"]: row["count"] for row in differing.groupBy("kind").count().collect()})
 
 
-def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataFrame:
+def _differing(values: DataFrame, damaged: Sequence[Target], base: int, rule: HashRule) -> DataFrame:
     """Return a row, what is `said` by the source and `held` by the index, for each difference and unproven entry."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -300,15 +305,15 @@ def _differing(values: DataFrame, damaged: Sequence[Target], base: int) -> DataF
     if not damaged:
         return pairs
     hash_hex = F.hex(F.substring("identity", 1, 4))  # the first field, and never negative
-    where = F.conv(hash_hex, 16, 10).cast("long") % base
+    hashed = F.conv(hash_hex, 16, 10).cast("long")
+    places = [hashed % base, (F.lit(2**31) - hashed) % base] if rule == "both" else [hashed % base]
     spans = F.broadcast(
         values.sparkSession.createDataFrame(_joined(damaged), "first long, last long, slot_low long, slot_high long")
     )
     hidden = (
         (F.col("kind") == "missing")
         & F.col("said.second").between(F.col("first"), F.col("last"))
-        & (where >= F.col("slot_low"))
-        & (where < F.col("slot_high"))
+        & reduce(operator.or_, [(where >= F.col("slot_low")) & (where < F.col("slot_high")) for where in places])
     )
     unproven = pairs.join(spans, hidden, "left_semi").withColumn("kind", F.lit(_UNPROVEN))
     return pairs.join(spans, hidden, "left_anti").unionByName(unproven)

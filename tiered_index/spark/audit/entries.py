@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.topics import TopicTable
@@ -54,18 +54,32 @@ def value_dtype(schema: Schema) -> np.dtype[Any]:
 
 @dataclass(frozen=True, slots=True)
 class Picked:
-    """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it."""
+    """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it.
+
+    `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
+    those that objects may have of the identities.
+    """
 
     first: int
     last: int
     identities: pa.Array | None = None
     hashes: npt.NDArray[np.int32] | None = None
+    rule: HashRule = "abs"
 
     @classmethod
-    def outside(cls, seconds: tuple[int, int], identities: Sequence[bytes], schema: Schema) -> Picked:
+    def outside(
+        cls, seconds: tuple[int, int], identities: Sequence[bytes], schema: Schema, rule: HashRule = "abs"
+    ) -> Picked:
         """Return what picks some identities' entries outside of a range."""
         packed = np.frombuffer(b"".join(identities), identity_dtype(schema))
-        return cls(*seconds, pa.array(identities, pa.binary()), np.unique(packed["key_hash"].astype(np.int32)))
+        hashes = np.unique(packed["key_hash"].astype(np.int32))
+        if rule == "both":
+            hashes = np.union1d(hashes, (2**31 - hashes[hashes > 0].astype(np.int64)).astype(np.int32))
+        return cls(*seconds, pa.array(identities, pa.binary()), hashes, rule)
+
+    def as_compared(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
+        """Return stored hashes (n) as identities hold them."""
+        return folded_hashes(normal_hashes(stored)) if self.rule == "both" else normal_hashes(stored)
 
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
         """Return the places (intp, n) of the picked ones among entries."""
@@ -91,10 +105,10 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
         batch = whole.filter(pc.is_valid(whole.column("key")))
         names = [name for name in batch.schema.names if name != "topic_id"]
         batch = batch.select(names)  # topics are told apart by the hash, whatever number they have
-        columns, _ = batch_columns(batch, schema, TopicTable()) if len(batch) else ({}, [])
+        columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])
         if not columns:
             continue
-        columns = columns | {"key_hash": normal_hashes(columns["key_hash"])}
+        columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
         kept = picked.rows(columns, schema)
         if len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
@@ -115,7 +129,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
         for _, items in scan_runs(source, picked.runs(trailer), schema.item, _WINDOW_BYTES):
             whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
             whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
-            whole["key_hash"] = normal_hashes(items["key_hash"])
+            whole["key_hash"] = picked.as_compared(items["key_hash"])
             kept = picked.rows(whole, schema)
             for start in range(0, len(kept), _BATCH_ROWS):
                 columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}

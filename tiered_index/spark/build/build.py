@@ -149,14 +149,18 @@ def build(
 
 
 def stored_genesis(log: StorageLog, config: IndexConfig, where: str) -> IndexDescriptor | None:
-    """Return what the stored index is, None where there is none. Raises `SchemaMismatch` where another is wanted."""
+    """Return what the stored index is, with the hash rule that is wanted, None where there is none.
+
+    Raises `SchemaMismatch` where another is wanted.
+    """
     try:
         stored = log.open().genesis
     except NotAnIndex:
         return None
     assert stored is not None
-    check_descriptor(stored, wanted_descriptor(config, stored), where)
-    return stored
+    wanted = wanted_descriptor(config, stored)
+    check_descriptor(stored, wanted, where)
+    return replace(stored, layout=replace(stored.layout, hash=wanted.layout.hash))
 
 
 def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:

@@ -277,13 +277,13 @@ def pack_batches(
 
 
 def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Columns]:
-    topics, schema = TopicTable(), plan.genesis.layout.schema
+    topics, layout = TopicTable(), plan.genesis.layout
     topics.give(plan.topics)
     for batch in batches:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
         if len(batch):
-            yield batch_columns(_with_topic_ids(batch, topics), schema, topics)[0]
+            yield batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)[0]
 
 
 def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:

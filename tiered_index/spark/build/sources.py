@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -295,9 +295,15 @@ def check_kind(field: str, found: str, given: object) -> None:
 _MIN_VALUE = 1 << 31
 
 
-def hash_key(topic: Column | str, key: Column | str) -> Column:
-    """Return `tiered_index.hash_key` of two text columns (or their names) as an int column, null where either is."""
+def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"] = "abs") -> Column:
+    """Return `tiered_index.hash_key` of two text columns (or their names) as an int column, null where either is.
+
+    `rule` as there. Raises `InvalidArgument` for another one.
+    """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    if rule not in ("abs", "mask"):
+        raise InvalidArgument(f"a key is hashed by rule 'abs' or 'mask', not by {rule!r}")
 
     # the fold's functions name nothing outside of them: Spark would evaluate that again for every code unit
     digits = F.hex(F.encode(F.concat(topic, F.lit("#"), key), "UTF-16BE"))
@@ -310,4 +316,7 @@ def hash_key(topic: Column | str, key: Column | str) -> Column:
         # abs() of Integer.MIN_VALUE is itself in Java; as the format demands it becomes 0
         return F.when(value < _MIN_VALUE, value).when(value == _MIN_VALUE, 0).otherwise((1 << 32) - value).cast("int")
 
-    return F.aggregate(units, F.lit(0).cast("bigint"), add, absolute)
+    def masked(value: Any) -> Any:
+        return value.bitwiseAND(F.lit(0x7FFFFFFF)).cast("int")
+
+    return F.aggregate(units, F.lit(0).cast("bigint"), add, absolute if rule == "abs" else masked)

@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.hashing import key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
@@ -181,7 +181,7 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
 
 
 def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
-    """Return the lookups of each key in each of `topics`, without those whose hash isn't asked for."""
+    """Return the lookups of each key in each of `topics`, without those of which no hash is asked for."""
     begin_ms, end_ms = max(0, selection.second_min) * 1000, min(selection.second_max * 1000 + 999, MAX_TIMESTAMP_MS)
     if begin_ms > end_ms:
         return LookupBatch([])
@@ -191,6 +191,7 @@ def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
     if selection.hashes is None or not lookups:
         return batch
     asked = np.isin(batch.key_hash, hashes_of(selection))
+    asked |= np.isin(key_hashes(batch.java_hash, "mask"), hashes_of(selection))
     return LookupBatch([lookup for lookup, kept in zip(lookups, asked.tolist(), strict=True) if kept])
 
 
@@ -201,15 +202,14 @@ def hashes_of(selection: Selection) -> npt.NDArray[np.int32]:
 
 def _with_slots(objects: Iterable[StoredObject], selection: Selection) -> Iterator[StoredObject]:
     """Yield the objects that have a slot of a hash asked for, as far as the hashes are known before topics are."""
-    if selection.keys is None:
-        hashes: npt.NDArray[np.int32] | None = hashes_of(selection)
-    elif selection.topics is not None and len(selection.topics) * len(selection.keys) <= _HASHED:
-        hashes = lookups_for(selection, selection.topics).key_hash
-    else:
-        hashes = None
+    known: LookupBatch | None = None
+    if selection.keys and selection.topics and len(selection.topics) * len(selection.keys) <= _HASHED:
+        known = lookups_for(selection, selection.topics)
     for stored in objects:
         shard = stored.shard
-        if shard is not None and hashes is not None:
+        if shard is not None and (selection.keys is None or known is not None):
+            batches = () if known is None else known.under(stored.hash)
+            hashes = np.concatenate([one.key_hash for one in batches]) if batches else hashes_of(selection)
             slots = shard.slots.slots_of(hashes)
             if not ((slots >= shard.slot_low) & (slots < shard.slot_high)).any():
                 continue
@@ -262,12 +262,16 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     if metadata.topics and selection.topics is not None and not names & selection.topics:
         return
     if selection.keys is not None:
-        batch = lookups_for(selection, _topics_here(part, names, selection))
-        for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
-            lookups = [batch.lookups[number] for number in found.lookups.tolist()]
-            columns: dict[str, Any] = {name: found.rows[name] for name in found.rows.dtype.names or ()}
-            columns |= {"topic": [one.topic for one in lookups], "key": [one.key for one in lookups]}
-            yield _arrow(columns, metadata, wanted)
+        for batch in lookups_for(selection, _topics_here(part, names, selection)).under(part.stored.hash):
+            for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
+                rows = found.rows
+                kept = np.ones(len(rows), bool)
+                if selection.hashes is not None:
+                    kept = np.isin(rows["key_hash"], hashes_of(selection))
+                lookups = [batch.lookups[number] for number in found.lookups[kept].tolist()]
+                columns: dict[str, Any] = {name: rows[name][kept] for name in rows.dtype.names or ()}
+                columns |= {"topic": [one.topic for one in lookups], "key": [one.key for one in lookups]}
+                yield _arrow(columns, metadata, wanted)
         return
     if selection.hashes is not None:
         runs = _runs_of(trailer, hashes_of(selection), selection)

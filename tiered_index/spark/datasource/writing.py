@@ -167,7 +167,7 @@ def _by_piece(path: Path) -> Iterator[pa.RecordBatch]:
             yield from blocks.slice(row, 1).to_batches()
 
 
-WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "offsetSpace")
+WRITE_OPTIONS = ("window", "maxWindows", "slots", "items", "preset", "hash", "offsetSpace")
 STREAM_OPTIONS = (*WRITE_OPTIONS, "checkpointLocation")
 # The most windows that a task writes: each is an object.
 _MAX_WINDOWS = 1_000
@@ -191,7 +191,11 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
     address = StorageAddress(options.path)
     clock = SystemClock()
     given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
-    given |= {"preset": options.text("preset"), "offset_space": options.text("offsetSpace")}
+    given |= {
+        "preset": options.text("preset"),
+        "hash": options.text("hash"),
+        "offset_space": options.text("offsetSpace"),
+    }
     settings = IndexConfig(**{name: value for name, value in given.items() if value is not None})
     now_ms = clock.now_ms()
     window = options.text("window")

@@ -141,6 +141,7 @@ class _Partition:
         status = (counts > most).astype(np.int8)
         status[list(self._failed)] = _STATUSES.index("partial")
         counts = np.minimum(counts, most)
+        rows["key_hash"] = np.repeat(self.batch.key_hash, counts)  # by one rule, whatever an entry's file has
         ends = np.cumsum(counts)
         first = 0
         while first < len(counts):

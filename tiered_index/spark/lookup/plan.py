@@ -7,10 +7,11 @@ range, single files by time, so that a lookup is sent to few tasks.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from functools import cached_property, reduce
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import PreparedLookup
@@ -48,9 +49,10 @@ def times_of(texts: pa.Array, column: str) -> pa.Array:
     return pa.array(times, pa.int64()).take(encoded.indices)
 
 
-# `topic` is the place in the plan's list, `fingerprint` 0 where the index has none, seconds are inclusive.
+# `topic` is the place in the plan's list, `java_hash` what either hash rule makes a key's hash of, `fingerprint` 0
+# where the index has none, seconds are inclusive.
 LOOKUP = np.dtype(
-    [("topic", "<u4"), ("key_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
+    [("topic", "<u4"), ("java_hash", "<i4"), ("fingerprint", "<u4"), ("second_min", "<i8"), ("second_max", "<i8")]
 )
 _RAW = np.dtype((np.void, LOOKUP.itemsize))
 Array = npt.NDArray[Any]
@@ -58,9 +60,14 @@ Int64 = npt.NDArray[np.int64]
 
 
 class PackedBatch(LookupBatch):
-    """Lookups (n) to search: records `packed`, the plan's `topics`, one `max_count`, and their numbers `places` (n)."""
+    """Lookups (n) to search: records `packed`, the plan's `topics`, one `max_count`, and their numbers `places` (n).
 
-    def __init__(self, lookups: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None) -> None:
+    They are looked for by `rule`.
+    """
+
+    def __init__(
+        self, lookups: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None, rule: HashRule = "abs"
+    ) -> None:
         self.packed = lookups
         self.places = np.arange(len(lookups)) if places is None else places
         self.lookups = ()
@@ -71,28 +78,37 @@ class PackedBatch(LookupBatch):
             used, index = np.unique(lookups["topic"], return_inverse=True)
         self.topics = [topics[place] for place in used.tolist()]
         self.topic_index = index.astype(np.int64, copy=False)
-        self.key_hash = lookups["key_hash"].astype(np.int32)
+        self.java_hash = lookups["java_hash"].astype(np.int32)
+        self.key_hash = key_hashes(self.java_hash, rule)
         self.fingerprint = lookups["fingerprint"].astype(np.uint32)
         self.second_min = lookups["second_min"].astype(np.int64)
         self.second_max = lookups["second_max"].astype(np.int64)
         self.max_count = np.full(len(lookups), max_count, np.int64)
         self._plan_topics = topics
         self._most = max_count
+        self._rule = rule
 
     def __len__(self) -> int:
         return len(self.packed)
 
-    def part(self, places: Any) -> PackedBatch:
+    def under(self, rule: HashRule) -> tuple[Self, ...]:
+        """As `LookupBatch.under`; of two batches, the second has only the lookups whose hash differs."""
+        if rule == "abs":
+            return (self,)
+        masked = type(self)(self.packed, self._plan_topics, self._most, self.places, "mask")
+        return (masked,) if rule == "mask" else (self, masked.part(masked.key_hash != self.key_hash))
+
+    def part(self, places: Any) -> Self:
         """Return the lookups at `places` as a batch of their own; where a mask takes all, this one."""
         if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
             return self
-        return PackedBatch(self.packed[places], self._plan_topics, self._most, self.places[places])
+        return type(self)(self.packed[places], self._plan_topics, self._most, self.places[places], self._rule)
 
     def prepared(self, place: int) -> PreparedLookup:
         """Return one lookup as a search takes it alone; a key's text plays no part in that."""
-        _, key_hash, fingerprint, second_min, second_max = self.packed[place].item()
-        topic = self.topics[int(self.topic_index[place])]
-        return PreparedLookup(topic, "", key_hash, fingerprint, second_min, second_max, self._most)
+        _, _, fingerprint, second_min, second_max = self.packed[place].item()
+        topic, key_hash = self.topics[int(self.topic_index[place])], int(self.key_hash[place])
+        return PreparedLookup(topic, "", key_hash, key_hash, fingerprint, second_min, second_max, self._most)
 
 
 def lookups_of(
@@ -125,7 +141,7 @@ def lookups_of(
         long = f"{int(units.lengths[row]):,} UTF-16 code units long; 1..{MAX_KEY_UNITS:,} are allowed"
         raise InvalidArgument(f"column {column}: the key {key} is {long}")
     found["topic"] = np.array([places[name] for name in names], np.uint32)[index]
-    found["key_hash"], fingerprints = hash_batch(names, index, units, fingerprints=keyed)
+    found["java_hash"], fingerprints = java_hash_batch(names, index, units, fingerprints=keyed)
     if keyed:
         found["fingerprint"] = fingerprints
     low = pc.fill_null(begins, 0).to_numpy(zero_copy_only=False).astype(np.int64)
@@ -170,7 +186,7 @@ def _numbers(lookups: Array) -> npt.NDArray[np.uint64]:
     """Return hash and fingerprint (u64, n), which order lookups as the hash does."""
     if not len(lookups):
         return np.zeros(0, np.uint64)  # of whatever type
-    numbers: npt.NDArray[np.uint64] = lookups["key_hash"].astype(np.uint64) << np.uint64(32) | lookups["fingerprint"]
+    numbers: npt.NDArray[np.uint64] = lookups["java_hash"].astype(np.uint64) << np.uint64(32) | lookups["fingerprint"]
     return numbers
 
 
@@ -185,7 +201,7 @@ def _shared(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
 
 def routes(lookups: Array, count: int) -> Int64:
     """Return which of `count` places (i64, n) a lookup belongs to; the ranges of a key belong to many."""
-    mixed = lookups["key_hash"].astype(np.uint64)
+    mixed = lookups["java_hash"].astype(np.uint64)
     for name in ("topic", "second_min", "second_max"):
         mixed *= np.uint64(0x9E3779B97F4A7C15)
         mixed ^= lookups[name].astype(np.uint64)
@@ -227,12 +243,13 @@ class Target:
             return cls(stored, low * slots.join, min(base, high * slots.join))
         return cls(stored, low // slots.split, -(-high // slots.split))
 
-    def holds(self, base_slots: Array, lookups: Array) -> npt.NDArray[np.bool_]:
-        """Return which lookups (bool, n), whose base slots are given, the object may have answers for."""
+    def holds(self, base_slots: Sequence[Int64], lookups: Array) -> npt.NDArray[np.bool_]:
+        """Return which lookups (bool, n), of given `LookupPlan.base_slots`, the object may have answers for."""
         stored = self.stored
         inside = (lookups["second_min"] <= stored.second_max) & (lookups["second_max"] >= stored.second_min)
         if stored.shard is not None:
-            inside &= (base_slots >= self.base_low) & (base_slots < self.base_high)
+            slots = base_slots if stored.hash == "both" else base_slots[stored.hash == "mask" :][:1]
+            inside &= reduce(operator.or_, [(of >= self.base_low) & (of < self.base_high) for of in slots])
         return inside
 
 
@@ -275,11 +292,17 @@ class LookupPlan:
         """The place of each topic."""
         return {topic: place for place, topic in enumerate(self.topics)}
 
-    def base_slots(self, lookups: Array) -> npt.NDArray[np.int64]:
-        """Return the base slot of each lookup (i64, n)."""
-        return lookups["key_hash"].astype(np.int64) % self.genesis.layout.slots
+    @cached_property
+    def _rules(self) -> tuple[HashRule, ...]:
+        rules = {target.stored.hash for task in self.tasks for target in task}
+        return ("abs",) if rules <= {"abs"} else ("abs", "mask")
 
-    def wanted(self, task: int, lookups: Array, base_slots: Array) -> npt.NDArray[np.bool_]:
+    def base_slots(self, lookups: Array) -> list[Int64]:
+        """Return the base slot of each lookup (i64, n) by hash rule abs and, where an object has another, by mask."""
+        java, slots = lookups["java_hash"], self.genesis.layout.slots
+        return [key_hashes(java, rule).astype(np.int64) % slots for rule in self._rules]
+
+    def wanted(self, task: int, lookups: Array, base_slots: Sequence[Int64]) -> npt.NDArray[np.bool_]:
         """Return which lookups (bool, n) a task may have answers for."""
         mask = np.zeros(len(lookups), bool)
         for target in self.tasks[task]:

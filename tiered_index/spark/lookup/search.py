@@ -88,11 +88,11 @@ def search_object(
         trailer = source.trailer_of(plan.schema)
         if len(places) > _CHUNK:
             # so that each batch of lookups reads another range of the object
-            places = places[np.argsort(plan.base_slots(lookups[places]), kind="stable")]
+            places = places[np.argsort(plan.base_slots(lookups[places])[0], kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
-            batch = PackedBatch(lookups[part], plan.topics, plan.max_count, part)
-            yield from _search(plan, source, trailer, batch)
+            for batch in PackedBatch(lookups[part], plan.topics, plan.max_count, part).under(stored.hash):
+                yield from _search(plan, source, trailer, batch)
 
 
 def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: PackedBatch) -> Iterator[Matches]:

@@ -41,9 +41,9 @@ def _forget(made: ColdIndex) -> None:
 
 def held(made: ColdIndex, key: str) -> list[bool]:
     """Return by the filters as stored which files may hold a key, oldest first."""
-    hash64 = filter_hash(key_hash("t", key), fingerprint("t", key) if made.model.keyed else 0)
     answers = []
     for stored in made.stored:
+        hash64 = filter_hash(key_hash("t", key, stored.hash), fingerprint("t", key) if made.model.keyed else 0)
         data = made.inner.get_range(stored.name, stored.trailer_position, stored.filter_length)
         at = 32 * block_number(hash64, len(data) // 32)
         answers.append(block_may_hold(data[at : at + 32], hash64))

@@ -1,0 +1,112 @@
+"""An index with tables and files of both of RocketMQ's hash rules, on Spark: builds write by the index's setting;
+lookups, the data source, merges and audits find every entry by either.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pyarrow as pa
+import pytest
+from pyspark.sql.datasource import EqualTo
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, write_parquet
+from tests.spark.looked_up import looked_up, plan_of
+from tests.spark.test_audit import audited, damage_an_item
+from tests.spark.test_datasource_reading import HASH, KEY, TOPIC, scan
+from tiered_index import IndexConfig, IndexReader, IndexService, Lookup, hash_key
+from tiered_index.spark import build, merge
+from tiered_index.spark.lookup.plan import Target
+from tiered_index.storage.opening import open_storage
+
+SETTINGS = {"preset": "rocketmq", "slots": 64, "items": 100_000, "max_late_s": 10**10}
+
+
+@pytest.fixture(scope="module")
+def both(spark, tmp_path_factory):
+    """A day's table of each rule, and a small file of rule mask; and all rows."""
+    folder = tmp_path_factory.mktemp("rules")
+    uri = f"file://{folder}/index"
+    parts = [messages(1_200, days=1), messages(1_200, days=1, seed=2), messages(150, days=2, seed=3)]
+    for number, table in enumerate(parts):
+        keys = pa.array([f"{key.as_py()}-of-some-length" for key in table["key"]])
+        parts[number] = table.set_column(table.schema.get_field_index("key"), "key", keys)
+    for rule, table in zip(("abs", "mask"), parts, strict=False):
+        source = write_parquet(table, folder / f"{rule}.parquet")
+        build(spark, source, storage=uri, shards=3, mode="append", config=IndexConfig(hash=rule, **SETTINGS))
+    with IndexService.open(
+        root=folder / "root", storage=uri, background=False, preset="rocketmq", hash="mask"
+    ) as index:
+        index.put_batch(parts[2])
+        index.seal()
+        index.run_lifecycle()
+    table = pa.concat_tables(parts)
+    return folder, table
+
+
+def check(uri, table, folder, spark):
+    rows = table.to_pylist()
+    negative = {
+        (row["topic"], row["key"]) for row in rows if hash_key(row["topic"], row["key"]) != hash_of(row, "mask")
+    }
+    pairs = sorted({(row["topic"], row["key"]) for row in rows})
+    assert len(pairs) / 4 < len(negative) < len(pairs) * 3 / 4
+    by_key = {
+        pair: sorted((row["offset"] for row in rows if (row["topic"], row["key"]) == pair), reverse=True)
+        for pair in pairs
+    }
+    lookups = [Lookup(topic=topic, key=key, max_count=10_000) for topic, key in pairs]
+    with IndexReader.open(uri) as reader, open_storage(uri) as storage:
+        answers = reader.query_many(lookups)
+        found = looked_up(storage, plan_of(states(uri), lookups, max_count=10_000), lookups)
+        for lookup, pair, answer in zip(lookups, pairs, answers, strict=True):
+            assert sorted((item.offset for item in answer), reverse=True) == by_key[pair]
+            status, entries, _ = found.of(lookup)
+            assert (status, [e["offset"] for e in entries]) == ("complete", [item.offset for item in answer])
+            assert {e["key_hash"] for e in entries} == {item.key_hash for item in answer} == {hash_key(*pair)}
+    topic, key = sorted(negative)[0]
+    picked = [row for part in scan(uri, EqualTo(TOPIC, topic), EqualTo(KEY, key)) for row in part.to_pylist()]
+    assert sorted((row["offset"] for row in picked), reverse=True) == by_key[topic, key]
+    # a row of the data source is an entry as stored
+    hashes = Counter(row["key_hash"] for row in picked)
+    stored = {hash_key(topic, key), hash_key(topic, key, "mask")}
+    assert set(hashes) <= stored
+    for value in stored:
+        again = [
+            row
+            for part in scan(uri, EqualTo(TOPIC, topic), EqualTo(KEY, key), EqualTo(HASH, value))
+            for row in part.to_pylist()
+        ]
+        assert len(again) == hashes[value]
+    result = audited(spark, folder / "index", write_parquet(table, folder / "all.parquet"))
+    assert (result.status, result.entries) == ("ok", len(rows))
+    assert result.differences.counts == {"missing": 0, "extra": 0, "wrong": 0}
+
+
+def hash_of(row, rule):
+    return hash_key(row["topic"], row["key"], rule)
+
+
+def test_both_rules_before_and_after_a_merge(spark, both):
+    folder, table = both
+    uri = f"file://{folder}/index"
+    assert Counter(stored.hash for stored in states(uri).objects.values()).keys() == {"abs", "mask"}
+    check(uri, table, folder, spark)
+    merge(spark, storage=uri, window=30 * 86_400)
+    objects = states(uri).objects.values()
+    assert {stored.hash for stored in objects} == {"both"} and len(objects) < 4
+    check(uri, table, folder, spark)
+    # what damage may hide is looked for where either rule puts it
+    stored = max(objects, key=lambda stored: stored.count)
+    target = Target.of(stored, 64)
+    hidden = sum(
+        any(target.base_low <= hash_of(row, rule) % 64 < target.base_high for rule in ("abs", "mask"))
+        for row in table.to_pylist()
+    )
+    damage_an_item(folder / "index", stored)
+    found = audited(spark, folder / "index", str(folder / "all.parquet")).differences
+    assert found.counts == {"missing": 0, "extra": 0, "wrong": 0} and 0 < found.unproven <= hidden
+    bounded = audited(
+        spark, folder / "index", str(folder / "all.parquet"), begin_ms=BEGIN_MS + DAY_MS // 2, end_ms=BEGIN_MS + DAY_MS
+    ).differences
+    assert bounded.findings == 0

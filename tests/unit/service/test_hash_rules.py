@@ -1,0 +1,99 @@
+"""Files of both of RocketMQ's hash rules in one index: `abs` up to its release 5.5.0, `mask` from 5.5.1 on. Half of the
+keys have another hash by each, and every key is found, in every state of a file and after a merge.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index import IndexReader, Lookup, hash_key
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError
+from tiered_index.format.hashing import java_string_hash
+from tiered_index.format.layout import Layout
+from tiered_index.service.merge.run import MergeOptions, merge
+
+T = 1_700_000_000_000
+KEYS = [f"{number * 0x9E3779B1 % 2**32:08x}-order" for number in range(24)]
+
+
+def test_half_of_the_keys_differ():
+    differ = [key for key in KEYS if hash_key("t", key, "mask") != hash_key("t", key)]
+    assert differ == [key for key in KEYS if java_string_hash(f"t#{key}") < 0]
+    assert 6 < len(differ) < 18
+
+
+@pytest.mark.parametrize("slots", [1, 50])
+def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
+    put = 0
+
+    def fill(index):
+        nonlocal put
+        for key in KEYS:
+            index.put("t", 0, key, put, 10, T + 1000 * put)
+            put += 1
+
+    def check(asked):
+        expected = [[(at, hash_key("t", key)) for at in range(n, put, len(KEYS))][::-1] for n, key in enumerate(KEYS)]
+        assert [[(i.offset, i.key_hash) for i in asked.query("t", key)] for key in KEYS] == expected
+        many = asked.query_many([Lookup(topic="t", key=key) for key in KEYS])
+        assert [[(i.offset, i.key_hash) for i in answer] for answer in many] == expected
+        for key, offsets in zip(KEYS, expected, strict=True):
+            found, cursor = [], None
+            while True:
+                page = asked.query("t", key, max_count=1, cursor=cursor)
+                found += [(item.offset, item.key_hash) for item in page]
+                if (cursor := page.cursor) is None:
+                    break
+            assert found == offsets
+
+    def reader():
+        return IndexReader.open(root=index.config.root, storage_backend=storage, clock=clock)
+
+    settings = {"preset": "rocketmq", "slots": slots, "items": 200, "local_keep_s": 0}
+    rules = ["abs", "mask", "abs", None, "mask"]
+    for number, rule in enumerate(rules):
+        index = open_index("root", hash=rule, **settings)
+        check(index)
+        fill(index)
+        check(index)  # from the buffer
+        index.flush()
+        check(index)
+        with reader() as read:
+            check(read)
+        if number % 2:  # else the next index takes the file over, or seals it where its rule is the other one
+            index.seal()
+            index.run_lifecycle()
+            check(index)
+            index.run_lifecycle()
+        check(index)
+        index.close()
+    index = open_index("root", **settings)
+    index.seal()
+    for _ in range(2):
+        index.run_lifecycle()
+    assert {handle.hash for handle in index.files()} == {"abs", "mask"}
+    assert {handle.place for handle in index.files()} == {"storage"}
+    check(index)
+    clock.advance(7 * 86400)
+    log = index._session.log
+    assert merge(storage, log, clock, MergeOptions()).sources == len(index.files())
+    assert {stored.hash for stored in log.state.objects.values()} == {"both"}
+    clock.advance(60)
+    index.run_lifecycle()
+    check(index)
+    with reader() as read:
+        check(read)
+
+
+def test_which_rule_new_files_have(open_index, storage):
+    """Of a new index that of RocketMQ's newest release; an index of before keeps its own until it is told otherwise."""
+    assert IndexConfig(preset="rocketmq").layout().hash == "mask"
+    assert "hash" not in IndexConfig(preset="rocketmq", hash="abs").layout().to_json()
+    layout = IndexConfig(preset="rocketmq").layout()
+    assert Layout.from_json(layout.to_json()) == layout and layout.to_json()["hash"] == "mask"
+    index = open_index("root", preset="rocketmq", hash="abs")
+    index.close()
+    assert open_index("root")._rule == "abs"
+    with pytest.raises(ConfigError, match="hash = mask is for preset rocketmq; give that, too: native has abs"):
+        open_index("other", hash="mask")

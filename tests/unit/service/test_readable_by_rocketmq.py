@@ -1,0 +1,196 @@
+"""What RocketMQ's own code makes of files of preset `rocketmq` while they are written: `IndexStoreFile` believes header
+and slot table, knows no journal, and names files by their begin.
+"""
+
+from __future__ import annotations
+
+import errno
+import struct
+from pathlib import Path
+
+import pytest
+
+from tiered_index import hash_key
+from tiered_index.errors import CorruptFile
+
+T = 1_700_000_000_000
+SLOTS = 7
+
+
+def found_by_java(data: bytes, key: str) -> list[int]:
+    """The offsets that `IndexStoreFile.queryAsyncFromUnsealedFile` finds, newest first: its steps, in Python."""
+    (items,) = struct.unpack_from(">i", data, 24)
+    sought = hash_key("t", key, "mask")
+    (at,) = struct.unpack_from(">i", data, 28 + 8 * (sought % SLOTS))
+    offsets = []
+    while 0 < at <= items:
+        key_hash, _, _, offset, _, _, previous = struct.unpack_from(">iiiqiii", data, 28 + 8 * SLOTS + 32 * at)
+        offsets += [offset] if key_hash == sought else []
+        at = previous
+    return offsets
+
+
+@pytest.fixture
+def life(open_index):
+    index = open_index("root", preset="rocketmq", slots=SLOTS, items=200)
+
+    def put(offsets):
+        for offset in offsets:
+            index.put("t", 0, f"a-longer-key-{offset % 5}", offset, 10, T + 1000 * offset)
+        index.flush()
+
+    def seen():
+        (path,) = (index.config.root / "unsealed").glob("0*.index")
+        data = path.read_bytes()
+        return {offset for number in range(5) for offset in found_by_java(data, f"a-longer-key-{number}")}
+
+    index.seen, index.fill = seen, put
+    return index
+
+
+def test_a_live_file_is_at_most_ten_seconds_behind(life, clock):
+    life.fill(range(20))
+    assert life.seen() == set(range(20))
+    life.fill(range(20, 30))
+    clock.advance(9)
+    life.flush()
+    assert life.seen() == set(range(20)), "what is seen is whole, and no chain is lost, while more is written"
+    clock.advance(1)
+    life.flush()  # the flusher comes by also when there is nothing to flush
+    assert life.seen() == set(range(30))
+    clock.advance(10)
+    life.fill(range(30, 40))
+    life.abandon()  # killed
+    assert life.seen() == set(range(40))
+
+
+def test_a_table_that_cannot_be_written_waits(life, clock, monkeypatch):
+    """Entries and journal are what counts: the flush succeeds, and the next one tries again."""
+    life.fill(range(5))
+    clock.advance(10)
+    (handle,) = life.files()
+
+    def full():
+        raise OSError(errno.ENOSPC, "no space")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(handle, "_put_table", full)
+        life.fill(range(5, 9))
+    assert len(life.query("t", "a-longer-key-1")) == 2
+    life.flush()
+    assert life.seen() == set(range(9))
+
+
+def test_the_header_is_written_before_the_heads(life, clock, monkeypatch):
+    """A head beyond the header's count would hide its whole chain from a lookup that comes in between."""
+    life.fill(range(5))
+    clock.advance(10)
+    (handle,) = life.files()
+    states, pwrite = [], handle._disk.pwrite
+
+    def watched(descriptor, data, position):
+        pwrite(descriptor, data, position)
+        states.append(life.seen())
+
+    monkeypatch.setattr(handle._disk, "pwrite", watched)
+    life.fill(range(5, 40))
+    assert all(state >= set(range(5)) for state in states) and states[-1] == set(range(40))
+
+
+def java_hash(text: str) -> int:
+    """`String.hashCode` of ASCII text."""
+    value = 0
+    for character in text:
+        value = (31 * value + ord(character)) % 2**32
+    return value - 2**32 if value >= 2**31 else value
+
+
+RULES = {"abs": abs, "mask": lambda value: value & 0x7FFFFFFF}
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_bytes_are_those_that_rocketmq_writes(open_index, rule):
+    """Put by put, as `IndexStoreFile.putKey` does it up to 5.5.0 (`abs`) and from 5.5.1 on (`mask`)."""
+    items, keys = 60, [f"{number * 0x9E3779B1 % 2**32:08x}-key" for number in range(40)]
+    negative = [key for key in keys if java_hash(f"t#{key}") < 0]
+    assert 8 < len(negative) < 32
+    index = open_index("root", preset="rocketmq", hash=rule, slots=SLOTS, items=items, offset_space="commitlog")
+    java = bytearray(28 + 8 * SLOTS + 32 * items)
+    used = 0
+    for number, key in enumerate(keys, 1):
+        at = T + 700 * number // 1000 * 1000
+        index.put("t", number % 3, key, number, 10, at, topic_id=5)
+        if number == 1:
+            begin = at
+        hashed = RULES[rule](java_hash(f"t#{key}"))
+        slot = 28 + 8 * (hashed % SLOTS)
+        (head,) = struct.unpack_from(">i", java, slot)
+        used += head == 0
+        entry = (hashed, 5, number % 3, number, 10, (at - begin) // 1000, head)
+        struct.pack_into(">iiiqiii", java, 28 + 8 * SLOTS + 32 * number, *entry)
+        struct.pack_into(">i", java, slot, number)
+    struct.pack_into(">Iqqii", java, 0, 0xBCC50289, begin, at, used, len(keys))
+    index.close()
+    (path,) = (index.config.root / "unsealed").glob("0*.index")
+    assert path.read_bytes() == java
+    # what knows rule abs only must not read the file as if it had that one, and miss those of `negative`
+    version = {"abs": 1, "mask": 2}[rule]
+    assert path.with_suffix(".journal").read_bytes()[8:12] == version.to_bytes(4, "big")
+    index = open_index("root")
+    index.seal()
+    index.run_lifecycle()
+    (handle,) = index.files()
+    tail = Path(handle.local.file).read_bytes()[-64:]
+    assert tail[8:12] == version.to_bytes(4, "big")
+
+
+@pytest.mark.parametrize("preset", ["rocketmq", "native"])
+def test_no_two_files_begin_in_one_second(open_index, clock, preset):
+    """RocketMQ's service keys files by their begin: of several with one it would know the last."""
+    index = open_index("root", preset=preset, items=5, local_keep_s=0)
+    for offset in range(30):
+        index.put("t", 0, f"a-longer-key-{offset}", offset, 10, T + 10 * offset)
+        if offset == 15:
+            index.seal()
+            index.run_lifecycle()  # what lies in the storage only counts, too
+            index.run_lifecycle()
+    # of before, and of quarantine
+    index.put("t", 0, "a-longer-key-0", 30, 10, T - 1000)
+    index.put("t", 0, "a-longer-key-0", 31, 10, 0)
+    index.put("t", 0, "a-longer-key-0", 32, 10, 999)
+    index.flush()
+    begins = [handle.file_id.partition("-")[0] for handle in index.files()]
+    assert len(begins) > 8
+    assert (len(set(begins)) == len(begins)) is (preset == "rocketmq")
+    for offset in range(1, 30):
+        (item,) = index.query("t", f"a-longer-key-{offset}")
+        assert (item.offset, item.timestamp_ms) == (offset, T + 10 * offset // 1000 * 1000)
+    times = {item.offset: item.timestamp_ms for item in index.query("t", "a-longer-key-0")}
+    assert times == {0: T, 30: T - 1000, 31: 0, 32: 0}
+
+
+@pytest.mark.parametrize("preset", ["rocketmq", "native"])
+def test_what_rocketmq_does_to_a_file_that_it_opens(open_index, preset):
+    """Its tiered store looks at no magic: it writes its own header into whatever it opens, and then puts entries. An
+    index tells, and never answers less without a word.
+    """
+    index = open_index("root", preset=preset, slots=SLOTS, items=200)
+    index.put("t", 0, "a-longer-key", 1, 10, T)
+    index.close()
+    (path,) = (index.config.root / "unsealed").glob("0*.index")
+    data = bytearray(path.read_bytes())
+    struct.pack_into(">Iqq", data, 0, 0xBCC50289, T, T)  # `flushNewMetadata`, as its constructor calls it
+    path.write_bytes(data)
+    again = open_index("root")
+    if preset == "rocketmq":
+        assert len(again.query("t", "a-longer-key")) == 1
+    else:
+        with pytest.raises(CorruptFile, match="header contradicts the journal"):
+            again.query("t", "a-longer-key")
+        again.abandon()
+    (entry,) = struct.iter_unpack(">iiiqiii", data[28 + 8 * SLOTS + 32 : 28 + 8 * SLOTS + 64])
+    struct.pack_into(">iiiqiii", data, 28 + 8 * SLOTS + 32, *entry[:3], 900_000, *entry[4:])  # an entry over ours
+    again.abandon()
+    path.write_bytes(data)
+    with pytest.raises(CorruptFile):
+        open_index("root").query("t", "a-longer-key")
