@@ -224,6 +224,15 @@ def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
     assert len(index.query("t", "k", -(10**30), 10**30, cursor=many.cursor)) == 10
 
 
+def test_a_lookup_of_many_may_be_a_pair(index):
+    fill(index)
+    pair, given = index.query_many([("t", "k"), Lookup(topic="t", key="k")])
+    assert pair.items == given.items and len(pair) > 1
+    for wrong in (("t",), ("t", 5), "tk", ("t", "k", 0)):
+        with pytest.raises(InvalidArgument, match=r"lookup 1 is no Lookup and no \(topic, key\)"):
+            index.query_many([("t", "k"), wrong])
+
+
 @pytest.mark.parametrize(
     "bad",
     [

@@ -112,16 +112,20 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
     return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
 
 
-def check_lookups(lookups: Iterable[Lookup]) -> list[Lookup]:
-    """Return the lookups of a batch as a list, or raise `InvalidArgument`."""
+def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> list[Lookup]:
+    """Return the lookups of a batch as a list, (topic, key) pairs as lookups, or raise `InvalidArgument`."""
     try:
-        checked = list(lookups)
+        given = list(lookups)
     except TypeError as error:
-        raise InvalidArgument(f"lookups must be an iterable of Lookup, not {lookups!r:.80}") from error
-    for number, lookup in enumerate(checked):
-        if not isinstance(lookup, Lookup):
-            raise InvalidArgument(f"lookup {number} is no Lookup but {lookup!r:.80}")
-    return checked
+        raise InvalidArgument(f"lookups must be an iterable of Lookup or (topic, key), not {lookups!r:.80}") from error
+    return [one if isinstance(one, Lookup) else _lookup(number, one) for number, one in enumerate(given)]
+
+
+def _lookup(number: int, pair: object) -> Lookup:
+    match pair:
+        case (str(topic), str(key)):
+            return Lookup(topic=topic, key=key)
+    raise InvalidArgument(f"lookup {number} is no Lookup and no (topic, key) but {pair!r:.80}")
 
 
 @cache

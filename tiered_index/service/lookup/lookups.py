@@ -77,7 +77,7 @@ class Lookups(ABC):
 
     def query_many(
         self,
-        lookups: Iterable[Lookup],
+        lookups: Iterable[Lookup | tuple[str, str]],
         allow_partial: bool = False,
         *,
         max_requests: int | None = None,
@@ -87,7 +87,8 @@ class Lookups(ABC):
         """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as
         `query`.
 
-        The bounds are of the whole call. The result is a sequence of `QueryResult`, each made when it is looked at.
+        A lookup is a `Lookup`, or a tuple (topic, key) for the newest 64. The bounds are of the whole call. The result
+        is a sequence of `QueryResult`, each made when it is looked at.
         """
         self._check_open()
         checked = check_lookups(lookups)
