@@ -41,6 +41,8 @@ def test_the_package_shows_what_a_user_imports():
         "IndexService",
         "KeyedIndexItem",
         "Lookup",
+        "MergeOptions",
+        "MergeReport",
         "MessageSource",
         "MessagesResult",
         "QueryResult",
@@ -50,6 +52,7 @@ def test_the_package_shows_what_a_user_imports():
         "column",
         "hash_key",
         "hash_key_sql",
+        "merge",
     }
     assert all(hasattr(tiered_index, name) for name in tiered_index.__all__)
     assert tiered_index.__all__ == sorted(tiered_index.__all__)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tiered_index.format.hashing import key_hash as hash_key
     from tiered_index.service.index import IndexService
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
+    from tiered_index.service.merge.run import MergeOptions, MergeReport
+    from tiered_index.service.merge.run import merge_index as merge
     from tiered_index.service.reader import IndexReader
     from tiered_index.types import (
         FileReport,
@@ -42,6 +44,8 @@ __all__ = [
     "IndexService",
     "KeyedIndexItem",
     "Lookup",
+    "MergeOptions",
+    "MergeReport",
     "MessageSource",
     "MessagesResult",
     "QueryResult",
@@ -51,13 +55,17 @@ __all__ = [
     "column",
     "hash_key",
     "hash_key_sql",
+    "merge",
 ]
 
+# What is called otherwise where it is made
+_THERE = {"hash_key": "key_hash", "merge": "merge_index"}
 # Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
 _NAMES = {
     "config": ("IndexConfig",),
     "format.hashing": ("hash_key", "hash_key_sql"),
     "service.index": ("IndexService",),
+    "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),
     "types": (
@@ -78,7 +86,7 @@ def __getattr__(name: str) -> Any:
     for module, names in _NAMES.items():
         if name in names:
             home = importlib.import_module(f"{__name__}.{module}")
-            return home.key_hash if name == "hash_key" else getattr(home, name)
+            return getattr(home, _THERE.get(name, name))
     if name in ("config", "errors", "format", "service", "storage", "types"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

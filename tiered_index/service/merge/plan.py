@@ -9,6 +9,7 @@ window that it writes, and 8 bytes an entry.
 from __future__ import annotations
 
 import itertools
+import re
 import secrets
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
@@ -31,8 +32,21 @@ _MOST_READ = 1.5
 _LEAST_BYTES = 4 << 20
 # of a shard, on average, that is made to read less
 
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+_LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
+_LONGEST_S = 100 * 366 * 86400 // 2
+
 Span = tuple[int, int, int]
 """First and last window of an input, and its bytes."""
+
+
+def window_seconds(window: str | int) -> int:
+    """Return the length of ``90s``, ``15m``, ``1h``, ``1d`` or of a number of seconds. Raises `InvalidArgument`."""
+    found = _LENGTH.fullmatch(str(window).strip().lower())
+    seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
+    if not 1 <= seconds <= _LONGEST_S:
+        raise InvalidArgument(f"a window is like 1h, 1d, 7d or a number of seconds up to 50 years, not {window!r}")
+    return seconds
 
 
 def cut_windows(

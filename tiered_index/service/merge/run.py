@@ -15,16 +15,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from tiered_index.clock import Clock
+from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge
+from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge, window_seconds
 from tiered_index.service.merge.writing import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.s3.options import S3Options
 
 
 class MergeOvertaken(TieredIndexError):
@@ -161,6 +163,34 @@ def merge(
         if not overtaken:
             return report
     raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row")
+
+
+def merge_index(
+    storage: str,
+    *,
+    window: str | int = "1d",
+    options: MergeOptions | None = None,
+    threads: int = 2,
+    s3: S3Options | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[int], None] = lambda entries: None,
+) -> MergeReport:
+    """Merge uploaded files of the index at a storage URI, and tables of shorter windows, into tables of `window`
+    (``1h``, ``1d``, seconds).
+
+    `options` are the rest of what is to be merged (their `window_s` is not looked at). `threads` tasks run at the same
+    time; each calls `progress` with the number of entries it has read since. Repeating it is harmless, and so are two
+    at once, with writers and readers at work. Raises `InvalidArgument`, `NotAnIndex`, `CorruptFile`,
+    `StorageUnavailable`, `StorageMisconfigured`; jobs published before stay.
+    """
+    chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
+    present = clock or SystemClock()
+    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
+        log = StorageLog(opened, present)
+        log.open()
+        # a server that accepts two records of one number would let two jobs merge the same files
+        probe_put_if_absent(opened)
+        return merge(opened, log, present, chosen, threads=threads, progress=progress)
 
 
 _SPAN_BYTES = 8 << 20

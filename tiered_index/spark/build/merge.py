@@ -15,11 +15,10 @@ from typing import TYPE_CHECKING
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge.plan import MergeJob
+from tiered_index.service.merge.plan import MergeJob, window_seconds
 from tiered_index.service.merge.run import MergeOptions, MergeReport, writing_requests
 from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.writing import TaskResult, run_task
-from tiered_index.spark.build.plan import window_seconds
 from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage, PriceTable

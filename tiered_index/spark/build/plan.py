@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import re
 import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -27,7 +26,7 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.service.log.records import IndexDescriptor
-from tiered_index.service.merge.plan import Window
+from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.types import MAX_TIMESTAMP_MS
 
@@ -36,18 +35,6 @@ if TYPE_CHECKING:
 
 # Length of a quarantine window: what a time difference of 32 bits can say.
 QUARANTINE_S = 1 << 31
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_LENGTH = re.compile(r"([0-9]{1,9})\s*([smhd]?)")
-_LONGEST_S = 100 * 366 * 86400 // 2
-
-
-def window_seconds(window: str | int) -> int:
-    """Return the length of ``90s``, ``15m``, ``1h``, ``1d`` or of a number of seconds. Raises `InvalidArgument`."""
-    found = _LENGTH.fullmatch(str(window).strip().lower())
-    seconds = int(found[1]) * _UNITS[found[2] or "s"] if found else 0
-    if not 1 <= seconds <= _LONGEST_S:
-        raise InvalidArgument(f"a window is like 1h, 1d, 7d or a number of seconds up to 50 years, not {window!r}")
-    return seconds
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+import tiered_index
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging, RegionItem
-from tiered_index import IndexReader
+from tiered_index import IndexReader, MergeOptions, MergeReport
+from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
 
 KINDS = {
     "native": {},
@@ -39,6 +43,23 @@ def fill(life: Merging, days: int = 3, **more: int) -> None:
         for rows in hours_of(day, seed=day, **more):
             life.put(rows)
             life.publish()
+
+
+def test_one_call_merges_the_index_at_a_uri(make_life: Callable[..., Merging], tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/stored"
+    life = make_life(storage=open_storage(uri))
+    fill(life, days=1)
+    life.later()
+    report = tiered_index.merge(uri, window="1h", options=MergeOptions(min_age_s=60), clock=life.clock)
+    assert (report.sources, report.tables, report.entries) == (3, 3, 120)
+    assert tiered_index.merge(storage=uri, window=DAY_S, clock=life.clock).sources == 3
+    assert tiered_index.merge(uri, clock=life.clock) == MergeReport()
+    life.check()
+    for window in ("1x", 0):
+        with pytest.raises(InvalidArgument, match="a window is like 1h"):
+            tiered_index.merge(uri, window=window)
+    with pytest.raises(NotAnIndex):
+        tiered_index.merge(f"file://{tmp_path}/nothing")
 
 
 @pytest.mark.parametrize("kind", KINDS)
