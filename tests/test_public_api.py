@@ -32,6 +32,7 @@ def names(function):
 def test_the_package_shows_what_a_user_imports():
     assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
     assert set(tiered_index.__all__) == {
+        "AsyncIndexReader",
         "Fetched",
         "FileReport",
         "Freshness",

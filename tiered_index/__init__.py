@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
     from tiered_index.format.hashing import hash_key_sql
     from tiered_index.format.hashing import key_hash as hash_key
+    from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.index import IndexService
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.merge.run import MergeOptions, MergeReport
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AsyncIndexReader",
     "Fetched",
     "FileReport",
     "Freshness",
@@ -64,6 +66,7 @@ _THERE = {"hash_key": "key_hash", "merge": "merge_index"}
 _NAMES = {
     "config": ("IndexConfig",),
     "format.hashing": ("hash_key", "hash_key_sql"),
+    "service.async_reader": ("AsyncIndexReader",),
     "service.index": ("IndexService",),
     "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),

@@ -1,0 +1,86 @@
+"""`AsyncIndexReader` answers as the reader beneath; a cancelled task sends nothing more."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from tests.support.several_indexes import Cluster, Watched, rows
+from tiered_index import AsyncIndexReader, IndexReader
+from tiered_index.errors import BudgetExceeded, InvalidArgument, NotAnIndex
+from tiered_index.storage.opening import open_storage
+
+WRITERS = 3
+
+
+@pytest.fixture
+def uri(tmp_path):
+    uri = f"file://{tmp_path}/stored"
+    cluster = Cluster(tmp_path)
+    for seed in range(WRITERS):
+        cluster.add(uri, rows(seed))
+    return uri
+
+
+def test_it_answers_as_the_reader_beneath(uri):
+    async def ask():
+        async with await AsyncIndexReader.open(uri) as reader:
+            with pytest.raises(BudgetExceeded):
+                await reader.query("t", "k", max_requests=0)
+            answers = await asyncio.gather(
+                reader.query("t", "k", max_count=5), reader.query("t", "other", max_count=5), reader.refresh()
+            )
+            with pytest.raises(InvalidArgument, match="max_count"):
+                await reader.query("t", "k", max_count=0)
+            many = await reader.query_many([("t", "k"), ("t", "other")])
+            return answers, [answer.items for answer in many]
+
+    (one, other, state), many = asyncio.run(ask())
+    with IndexReader.open(uri) as reader:
+        assert (one.items, other.items) == tuple(reader.query("t", key, max_count=5).items for key in ("k", "other"))
+        assert state.number == reader.log_state.number
+        assert many == [answer.items for answer in reader.query_many([("t", "k"), ("t", "other")])]
+    with pytest.raises(NotAnIndex):
+        asyncio.run(AsyncIndexReader.open(f"{uri}-not"))
+
+
+def test_a_cancelled_task_sends_no_further_request(uri):
+    storage = Watched(open_storage(uri))
+
+    async def cancelled():
+        async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
+            before = storage.requests()
+            hang = storage.hang("get_range")
+            task = asyncio.create_task(reader.query("t", "k"))
+            assert await asyncio.to_thread(hang.entered.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            hang.release.set()
+            while reader._threads._work.count(0):
+                await asyncio.sleep(0.01)
+            sent = storage.requests() - before
+            await reader.query("t", "k")
+            return sent, storage.requests() - before - sent
+
+    # the one that hung
+    sent, needed = asyncio.run(asyncio.wait_for(cancelled(), 30))
+    assert sent == 1 < needed
+
+
+def test_what_is_opened_too_late_is_closed(uri):
+    storage = Watched(open_storage(uri))
+    hang = storage.hang("list")
+
+    async def cancelled():
+        task = asyncio.create_task(AsyncIndexReader.open(storage_backend=storage))
+        assert await asyncio.to_thread(hang.entered.wait, 10)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        hang.release.set()
+        while not storage.closed:
+            await asyncio.sleep(0.01)
+
+    asyncio.run(asyncio.wait_for(cancelled(), 30))

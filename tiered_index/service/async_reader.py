@@ -1,0 +1,115 @@
+"""`AsyncIndexReader`: an `IndexReader` for asyncio, whose calls run in threads and end when their task is cancelled.
+
+A call has a usage of its own in the context in which it runs; its task, when cancelled, lowers what that allows to
+nothing, so that the storage refuses each further request of the call. A request that is under way is not interrupted.
+Threads: those of one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from functools import partial, wraps
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
+
+from tiered_index.clock import Clock
+from tiered_index.config import IndexConfig, ReaderSettings
+from tiered_index.service.reader import IndexReader
+from tiered_index.service.threads.pool import DaemonPool
+from tiered_index.storage.base import Storage
+from tiered_index.storage.context import active_context
+from tiered_index.storage.metering import Usage
+
+P = ParamSpec("P")
+T = TypeVar("T")
+# Calls of one reader at once; more wait for their turn
+_THREADS = 32
+
+
+async def _run(threads: DaemonPool, call: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
+    """Return what `call` returns in a thread; where the task is cancelled, `late` gets what it returned after all."""
+    usage = Usage()
+    with active_context().counting(usage).active():
+        future = threads.submit(call)
+    try:
+        return await asyncio.wrap_future(future)
+    except asyncio.CancelledError:
+        usage.max_requests = 0
+        future.add_done_callback(partial(_hand_over, late))
+        raise
+
+
+def _hand_over(late: Callable[[T], object], future: Future[T]) -> None:
+    if not future.cancelled() and future.exception() is None:
+        late(future.result())
+
+
+def _in_a_thread(
+    method: Callable[Concatenate[IndexReader, P], T],
+) -> Callable[Concatenate[AsyncIndexReader, P], Coroutine[Any, Any, T]]:
+    """Return a method of `IndexReader` as one that is awaited: same arguments, answer and errors."""
+
+    @wraps(method)
+    async def awaited(self: AsyncIndexReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await _run(self._threads, lambda: method(self.reader, *args, **kwargs))
+
+    return awaited
+
+
+class AsyncIndexReader:
+    """Answers lookups as `IndexReader` does, to be awaited: ``async with await AsyncIndexReader.open(...) as reader``.
+
+    Each call runs in a thread, up to 32 at once, and is bounded by its own arguments. Cancelling its task ends the
+    await at once and keeps the call from sending further requests to the storage. `reader` is the reader beneath.
+    """
+
+    def __init__(self, reader: IndexReader) -> None:
+        """Take a reader over, which `close` will close; prefer `open`."""
+        self.reader = reader
+        self._threads = DaemonPool(_THREADS, "tiered-index-async")
+
+    @classmethod
+    async def open(
+        cls,
+        storage: str | Sequence[str] | None = None,
+        *,
+        root: str | Path | None = None,
+        config: IndexConfig | None = None,
+        clock: Clock | None = None,
+        storage_backend: Storage | None = None,
+        timeout_s: float | None = None,
+        **settings: Unpack[ReaderSettings],
+    ) -> AsyncIndexReader:
+        """Open as `IndexReader.open`: same arguments and errors."""
+        opening = partial(
+            IndexReader.open,
+            storage,
+            root=root,
+            config=config,
+            clock=clock,
+            storage_backend=storage_backend,
+            timeout_s=timeout_s,
+            **settings,
+        )
+        return cls(await _run(DaemonPool(1, "tiered-index-async-open"), opening, IndexReader.close))
+
+    query = _in_a_thread(IndexReader.query)
+    query_many = _in_a_thread(IndexReader.query_many)
+    messages = _in_a_thread(IndexReader.messages)
+    refresh = _in_a_thread(IndexReader.refresh)
+
+    async def close(self) -> None:
+        """Release threads and connections. Idempotent."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        self.reader.close()
+        self._threads.close()
+
+    async def __aenter__(self) -> AsyncIndexReader:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
