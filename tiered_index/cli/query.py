@@ -82,7 +82,7 @@ def query(
     names the files that were not read, and the exit code is 6. Requests that open the index aren't counted.
 
     Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says
-    its source.
+    its source. Their messages come from what each has archived.
 
     [bold]Examples[/bold]
 
@@ -123,12 +123,12 @@ def query(
 
 
 def _source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
-    """Return where messages come from: the store, and the segments that the index archived."""
+    """Return where messages come from: the store, and the segments that the indexes archived."""
     # imported when asked for: every command imports this module
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
-    archive = reader.segment_archive if reader is not None else None
-    return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root)
+    archives = reader.segment_archives if reader is not None else None
+    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)
 
 
 def _write(out: Output, pages: Pages[QueryResult]) -> int:
@@ -206,6 +206,7 @@ def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
     if not isinstance(message, Message):
         place = (
             f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
+            f"{f'  of {item.source}' if item.source is not None else ''}"
             if item is not None
             else ""
         )
@@ -229,6 +230,7 @@ def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
             "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
             "consumed again": str(message.reconsume_times) if message.reconsume_times else None,
             "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
+            "source": item.source if item is not None else None,
             "read from": fetched.read_from,
             "note": fetched.problem,
         }

@@ -190,7 +190,14 @@ class IndexReader(Lookups):
     @property
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading. Of one index only."""
-        view = self._only
+        return self._archive_of(self._only)
+
+    @property
+    def segment_archives(self) -> dict[str | None, SegmentArchive]:
+        """The archived segments of each index, by the `source` of its entries: its URI, or None where one is read."""
+        return {view.storage.uri if self._several else None: self._archive_of(view) for view in self._views}
+
+    def _archive_of(self, view: IndexView) -> SegmentArchive:
         return SegmentArchive(view.storage, lambda: view.log_state, partial(self._read_log, view.storage.uri))
 
     def close(self) -> None:

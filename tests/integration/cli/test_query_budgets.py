@@ -253,11 +253,6 @@ def test_several_storages_are_read_without_a_root(query: Run, cluster: Cluster, 
     assert "without a root" in done.error["message"]
 
 
-def test_messages_are_those_of_one_index(query: Run, cluster: Cluster) -> None:
-    done = query("--messages", "--json", storages=(cluster.uri("a"), cluster.uri("b")))
-    assert (done.code, done.out, done.error["type"]) == (2, "", "InvalidArgument")
-
-
 def test_an_index_that_is_not_there_is_said(query: Run, cluster: Cluster, tmp_path: Path) -> None:
     done = query("--json", storages=(cluster.uri("a"), f"file://{tmp_path}/nothing"))
     assert (done.code, done.error["type"]) == (2, "NotAnIndex")

@@ -5,6 +5,7 @@ broker.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -353,6 +354,58 @@ def test_a_log_made_anew_is_refused_and_followed_under_another_name(run_here, tm
         assert (found["state"], found["message"]["msg_id"]) == ("archived", one.offset_msg_id)
         assert found["message"]["body"] == one.body().hex()
     assert run_here("verify", "--deep", "--root", root).code == 0
+
+
+@pytest.fixture(scope="module")
+def brokers(run_here, tmp_path_factory):
+    """The prefix of two brokers' indexes, whose archived logs agree in all but the bodies; no store is left."""
+    folder, size = tmp_path_factory.mktemp("brokers"), 16_384
+    for name in "ab":
+        messages = log(60, topic="TopicOrder", body=f"by {name}".encode())
+        write_log(folder / name / "commitlog", size, {0: full(messages, size), size: joined(log(1, size, first=900))})
+        places = ("--root", folder / f"root-{name}", "--storage", f"file://{folder}/cluster/{name}")
+        more = ("--slots", 97, "--items", 5000, "--archive-segments", "--wait", "--json")
+        done = run_here("ingest", folder / name, *places, *more)
+        assert (done.code, done.document["archived_segments"]) == (0, 1), done
+        shutil.rmtree(folder / name)
+    return f"file://{folder}/cluster"
+
+
+@pytest.mark.parametrize("named", ["list", "prefix"])
+def test_messages_of_several_brokers_are_one_answer(run_here, brokers, named):
+    uris = [f"{brokers}/a", f"{brokers}/b"]
+    storages = ("--storage", uris[1], "--storage", uris[0]) if named == "list" else ("--storage", brokers)
+    asked = ("query", TOPIC, "order-7", "--messages", *storages)
+    whole = run_here(*asked, "--json")
+    assert whole.code == 0, whole
+    found = [(one["item"]["source"], one["state"], one["message"]["body"]) for one in whole.document["messages"]]
+    assert sorted(found) == [(uris[0], "archived", "by a"), (uris[1], "archived", "by b")]
+    assert (whole.document["status"], whole.document["failed"]) == ("complete", [])
+    *pages, last = run_here(*asked, "--all", "--max", 1, "--json").records
+    assert [(one["item"]["source"], one["state"], one["message"]["body"]) for one in pages] == found
+    assert (last["status"], last["count"], last["states"]) == ("complete", 2, {"archived": 2})
+    text = run_here(*asked, "--explain").out
+    assert re.findall(r"^  source +(\S+)$", text, re.MULTILINE) == [source for source, *_ in found]
+    assert "2 found (2 archived), complete" in text
+    reports = [report for report in whole.document["explain"]["files"] if report["place"] == "messages"]
+    assert sorted(report["source"] for report in reports) == uris
+
+
+def test_a_broker_whose_archive_is_damaged_is_named(run_here, brokers):
+    (segment,) = [p for p in Path(brokers.removeprefix("file://"), "b", "segments%").rglob("*") if p.is_file()]
+    hidden = segment.rename(segment.with_name("hidden"))
+    try:
+        done = run_here("query", TOPIC, "order-7", "--messages", "--storage", brokers, "--json")
+    finally:
+        hidden.rename(segment)
+    states = {one["item"]["source"][-1]: one["state"] for one in done.document["messages"]}
+    assert states == {"a": "archived", "b": "missing"}
+
+
+def test_a_store_is_one_brokers(run_here, brokers, made):
+    done = run_here("query", TOPIC, "order-7", "--messages", "--store", made.store, "--storage", brokers, "--json")
+    assert (done.code, done.out, done.error["type"]) == (2, "", "InvalidArgument")
+    assert f"{made.store} is one broker's, and 2 indexes are read" in done.error["message"]
 
 
 def test_files_lists_what_is_archived(run_here, made):

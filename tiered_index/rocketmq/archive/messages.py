@@ -9,10 +9,11 @@ index keeps one of several entries with the same place and second.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.follow.tail import TruncatedTail
@@ -29,6 +30,7 @@ from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import IndexItem
 
+T = TypeVar("T")
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
 _RUN_BYTES = 8 << 20
@@ -145,15 +147,17 @@ class _ListedOnce(CommitLogReader):
 class RocketmqMessages:
     """The messages of one store directory and of an index's archived segments; either may be None.
 
-    `store` is the folder that holds ``commitlog``; `store_name` narrows the archive to one store's segments (None: all
-    are tried). `threads` bounds requests at once. `root` is that of an index that follows the store: what its follower
-    remembers tells what the broker cut off. Raises `InvalidArgument` where `store` is no RocketMQ store.
+    Of several indexes `archive` has theirs by the `source` of their entries, as `IndexReader.segment_archives`; there
+    is no store then, since that is one broker's. `store` is the folder that holds ``commitlog``; `store_name` narrows
+    the archive to one store's segments (None: all are tried). `threads` bounds requests at once. `root` is that of an
+    index that follows the store: what its follower remembers tells what the broker cut off. Raises `InvalidArgument`
+    where `store` is no RocketMQ store.
     """
 
     def __init__(
         self,
         store: Path | None,
-        archive: SegmentArchive | None = None,
+        archive: SegmentArchive | Mapping[str | None, SegmentArchive] | None = None,
         *,
         store_name: str | None = None,
         threads: int = 8,
@@ -161,7 +165,13 @@ class RocketmqMessages:
     ) -> None:
         self._store = StoreDirectory.open(store) if store is not None else None
         self._folder = self._store.commitlog if self._store is not None else None
-        self._archive = archive
+        self._archives: dict[str | None, SegmentArchive]
+        self._archives = {None: archive} if isinstance(archive, SegmentArchive) else dict(archive or {})
+        if store is not None and len(self._archives) > 1:
+            raise InvalidArgument(
+                f"the store {store} is one broker's, and {len(self._archives)} indexes are read: without it their "
+                "messages come from archived segments"
+            )
         self._store_name = store_name
         self._threads = threads
         self._root = root
@@ -229,8 +239,19 @@ class RocketmqMessages:
             log, truncated = _ListedOnce(self._folder), TruncatedTail(self._folder, self._root)
             for search in searches:
                 self._read_local(log, search, truncated)
-        if self._archive is not None:
-            self._read_archived(self._archive, searches)
+        if self._archives:
+            of_sources: dict[str | None, list[_Search]] = {}
+            for search in searches:
+                of_sources.setdefault(search.item.source if search.item is not None else None, []).append(search)
+
+            def read(one: tuple[SegmentArchive, list[_Search]]) -> None:
+                self._read_archived(*one, self._threads // len(several))
+
+            several = [(self._archive_of(source), of_source) for source, of_source in of_sources.items()]
+            if len(several) == 1:
+                read(several[0])
+            else:
+                _each(several, read, self._threads)
         return [self._outcome(search) for search in searches]
 
     # the store's own files
@@ -278,7 +299,15 @@ class RocketmqMessages:
 
     # archived segments
 
-    def _read_archived(self, archive: SegmentArchive, searches: Sequence[_Search]) -> None:
+    def _archive_of(self, source: str | None) -> SegmentArchive:
+        try:
+            return self._archives[source]
+        except KeyError:
+            raise InvalidArgument(
+                f"{source or 'a place by itself'} is of none of the indexes whose archives are given"
+            ) from None
+
+    def _read_archived(self, archive: SegmentArchive, searches: Sequence[_Search], threads: int) -> None:
         """Try the segments that hold each place, one store after the other, until its message is found."""
         one_store = len(archive.state().stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
@@ -295,16 +324,14 @@ class RocketmqMessages:
         turn = 0
         while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
             runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
-            with contextlib.closing(DaemonPool(max(self._threads, 1), "tiered-index-messages")) as pool:
-                for future in [pool.submit(_read_run, archive, run) for run in runs]:
-                    future.result()
+            _each(runs, partial(_read_run, archive), threads)
             turn += 1
 
     # what became of it
 
     @property
     def _not_archived(self) -> str:
-        return "no archived segment holds it" if self._archive is not None else "no archive was given"
+        return "no archived segment holds it" if self._archives else "no archive was given"
 
     def _outcome(self, search: _Search) -> Fetched:
         known = search.found or (search.other or search.collision if search.error is None else None)
@@ -397,3 +424,10 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
     elif size is not None:
         data = data[:size]
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
+
+
+def _each(parts: Sequence[T], act: Callable[[T], None], threads: int) -> None:
+    """Call `act` for every part, several at once; requests count where the caller's do."""
+    with contextlib.closing(DaemonPool(max(threads, 1), "tiered-index-messages")) as pool:
+        for future in [pool.submit(act, part) for part in parts]:
+            future.result()

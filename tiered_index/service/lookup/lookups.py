@@ -12,7 +12,6 @@ from typing import Self, TypeVar
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import QueryResults
 from tiered_index.service.answers.rows import check_lookups, check_range
 from tiered_index.service.catalog.catalog import Catalog
@@ -36,7 +35,6 @@ class Lookups(ABC):
 
     config: IndexConfig
     _engine: QueryEngine
-    _schema: Schema
     _catalogs: Sequence[Catalog]
     _cold_paths: Sequence[ColdPath]
     _prices: PriceTable
@@ -118,10 +116,9 @@ class Lookups(ABC):
         also where a message's place can't be read; with `allow_partial` the status is ``partial`` then. The `result`
         of a `BudgetExceeded` is a `MessagesResult`.
         """
-        self._check_one_index()
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
-            return MessageLookup(self.query, lookup, allow_partial, source, self._schema, budget).run()
+            return MessageLookup(self.query, lookup, allow_partial, source, self._engine.order_key, budget).run()
 
     def topics(
         self,

@@ -17,8 +17,7 @@ from operator import itemgetter
 from typing import Any, Literal, Protocol
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
-from tiered_index.format.schema import Schema
-from tiered_index.service.answers.rows import check_range, encode_cursor, query_digest
+from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
 from tiered_index.storage.context import check_deadline
 from tiered_index.types import (
@@ -86,7 +85,7 @@ class Fetched:
 
 
 class MessageSource(Protocol):
-    """Where the messages are. Safe under threads."""
+    """Where the messages are; of several indexes, by each item's `source`. Safe under threads."""
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in order, looked up under `key` of `topic`; no single one raises."""
@@ -140,14 +139,15 @@ _PAGE = 64
 @dataclass(eq=False)
 class MessageLookup:
     """One lookup of messages: its pages, what was fetched, and the budget's refusal of a part of the index. `query` is
-    that of a service or reader; `budget` is open and holds the bounds of the whole call.
+    that of a service or reader, and `order_key` says where an entry stands in its answers; `budget` is open and holds
+    the bounds of the whole call.
     """
 
     query: Callable[..., QueryResult]
     lookup: Lookup
     allow_partial: bool
     source: MessageSource
-    schema: Schema
+    order_key: Callable[[IndexItem], OrderKey]
     budget: LookupBudget
     pages: list[QueryResult] = field(default_factory=list)
     fetched: list[Fetched] = field(default_factory=list)
@@ -179,12 +179,12 @@ class MessageLookup:
                 collisions += sum(not one.carries_key for one in kept)
                 last = kept[-1].item if behind else items[-1]
                 assert last is not None
-                cursor = encode_cursor(self._key(last), digest) if behind or ahead else answer.cursor
+                cursor = encode_cursor(self.order_key(last), digest) if behind or ahead else answer.cursor
             if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None:
                 break
             page = max(lookup.max_count - len(found), _PAGE)
         reports = self._reports()
-        failed = {report.file: report for answer in self.pages for report in answer.failed}
+        failed = {(report.source, report.file): report for answer in self.pages for report in answer.failed}
         failed |= self._failures(reports)
         partial = failed or self.exceeded is not None
         result = MessagesResult(
@@ -238,12 +238,8 @@ class MessageLookup:
 
     def _order(self, item: IndexItem) -> tuple[int, ...]:
         """Return what entries are ordered by, ascending."""
-        second, offset, *more = self._key(item)
+        second, offset, *more = self.order_key(item)
         return (-second, -offset, *more)
-
-    def _key(self, item: IndexItem) -> tuple[int, ...]:
-        identity = (int(getattr(item, name)) for name in self.schema.identity_extra)
-        return (item.timestamp_ms // 1000, item.offset, item.queue_id, *identity)
 
     def _look_up(self, begin_ms: int | None, end_ms: int | None, max_count: int, cursor: str | None) -> QueryResult:
         """Return a page of the index, as far as the budget reaches."""
@@ -259,7 +255,7 @@ class MessageLookup:
 
     def _own_entry(self, there: IndexItem) -> IndexItem | None:
         """Return the index's entry, of any time, of the message that would have the entry `there`, if there is one."""
-        second, *place = self._key(there)
+        second, *place = self.order_key(there)
         for step in _STEPS_S:
             own = second + step
             if not 0 <= own <= MAX_TIMESTAMP_MS // 1000:
@@ -268,7 +264,7 @@ class MessageLookup:
             digest = query_digest(self.lookup.topic, self.lookup.key, own, own)
             before = encode_cursor((own, *place[:-1], place[-1] - 1), digest)
             for item in self._look_up(own * 1000, own * 1000, 1, before).items:
-                if self._key(item) == (own, *place):
+                if self.order_key(item) == (own, *place):
                     return item
         return None
 
@@ -287,12 +283,13 @@ class MessageLookup:
 
     def _reports(self) -> list[FileReport]:
         """Return what was read of each archived segment, or other place that cost a request or failed."""
-        groups: dict[tuple[str, bool], list[Fetched]] = {}
+        groups: dict[tuple[str | None, str, bool], list[Fetched]] = {}
         for one in self.fetched:
             if one.item is not None and (one.requests or one.error is not None or one.state == "archived"):
-                groups.setdefault((one.read_from or "messages", one.error is not None), []).append(one)
+                place = (one.item.source, one.read_from or "messages", one.error is not None)
+                groups.setdefault(place, []).append(one)
         reports = []
-        for (file, failed), several in groups.items():
+        for (source, file, failed), several in groups.items():
             times = [one.item.timestamp_ms for one in several if one.item is not None]
             requests, read = sum(one.requests for one in several), sum(one.bytes for one in several)
             reports.append(
@@ -307,20 +304,21 @@ class MessageLookup:
                     cost_usd=self.budget.usage.prices.cost_usd({"get_range": requests}, read),
                     matched=sum(one.message is not None and one.carries_key for one in several),
                     error=str(several[0].error) if failed else None,
+                    source=source,
                 )
             )
         return reports
 
-    def _failures(self, reports: Sequence[FileReport]) -> dict[str, FileReport]:
+    def _failures(self, reports: Sequence[FileReport]) -> dict[tuple[str | None, str], FileReport]:
         """Return the failed reports; raises their error unless the budget refused it or partial answers are allowed."""
-        failed = {report.file: report for report in reports if report.outcome == "failed"}
+        failed = {(report.source, report.file): report for report in reports if report.outcome == "failed"}
         errors = [one.error for one in self.fetched if one.error is not None]
         hard = [error for error in errors if not isinstance(error, BudgetExceeded)]
         if hard and not self.allow_partial:
             if all(type(error) is type(hard[0]) for error in hard):
                 raise hard[0]
             raise PartialAnswer(
-                "; ".join(f"{file}: {report.error}" for file, report in failed.items()), failed=tuple(failed.values())
+                "; ".join(f"{report.file}: {report.error}" for report in failed.values()), failed=tuple(failed.values())
             )
         return failed
 

@@ -26,6 +26,7 @@ from tiered_index.format.metadata import TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, QueryResults, best_answers
 from tiered_index.service.answers.rows import (
+    OrderKey,
     PreparedLookup,
     check_key,
     check_range,
@@ -167,6 +168,21 @@ class QueryEngine:
     def __post_init__(self) -> None:
         self._make = item_maker(self.schema, self.item_type, self.sources)
         self._files = FileReader(self.threads, self.prices)
+
+    def order_key(self, item: IndexItem) -> OrderKey:
+        """Return where an entry that was answered stands in the order."""
+        more: list[int] = []
+        names = self.schema.identity_extra
+        if self.sources is not None:
+            names = names[:-1]
+            more = [number for number, source in self.sources.items() if source == item.source]
+        return (
+            item.timestamp_ms // 1000,
+            item.offset,
+            item.queue_id,
+            *(int(getattr(item, name)) for name in names),
+            *more,
+        )
 
     def close(self, until_s: float | None = None) -> None:
         """As `FileReader.close`."""

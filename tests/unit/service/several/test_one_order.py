@@ -5,13 +5,13 @@ with its source.
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from tests.support.several_indexes import BASE_MS, Cluster, rows
-from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
-from tiered_index.errors import InvalidCursor
+from tiered_index import Fetched, IndexItem, IndexReader, KeyedIndexItem, Lookup, column
+from tiered_index.errors import InvalidCursor, StorageUnavailable
 from tiered_index.service.reading.parts import source_number
 
 
@@ -36,6 +36,66 @@ def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
     # places that agree in all but the source: as many answers as sources
     places = [(a.timestamp_ms, a.offset, a.queue_id) for a in expected]
     assert len(set(places)) < len(places)
+
+
+class Brokers:
+    """Messages of several indexes; of a place in one of them nothing can be read."""
+
+    broken: str | None = None
+
+    def fetch(self, items, topic, key):
+        error = StorageUnavailable("away")
+        return [
+            Fetched(item=item, state="missing", error=error, problem="away", read_from="segment", requests=1)
+            if item.source == self.broken
+            else Fetched(item=item, state="archived", read_from="segment", requests=1)
+            for item in items
+        ]
+
+
+@pytest.mark.parametrize("count", [1, 7, 1000])
+def test_messages_stand_in_the_order_of_their_entries(cluster, count):
+    with cluster.reader() as reader:
+        asked = {"max_count": count, "cursor": None}
+        while True:
+            page, entries = reader.messages("t", "k", **asked, source=Brokers()), reader.query("t", "k", **asked)
+            assert [one.item for one in page.messages] == list(entries)
+            assert (page.status, page.cursor) == (entries.status, entries.cursor)
+            if page.cursor is None:
+                break
+            asked["cursor"] = page.cursor
+        broken = Brokers()
+        broken.broken = cluster.uris[1]
+        with pytest.raises(StorageUnavailable):
+            reader.messages("t", "k", source=broken)
+        partial = reader.messages("t", "k", allow_partial=True, source=broken)
+        assert [(report.source, report.file) for report in partial.failed] == [(cluster.uris[1], "segment")]
+        read = {report.source for report in partial.explain.files if report.place == "messages"}
+        assert partial.status == "partial" and read == set(cluster.uris)
+
+
+@pytest.mark.parametrize("rewritten", ["a", "b"])
+def test_what_was_written_anew_is_looked_up_in_its_own_index(tmp_path, prefix, rewritten):
+    """The message at a place is of an older entry, which a newer one hides; the other index has the place, too."""
+    made = Cluster(tmp_path)
+    for name in "ab":
+        again = [("t", 0, "k", 5, 10, BASE_MS + 2_000)] if name == rewritten else []
+        made.add(f"{prefix}/{name}", [("t", 0, "k", 5, 10, BASE_MS), *again])
+
+    class Log(Brokers):
+        def fetch(self, items, topic, key):
+            found = super().fetch(items, topic, key)
+            return [
+                one
+                if one.item.timestamp_ms == BASE_MS
+                else replace(one, instead=replace(one.item, timestamp_ms=BASE_MS))
+                for one in found
+            ]
+
+    with made.reader() as reader:
+        found = reader.messages("t", "k", source=Log())
+    places = sorted((one.item.source, one.item.timestamp_ms) for one in found.messages)
+    assert places == [(f"{prefix}/a", BASE_MS), (f"{prefix}/b", BASE_MS)]
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 1000])

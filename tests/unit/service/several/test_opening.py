@@ -140,10 +140,6 @@ def test_requests_to_open_a_prefix_of_an_object_store(tmp_path, children):
     assert store.closed
 
 
-class NoSource:
-    """A source of messages that must not be asked."""
-
-
 @pytest.mark.parametrize(
     "ask",
     [
@@ -153,9 +149,8 @@ class NoSource:
         lambda reader: reader.archived(),
         lambda reader: reader.archived("store"),
         lambda reader: reader.segment_archive,
-        lambda reader: reader.messages("t", "k", source=NoSource()),
     ],
-    ids=["genesis", "log_state", "storage", "archived", "archived of", "segment_archive", "messages"],
+    ids=["genesis", "log_state", "storage", "archived", "archived of", "segment_archive"],
 )
 def test_what_is_of_one_index_only(cluster, prefix, ask):
     for given in (cluster.uris, prefix, cluster.uris[:1]):
