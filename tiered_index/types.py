@@ -14,10 +14,13 @@ Instances are immutable values; share them between threads freely. Functions are
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)
 MAX_TOPIC_UNITS = 1_024
@@ -270,6 +273,29 @@ class TopicsResult(Answer):
             "explain": self.explain.to_dict(),
             **self.seen_to_dict(),
         }
+
+
+_ARROW_TYPES = {"topic": "string", "offset": "int64", "timestamp_ms": "int64", "source": "string"}
+
+
+def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Table:
+    """Return entries as an Arrow table: a row each, a column for each field of `item_type`, in declaration order.
+
+    Numbers have the width in which they are stored (`timestamp_ms`: int64, epoch milliseconds), bytes are binary.
+    """
+    # loaded when used: every command imports this module
+    import numpy as np
+    import pyarrow as pa
+
+    columns = {}
+    for f in dataclasses.fields(item_type):
+        if "dtype" in f.metadata:
+            dtype = np.dtype(f.metadata["dtype"])
+            kind = pa.binary() if dtype.kind == "S" else pa.from_numpy_dtype(dtype.newbyteorder("="))
+        else:
+            kind = pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
+        columns[f.name] = pa.array([getattr(item, f.name) for item in items], kind)
+    return pa.table(columns)
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

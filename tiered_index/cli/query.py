@@ -35,14 +35,16 @@ _PAGE = 1000
 # Small, since messages may have megabytes.
 _PAGE_OF_MESSAGES = 256
 _FEW = 64
+# More than one key can have.
+_EVERY = 2**62
 _COLUMNS = ("time", "queue", "offset", "size", "topic id", "source")
 
 
 @command
 def query(
     session: Session,
-    topic: str = Argument(metavar="TOPIC", help="Topic of the messages.", show_default=False),
-    key: str = Argument(metavar="KEY", help="Key that they carry.", show_default=False),
+    topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages.", show_default=False),
+    key: str | None = Argument(None, metavar="KEY", help="Key that they carry.", show_default=False),
     tag: bool = Option(False, "--tag", help="KEY is a tag, of a store ingested with --index-tags."),
     begin: int | None = Option(None, parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601."),
     end: int | None = Option(None, parser=time_option, metavar="T", help="Up to here, inclusive to the second."),
@@ -67,6 +69,12 @@ def query(
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
+    keys: Path | None = Option(
+        None, "--keys", metavar="FILE", help="Look up every key of a CSV, NDJSON or Parquet file.", show_default=False
+    ),
+    keys_out: Path | None = Option(
+        None, "--out", metavar="FILE", help="With --keys: a new .parquet or .ndjson file.", show_default=False
+    ),
 ) -> int:
     """Look a key up: where its messages lie, newest first, or the messages themselves.
 
@@ -84,6 +92,10 @@ def query(
     Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says
     its source. Their messages come from what each has archived.
 
+    With --keys the file's columns are topic, key and, where wanted, begin_ms and end_ms (epoch ms or ISO 8601; --begin
+    and --end stand for rows without). Each stored file is read once for 100,000 keys. Answers have a row for each
+    entry, and one for a key without; --max is of each key.
+
     [bold]Examples[/bold]
 
       tiered-index query orders order-4711 --storage s3://bucket/index
@@ -97,13 +109,48 @@ def query(
       tiered-index query orders order-4711 --storage s3://bucket/broker-a --storage s3://bucket/broker-b
 
       tiered-index query orders order-4711 --root /data/index --messages --store /home/rocketmq/store --body json
+
+      tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
     """
+    if keys is not None:
+        given = {
+            "TOPIC": topic,
+            "--tag": tag or None,
+            "--cursor": cursor,
+            "--messages": messages or None,
+            "--store": store,
+            "--body": body,
+        }
+        if wrong := [name for name, value in given.items() if value is not None]:
+            raise InvalidArgument(f"--keys names the keys and shows their entries: leave {wrong[0]} out")
+    elif topic is None or key is None:
+        raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
+    elif keys_out is not None:
+        raise InvalidArgument("--out says where answers to --keys go: give --keys, too")
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
-    key = tag_key(key) if tag else key
     budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
+    if keys is not None:
+        # it loads what takes a moment
+        from tiered_index.cli.keys import KeysOut, look_up_keys, read_lookups
+
+        most = max_count if max_count is not None else _EVERY if every else _FEW
+        lookups = read_lookups(keys, begin, end, most)
+        target = KeysOut(keys_out) if keys_out is not None else None
+        with contextlib.ExitStack() as stack:
+            return look_up_keys(
+                session.out,
+                lambda: stack.enter_context(session.open_reader(config)),
+                lookups,
+                budget,
+                target,
+                allow_partial=allow_partial,
+                explaining=explaining,
+            )
+    assert topic is not None and key is not None
+    key = tag_key(key) if tag else key
     page = max_count if max_count is not None else _FEW if not every else _PAGE_OF_MESSAGES if messages else _PAGE
     with contextlib.ExitStack() as stack:
 

@@ -411,6 +411,7 @@ class QueryResults(Sequence[QueryResult]):
     unknown: Collection[str]
     schema: Schema
     make: Callable[[str, tuple[Any, ...]], IndexItem]
+    item_type: type[IndexItem]
     pages: Mapping[int, QueryResult]
 
     def __post_init__(self) -> None:

@@ -310,7 +310,8 @@ class QueryEngine:
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
         results = QueryResults(
-            batch, rows, starts, more, failed, explain, files.freshness, unknown, self.schema, self._make, pages
+            *(batch, rows, starts, more, failed, explain, files.freshness, unknown, self.schema, self._make),
+            *(self.item_type, pages),
         )
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]

@@ -52,14 +52,14 @@ def csv_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
 
 def header_of(file: Path) -> list[str] | None:
     """Return the cells of a file's first row; None where it has none. Raises `InvalidArgument`, `CorruptFile`."""
-    return next((cells for _, cells in _rows(file)), None)
+    return next((cells for _, cells in csv_rows(file)), None)
 
 
 def read_files(batches: Iterable[pa.RecordBatch], header: list[str], first: Path) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a task's files, whose header must be that of the file `first`. Raises as `header_of`."""
     names = _names(header, first)
     for (file,) in local_files.each_split(batches):
-        rows = _rows(Path(file))
+        rows = csv_rows(Path(file))
         found = next((cells for _, cells in rows), header)
         if found != header:
             raise InvalidArgument(f"{file} has other columns than {first}: {found} instead of {header}")
@@ -87,7 +87,7 @@ def _checked(file: str, line: int, cells: list[str], width: int) -> list[str]:
     return cells
 
 
-def _rows(file: Path) -> Iterator[tuple[int, list[str]]]:
+def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     """Yield the rows of a file, each with its first line's number; empty lines are none."""
     line = 1
     try:

@@ -1,0 +1,163 @@
+"""`query --keys FILE`: the same answers as key by key, as a table that goes to stdout or to a file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from datetime import UTC, datetime
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.support.several_indexes import BASE_MS, Cluster
+from tiered_index import IndexReader, Lookup
+
+KEYS = [("t", "k1", None, None), ("t", "none", None, None), ("t", "k2", BASE_MS + 2_000, BASE_MS + 9_000)]
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("keys")
+    made = Cluster(folder)
+    for name in "ab":
+        made.add(
+            f"file://{folder}/cluster/{name}", [("t", 0, f"k{n % 3}", n, 5, BASE_MS + n * 1000) for n in range(30)]
+        )
+    return made
+
+
+@pytest.fixture
+def keys(tmp_path):
+    """Return a function that writes a file of keys of a kind."""
+
+    def write(kind, rows=KEYS):
+        path = tmp_path / f"keys.{kind}"
+        named = [dict(zip(("topic", "key", "begin_ms", "end_ms"), row, strict=True)) for row in rows]
+        if kind == "parquet":
+            times = pa.timestamp("us", "UTC")
+            columns = {name: [row[name] for row in named] for name in named[0]}
+            columns["begin_ms"] = pa.array([t and t * 1000 for t in columns["begin_ms"]], pa.int64()).cast(times)
+            pq.write_table(pa.table({**columns, "more": [1.5] * len(named)}), path)
+        elif kind == "csv":
+            with path.open("w", newline="") as file:
+                lines = csv.writer(file)
+                lines.writerow(["key", "more", "begin_ms", "topic", "end_ms"])
+                for topic, key, begin, end in rows:
+                    when = datetime.fromtimestamp(begin / 1000, UTC).isoformat() if begin else ""
+                    lines.writerow([key, "x,\ny", when, topic, end or ""])
+        else:
+            path.write_text("".join(json.dumps(row | {"more": [1]}) + "\n\n" for row in named))
+        return path
+
+    return write
+
+
+def rows_of(path):
+    if path.suffix == ".parquet":
+        return pq.read_table(path).to_pylist()
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize(("kind", "out"), [("csv", "parquet"), ("ndjson", "ndjson"), ("parquet", None)])
+def test_a_file_of_keys_is_answered_as_key_by_key(run_here, cluster, keys, tmp_path, kind, out):
+    uri = cluster.uris[0]
+    target = () if out is None else ("--out", tmp_path / f"answers.{out}")
+    done = run_here("query", "--keys", keys(kind), "--storage", uri, "--max", 3, *target, "--json")
+    assert done.code == 0, done
+    *rows, last = done.records if out is None else [*rows_of(target[1]), done.document]
+    with IndexReader.open(uri) as reader:
+        for topic, key, begin, end in KEYS:
+            answer = reader.query(topic, key, begin, end, 3)
+            entries = [item.to_dict() | {"source": None} for item in answer] or [{}]
+            asked = {"topic": topic, "key": key, "begin_ms": begin, "end_ms": end, "status": answer.status}
+            for position, entry in enumerate(entries):
+                row = rows.pop(0)
+                assert row == dict.fromkeys(row) | asked | ({"position": position} if entry else {}) | entry
+                assert {"failed", "offset", "timestamp_ms", "fingerprint"} <= row.keys()
+    assert rows == []
+    figures = {name: last[name] for name in ("status", "count", "lookups", "found", "statuses", "not_looked_up")}
+    assert figures == {
+        "status": "truncated",
+        "count": 6,
+        "lookups": 3,
+        "found": 2,
+        "not_looked_up": 0,
+        "statuses": {"complete": 2, "truncated": 1},
+    }
+    assert last["explain"]["requests"] > 0 and last.get("out") == (str(target[1]) if target else None)
+
+
+def test_people_see_a_table_and_rows_without_bounds_take_the_options(run_here, cluster, keys):
+    given = ("--begin", BASE_MS + 20_000, "--all", "--explain")
+    done = run_here("query", "--keys", keys("ndjson"), "--storage", cluster.uris[0], *given)
+    assert done.code == 0, done
+    assert done.out.count(" k1 ") == 3 and done.out.count(" k2 ") == 3 and "nothing found" in done.out
+    assert "3 lookups (3 complete): 6 entries found, for 2 of them\n" in done.out and "1 file read" in done.out
+
+
+def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp_path):
+    out = tmp_path / "answers.parquet"
+    storages = [word for uri in cluster.uris for word in ("--storage", uri)]
+    assert run_here("query", "--keys", keys("csv"), *storages, "--all", "--out", out).code == 0
+    with IndexReader.open(cluster.uris) as reader:
+        (answer,) = reader.query_many([Lookup(topic="t", key="k1")])
+    assert [row["source"] for row in rows_of(out) if row["key"] == "k1"] == [item.source for item in answer]
+    again = run_here("query", "--keys", keys("csv"), *storages, "--out", out)
+    assert again.code == 2 and f"--out {out} exists already" in again.err
+
+
+def test_a_bound_that_is_reached_is_said_and_what_was_found_is_written(run_here, cluster, keys, tmp_path):
+    out = tmp_path / "answers.ndjson"
+    asked = ("query", "--keys", keys("csv"), "--storage", cluster.uris[0], "--max-requests", 0, "--json")
+    done = run_here(*asked, "--out", out)
+    assert (done.code, done.document["status"], done.error["type"]) == (6, "partial", "BudgetExceeded")
+    assert {row["status"] for row in rows_of(out)} == {"partial"} and rows_of(out)[0]["failed"][0]["file"]
+    done = run_here(*asked, "--allow-partial")
+    assert (done.code, done.err, done.records[-1]["status"]) == (6, "", "partial")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "said"),
+    [
+        ("k.csv", "key\nk1\n", "column 'topic' is missing; it has key"),
+        ("k.csv", "topic,key\nt,k1\nt\n", "line 3 has 1 cell, the header 2"),
+        ("k.csv", "topic,key\nt,k1\nt,\n", "line 3: 'key' is missing"),
+        ("k.csv", "topic,key,begin_ms\nt,k1,soon\n", "line 2: 'soon' is neither epoch milliseconds nor"),
+        ("k.ndjson", '{"topic": "t", "key": 5}', "line 1: a key must be text, not int"),
+        ("k.ndjson", '{"topic": "t", "key": "k", "begin_ms": 2, "end_ms": 1}', "line 1: begin_ms 2 is after end_ms 1"),
+        ("k.ndjson", "\n[]", "line 2: not a JSON object"),
+        ("k.parquet", "no", "can't be read"),
+        ("k.txt", "", "a file of keys is .parquet, .ndjson"),
+    ],
+)
+def test_a_file_that_is_none_of_keys_is_named_with_its_row(run_here, cluster, tmp_path, name, text, said):
+    (tmp_path / name).write_text(text)
+    out = tmp_path / "answers.parquet"
+    done = run_here("query", "--keys", tmp_path / name, "--storage", cluster.uris[0], "--out", out, "--json")
+    assert (done.code, done.out) == (4 if name == "k.parquet" else 2, "")
+    assert said in done.error["message"] and str(tmp_path / name) in done.error["message"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [name]
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        (["orders"], "give a TOPIC and a KEY, or --keys FILE"),
+        (["orders", "k", "--out", "x.parquet"], "give --keys, too"),
+        (["orders", "--keys", "k.csv"], "leave TOPIC out"),
+        (["--keys", "k.csv", "--messages"], "leave --messages out"),
+        (["--keys", "absent.csv"], "absent.csv: No such file"),
+        (["--keys", "k.csv", "--out", "x.xls"], "--out x.xls: answers are written as .parquet or .ndjson"),
+    ],
+)
+def test_what_does_not_go_together(run_here, cluster, line, said):
+    done = run_here("query", *line, "--storage", cluster.uris[0], "--json")
+    assert (done.code, done.out) == (2, "") and said in done.error["message"]
+
+
+def test_no_keys_have_an_empty_table(run_here, cluster, tmp_path):
+    (tmp_path / "k.csv").write_text("topic,key\n")
+    out = tmp_path / "answers.parquet"
+    assert run_here("query", "--keys", tmp_path / "k.csv", "--storage", cluster.uris[0], "--out", out).code == 0
+    assert pq.read_table(out).num_rows == 0 and "fingerprint" in pq.read_schema(out).names

@@ -1,0 +1,311 @@
+"""`query --keys FILE`: a file of lookups in, a table of answers out.
+
+A lookup is a row with `topic`, `key` and optionally `begin_ms` and `end_ms`; further columns are skipped. Answers have
+a row for each entry, in the order of the lookups and each lookup's answer order, and one without entry for a lookup
+that found none. Memory: a batch of lookups and its answers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import os
+import zlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tiered_index.cli.explaining import CommandBudget, Explaining, print_failed
+from tiered_index.cli.output import Output, counted, error_document
+from tiered_index.cli.times import format_time
+from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidArgument
+from tiered_index.service.answers.batch import QueryResults
+from tiered_index.service.answers.rows import check_key, check_range, check_topic
+from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.reader import IndexReader
+from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult, items_table, parse_time
+
+_CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
+_NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+# lookups that share their reads
+_BATCH = 100_000
+_FIELDS = ("topic", "key", "begin_ms", "end_ms")
+_SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
+_FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
+_ASKED = pa.schema(
+    [
+        *(("topic", pa.string()), ("key", pa.string()), ("begin_ms", pa.int64()), ("end_ms", pa.int64())),
+        *(("status", pa.string()), ("failed", _FAILED), ("position", pa.int32())),
+    ]
+)
+
+
+def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count: int) -> Iterator[Lookup]:
+    """Yield the lookups of a file of keys; the bounds are for rows without. Raises `InvalidArgument` naming the row."""
+    for where, fields in _rows(file):
+        try:
+            begin, end = (
+                given if (found := _time(fields.get(name))) is None else found
+                for name, given in (("begin_ms", begin_ms), ("end_ms", end_ms))
+            )
+            for name in ("topic", "key"):
+                if fields.get(name) is None:
+                    raise InvalidArgument(f"{name!r} is missing")
+            topic, key = check_topic(fields["topic"]), check_key(fields["key"])
+            check_range(begin, end, max_count)
+        except (InvalidArgument, ValueError) as error:
+            raise InvalidArgument(f"{file}: {where}: {error}") from error
+        yield Lookup(topic=topic, key=key, begin_ms=begin, end_ms=end, max_count=max_count)
+
+
+def _time(value: Any) -> int | None:
+    return None if value is None or value == "" else parse_time(value if isinstance(value, str) else f"{value}")
+
+
+def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of a file, each with its place for people. Raises `InvalidArgument`, `CorruptFile`."""
+    name = file.name.lower()
+    rows = next((read for kinds, read in _KINDS if name.endswith(kinds)), None)
+    if rows is None:
+        raise InvalidArgument(
+            f"--keys {file}: a file of keys is .parquet, .ndjson (.jsonl, .json), or .csv with a header"
+        )
+    try:
+        yield from rows(file)
+    except (gzip.BadGzipFile, EOFError, zlib.error, pa.ArrowException) as error:
+        raise CorruptFile(str(file), f"can't be read: {error}") from error
+    except OSError as error:
+        raise InvalidArgument(f"--keys {file}: {error.strerror}") from error
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    # of the package that brings the same files to executors; it is imported when asked for
+    from tiered_index.spark.lookup.files import csv_rows
+
+    rows = csv_rows(file)
+    _, header = next(rows, (1, []))
+    _check_columns(file, header)
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise InvalidArgument(f"{file}: line {line:,} has {counted(len(cells), 'cell')}, the header {len(header)}")
+        yield f"line {line:,}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(f"{file}: line {number:,}: not JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise InvalidArgument(f"{file}: line {number:,}: not a JSON object: {line[:60]!r}")
+            yield f"line {number:,}", fields
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with pq.ParquetFile(file) as opened:
+        names = opened.schema_arrow.names
+        _check_columns(file, names)
+        number = 0
+        for batch in opened.iter_batches(_BATCH, columns=[name for name in _FIELDS if name in names]):
+            for name in batch.schema.names:
+                if pa.types.is_timestamp(batch[name].type):
+                    place = batch.schema.get_field_index(name)
+                    batch = batch.set_column(place, name, milliseconds(batch[name]))
+            for fields in batch.to_pylist():
+                number += 1
+                yield f"row {number:,}", fields
+
+
+def _check_columns(file: Path, names: Sequence[str]) -> None:
+    if missing := [name for name in ("topic", "key") if name not in names]:
+        raise InvalidArgument(f"{file}: column {missing[0]!r} is missing; it has {', '.join(names) or 'none'}")
+
+
+_KINDS = ((_CSV, _csv_rows), (_NDJSON, _ndjson_rows), (_PARQUET, _parquet_rows))
+
+
+def _table(lookups: Sequence[Lookup], answers: Sequence[QueryResult], item_type: type[IndexItem]) -> pa.Table:
+    """Return the answers to lookups, a row an entry; the columns of a lookup without entries are null."""
+    counts = np.array([len(answer) for answer in answers], np.int64)
+    entries = items_table([item for answer in answers for item in answer], item_type).drop_columns(["topic"])
+    lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
+    first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
+    position = np.arange(len(lookup)) - first[lookup]
+    none = counts[lookup] == 0
+    entry = (np.cumsum(counts) - counts)[lookup] + position
+    asked: dict[str, list[Any]] = {name: [getattr(one, name) for one in lookups] for name in _FIELDS}
+    asked["status"] = [answer.status for answer in answers]
+    asked["failed"] = [
+        [{"file": report.file, "error": report.error} for report in answer.failed] or None for answer in answers
+    ]
+    rows = pa.table({name: pa.array(values, _ASKED.field(name).type) for name, values in asked.items()}).take(lookup)
+    table = rows.append_column("position", pa.array(position, pa.int32(), mask=none))
+    for name, column in zip(entries.column_names, entries.take(pa.array(entry, mask=none)).columns, strict=True):
+        table = table.append_column(name, column)
+    return table
+
+
+class KeysOut:
+    """A file of answers, which is there when the block ends. Raises `InvalidArgument` where it can't be made."""
+
+    def __init__(self, path: Path) -> None:
+        if not path.name.endswith((*_PARQUET, *_NDJSON[:3])):
+            raise InvalidArgument(f"--out {path}: answers are written as .parquet or .ndjson (.jsonl, .json)")
+        if path.exists():
+            raise InvalidArgument(f"--out {path} exists already: answers are written to a file of their own")
+        if not path.parent.is_dir():
+            raise InvalidArgument(f"--out {path}: there is no folder {path.parent}")
+        self.path = path
+        self._partial = path.with_name(f".{path.name}.partial")
+
+    @contextlib.contextmanager
+    def open(self) -> Iterator[Callable[[pa.Table], None]]:
+        """Yield what writes a table. Raises `DiskFull`."""
+        try:
+            with contextlib.ExitStack() as stack:
+                if self.path.name.endswith(_PARQUET):
+                    writers: list[pq.ParquetWriter] = []
+
+                    def write(table: pa.Table) -> None:
+                        if not writers:
+                            writers.append(stack.enter_context(pq.ParquetWriter(self._partial, table.schema)))
+                        writers[0].write_table(table)
+                else:
+                    lines = stack.enter_context(self._partial.open("w"))
+
+                    def write(table: pa.Table) -> None:
+                        lines.writelines(f"{json.dumps(row)}\n" for row in json_rows(table))
+
+                yield write
+            os.replace(self._partial, self.path)
+        except OSError as error:
+            raise DiskFull(f"--out {self.path} can't be written: {error.strerror or error}") from error
+        finally:
+            self._partial.unlink(missing_ok=True)
+
+
+def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows JSON-ready: bytes as hexadecimal text."""
+    for row in table.to_pylist():
+        yield {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+
+
+def look_up_keys(
+    out: Output,
+    open_reader: Callable[[], IndexReader],
+    lookups: Iterator[Lookup],
+    budget: CommandBudget,
+    target: KeysOut | None,
+    *,
+    allow_partial: bool,
+    explaining: Explaining | None,
+) -> int:
+    """Look all up, write the answers, say what they are, and return the exit code. Raises `BudgetExceeded` then."""
+    tally = _Tally()
+    with contextlib.ExitStack() as stack:
+        write = stack.enter_context(target.open()) if target is not None else tally.shown(out)
+        with budget.clock():
+            reader = open_reader()
+        left, batch = 0, list(islice(lookups, _BATCH))
+        while True:  # without any lookup, too: its answers are an empty file
+            try:
+                answers = reader.query_many(batch, allow_partial, **budget.left())
+            except BudgetExceeded as error:
+                tally.exceeded = error
+                left = sum(1 for _ in lookups)
+                if not isinstance(error.result, QueryResults):
+                    left += len(batch)
+                    break
+                answers = error.result
+            budget.spend(answers.explain)
+            tally.add(answers)
+            write(_table(batch, answers, answers.item_type))
+            batch = list(islice(lookups, _BATCH))
+            if not batch:
+                break
+    return tally.finish(out, target, left, explaining)
+
+
+class _Tally:
+    def __init__(self) -> None:
+        self.exceeded: BudgetExceeded | None = None
+        self._statuses: Counter[str] = Counter()
+        self._entries = self._found = 0
+        self._explains: list[Explain] = []
+        self._failed: dict[tuple[str | None, str], FileReport] = {}
+        self._rows: list[tuple[object, ...]] = []
+
+    def add(self, answers: QueryResults) -> None:
+        self._statuses.update(answer.status for answer in answers)
+        self._entries += int(answers.counts.sum())
+        self._found += int((answers.counts > 0).sum())
+        self._explains.append(answers.explain)
+        self._failed |= {(report.source, report.file): report for report in answers.failed}
+
+    def shown(self, out: Output) -> Callable[[pa.Table], None]:
+        """Return what shows a table on stdout: to programs at once, to people at the end."""
+
+        def show(table: pa.Table) -> None:
+            for row in json_rows(table):
+                if out.as_json:
+                    out.record(row)
+                else:
+                    self._rows.append(
+                        (
+                            *(row["topic"], row["key"], format_time(row["timestamp_ms"]) or "nothing found"),
+                            *(row[name] for name in ("queue_id", "offset", "size", "source")),
+                        )
+                    )
+
+        return show
+
+    def finish(self, out: Output, target: KeysOut | None, left: int, explaining: Explaining | None) -> int:
+        status = next((each for each in ("partial", "truncated") if self._statuses[each]), "complete")
+        error = self.exceeded
+        costs = ("requests", "bytes", "cost_usd", "elapsed_ms")
+        out.answer(
+            {
+                "status": "partial" if error is not None else status,
+                "count": self._entries,
+                "lookups": self._statuses.total(),
+                "found": self._found,
+                "statuses": dict(self._statuses),
+                "not_looked_up": left,
+                **({"out": str(target.path)} if target is not None else {}),
+                "failed": [report.to_dict() for report in self._failed.values()],
+                "explain": {name: sum(getattr(explain, name) for explain in self._explains) for name in costs},
+                **(error_document(error) if error is not None else {}),
+            },
+            streamed=target is None,
+        )
+        if self._rows:
+            columns = _SHOWN if any(row[-1] is not None for row in self._rows) else _SHOWN[:-1]
+            out.table(columns, [row[: len(columns)] for row in self._rows], right="queue offset size")
+        told = ", ".join(f"{count:,} {name}" for name, count in sorted(self._statuses.items()))
+        lookups = counted(self._statuses.total(), "lookup")
+        entries = counted(self._entries, "entry", "entries")
+        out.line(f"{lookups}{f' ({told})' if told else ''}: {entries} found, for {self._found:,} of them")
+        if target is not None:
+            out.line(f"written to {target.path}")
+        if self._statuses["truncated"]:
+            out.line(f"{self._statuses['truncated']:,} truncated: more with a greater --max, or --all")
+        if left:
+            out.line(f"{counted(left, 'more lookup')} not begun")
+        if error is None:
+            print_failed(out, self._failed.values())
+        if explaining is not None:
+            explaining.show(out, self._explains)
+        if error is not None:
+            raise error
+        return BudgetExceeded.exit_code if status == "partial" else 0
