@@ -97,7 +97,16 @@ def test_fields_are_contracts():
         "source",
     ]
     seen = ["freshness", "unknown_topics"]
-    assert fields(QueryResult) == ["items", "status", "cursor", "failed", "explain", *seen, "timestamp_resolution_ms"]
+    assert fields(QueryResult) == [
+        "items",
+        "status",
+        "cursor",
+        "failed",
+        "explain",
+        *seen,
+        "timestamp_resolution_ms",
+        "item_type",
+    ]
     assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]

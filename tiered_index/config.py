@@ -195,7 +195,6 @@ class ReaderSettings(TypedDict, total=False):
     hash: Literal["abs", "mask"] | None
     slots: int | None
     items: int | None
-    item_type: type[IndexItem] | None
     offset_space: Literal["commitlog", "tiered_queue", "custom"] | None
     flush_interval_s: float | None
     buffer_max_entries: int | None
@@ -226,8 +225,9 @@ class ReaderSettings(TypedDict, total=False):
 
 
 class Settings(ReaderSettings, total=False):
-    """The same with those that name an index."""
+    """The same with those that name an index, and the class of its entries."""
 
+    item_type: type[IndexItem] | None
     root: str | Path | None
     storage: str | None
 

@@ -17,9 +17,12 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, overload
+
+from typing_extensions import TypeVar
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 # Longest topic, in UTF-16 code units (RocketMQ's own limit is 127)
@@ -69,6 +72,10 @@ class IndexItem:
             for f in dataclasses.fields(self)
             if f.name != "source" or self.source is not None
         }
+
+
+ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)
+"""The class of entries; without one `IndexItem`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,15 +198,15 @@ class Answer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class QueryResult(Answer):
-    """The answer to one lookup.
+class QueryResult(Answer, Generic[ItemT]):
+    """The answer to one lookup: a sequence of its entries.
 
     `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
     (nothing is missing), ``truncated`` (not proven complete: pass `cursor` to go on; the last page may be empty), or
     ``partial`` (only where the caller allowed it: `failed` names each file that could not be read, and why).
     """
 
-    items: tuple[IndexItem, ...]
+    items: tuple[ItemT, ...]
     status: Status
     cursor: str | None = None
     failed: tuple[FileReport, ...] = ()
@@ -207,12 +214,32 @@ class QueryResult(Answer):
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     timestamp_resolution_ms: int = 1000
+    item_type: type[IndexItem] = field(default=IndexItem, repr=False)
 
     def __len__(self) -> int:
         return len(self.items)
 
-    def __iter__(self) -> Iterator[IndexItem]:
+    def __iter__(self) -> Iterator[ItemT]:
         return iter(self.items)
+
+    @overload
+    def __getitem__(self, index: int) -> ItemT: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[ItemT, ...]: ...
+    def __getitem__(self, index: int | slice) -> ItemT | tuple[ItemT, ...]:
+        return self.items[index]
+
+    def to_arrow(self) -> pa.Table:
+        """Return the entries as an Arrow table: a row each, a column for each field, whether there are rows or not.
+
+        `timestamp_ms` is int64 (epoch milliseconds), `offset` int64, other numbers have their stored width, `source`
+        is null where one index is read.
+        """
+        return items_table(self.items, self.item_type)
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return `to_arrow` as a pandas DataFrame; needs pandas, which this package does not install."""
+        return self.to_arrow().to_pandas()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the answer as a JSON-ready dict."""

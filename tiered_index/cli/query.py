@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, tag_key
 from tiered_index.rocketmq.log.message import BodyFormat, Message, show_body
+from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
@@ -183,7 +183,7 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
     items: list[IndexItem] = []
     seen: set[tuple[object, ...]] = set()
     for answer in pages:
-        for item in _unseen(answer.items, seen):
+        for item in unseen(answer.items, seen):
             if is_stream:
                 out.record(item.to_dict())
             else:
@@ -197,16 +197,6 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
         out.table(_COLUMNS[:columns], [_row(item)[:columns] for item in items], right="queue offset size")
     out.line(f"{len(items):,} found, {pages.status}{pages.as_of()}")
     return pages.finish(out)
-
-
-def _unseen(items: Iterable[IndexItem], seen: set[tuple[object, ...]]) -> Iterator[IndexItem]:
-    """Yield the items not in `seen` yet: an entry that was put with two times may be on two pages."""
-    for item in items:
-        columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]
-        identity = (item.source, item.queue_id, item.offset, *(getattr(item, name) for name in columns))
-        if identity not in seen:
-            seen.add(identity)
-            yield item
 
 
 def _row(item: IndexItem) -> tuple[object, ...]:

@@ -21,6 +21,7 @@ from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
+from tiered_index.types import IndexItem
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -80,6 +81,7 @@ class AsyncIndexReader:
         clock: Clock | None = None,
         storage_backend: Storage | None = None,
         timeout_s: float | None = None,
+        item_type: type[IndexItem] | None = None,
         **settings: Unpack[ReaderSettings],
     ) -> AsyncIndexReader:
         """Open as `IndexReader.open`: same arguments and errors."""
@@ -91,6 +93,7 @@ class AsyncIndexReader:
             clock=clock,
             storage_backend=storage_backend,
             timeout_s=timeout_s,
+            item_type=item_type,
             **settings,
         )
         return cls(await _run(DaemonPool(1, "tiered-index-async-open"), opening, IndexReader.close))

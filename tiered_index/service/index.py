@@ -18,10 +18,11 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig, Settings
+from tiered_index.config import IndexConfig, ReaderSettings
 from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
@@ -46,6 +47,7 @@ from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.types import ItemT
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
@@ -55,7 +57,7 @@ _PATIENCE_S = 5.0
 _STORAGE_PATIENCE_S = 1.0
 
 
-class IndexService(Lookups):
+class IndexService(Lookups[ItemT]):
     """One writer's index: open it with `IndexService.open`, close it or use it as a context manager.
 
     Threads: every public method from any thread. Only one service may have a root open, and only one root may write an
@@ -125,17 +127,22 @@ class IndexService(Lookups):
         clock: Clock | None = None,
         disk: Disk | None = None,
         storage_backend: Storage | None = None,
-        **settings: Unpack[Settings],
-    ) -> IndexService:
+        root: str | Path | None = None,
+        storage: str | None = None,
+        item_type: type[ItemT] | None = None,
+        **settings: Unpack[ReaderSettings],
+    ) -> IndexService[ItemT]:
         """Open an index for writing, creating it where there is none, and recover what a crash left.
 
         Give an `IndexConfig`, or settings by name (`root`, `storage`, ...). Raises `ConfigError`, `NotAnIndex`,
         `SchemaMismatch`, `LockHeld` (another writer has the root or the index), `StorageUnavailable` (a new root needs
         its storage), `CorruptFile`.
         """
-        if config is not None and settings:
+        if config is None:
+            config = IndexConfig.load(root=root, storage=storage, item_type=item_type, **settings)
+        elif root is not None or storage is not None or item_type is not None or settings:
             raise InvalidArgument("give a config or settings by name, not both")
-        return cls(config or IndexConfig.load(**settings), clock=clock, disk=disk, storage=storage_backend)
+        return cls(config, clock=clock, disk=disk, storage=storage_backend)
 
     # Writing
 

@@ -39,12 +39,13 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.context import deadline_at, remaining_s
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import child_storages, open_storage
+from tiered_index.types import ItemT
 
 # Most children that a prefix may have
 _MAX_CHILDREN = 1000
 
 
-class IndexReader(Lookups):
+class IndexReader(Lookups[ItemT]):
     """Answers lookups over one or several indexes that others write.
 
     Several indexes must have one schema. Their entries are merged into one answer order, and each entry's `source` is
@@ -115,13 +116,15 @@ class IndexReader(Lookups):
         clock: Clock | None = None,
         storage_backend: Storage | None = None,
         timeout_s: float | None = None,
+        item_type: type[ItemT] | None = None,
         **settings: Unpack[ReaderSettings],
-    ) -> IndexReader:
+    ) -> IndexReader[ItemT]:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
         A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one; a prefix is
         listed once, one level deep. The bounds of the caches are for all indexes together. `timeout_s` bounds the
-        opening only, in seconds; without it the storages' own time-outs apply.
+        opening only, in seconds; without it the storages' own time-outs apply. Entries are of `item_type` where it is
+        given, for type checkers, too.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
         `ConfigError`, `InvalidArgument`; `BudgetExceeded` where `timeout_s` was reached.
@@ -134,8 +137,8 @@ class IndexReader(Lookups):
                 raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}")
             storage = None
         if config is None:
-            config = IndexConfig.load(storage=storage, root=root, **settings)
-        elif storage is not None or root is not None or settings:
+            config = IndexConfig.load(storage=storage, root=root, item_type=item_type, **settings)
+        elif storage is not None or root is not None or item_type is not None or settings:
             raise InvalidArgument("give a config or settings by name, not both")
         with deadline_at(limits.deadline_s()):
             return cls(config, clock=clock, storage=storage_backend, storages=several)

@@ -133,7 +133,7 @@ def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
 
 def test_typed_settings_are_those_of_the_configuration():
     assert set(Settings.__annotations__) == set(IndexConfig.model_fields)
-    assert set(Settings.__annotations__) - set(ReaderSettings.__annotations__) == {"root", "storage"}
+    assert set(Settings.__annotations__) - set(ReaderSettings.__annotations__) == {"root", "storage", "item_type"}
 
 
 def test_prices_are_settings(toml, monkeypatch):

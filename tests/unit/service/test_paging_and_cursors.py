@@ -224,6 +224,37 @@ def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
     assert len(index.query("t", "k", -(10**30), 10**30, cursor=many.cursor)) == 10
 
 
+def test_an_answer_is_a_sequence_and_a_table(index):
+    fill(index)
+    (answer, none) = index.query_many([("t", "k"), ("t", "none")])
+    assert (answer[0], answer[-1], answer[1:3]) == (answer.items[0], answer.items[-1], answer.items[1:3])
+    with pytest.raises(IndexError):
+        none[0]
+    table = answer.to_arrow()
+    assert table.to_pylist() == [item.to_dict() | {"source": None} for item in answer]
+    assert table.schema == none.to_arrow().schema == index.query("t", "none").to_arrow().schema
+    assert {name: str(table.schema.field(name).type) for name in ("topic", "queue_id", "offset", "timestamp_ms")} == {
+        "topic": "string",
+        "queue_id": "int32",
+        "offset": "int64",
+        "timestamp_ms": "int64",
+    }
+    assert str(table.schema.field("fingerprint").type) == "uint32"
+    assert answer.to_pandas()["offset"].tolist() == [item.offset for item in answer]
+
+
+@pytest.mark.parametrize("count", [1, 3, 10, 1000])
+def test_all_pages_are_the_whole_answer(index, count):
+    fill(index)
+    # an identity with two times, which may be on two pages
+    index.put("t", 0, "k", 5, 10, T + 50_000)
+    pages = list(index.query_all("t", "k", max_count=count))
+    assert [item for page in pages for item in page] == list(index.query("t", "k", max_count=1000))
+    assert {page.status for page in pages[:-1]} <= {"truncated"} and pages[-1].status == "complete"
+    assert all(len(page) <= count for page in pages) and (len(pages) > 1) == (count < 12)
+    assert [len(page) for page in index.query_all("t", "none")] == [0]
+
+
 def test_a_lookup_of_many_may_be_a_pair(index):
     fill(index)
     pair, given = index.query_many([("t", "k"), Lookup(topic="t", key="k")])

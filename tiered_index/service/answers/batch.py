@@ -40,6 +40,7 @@ from tiered_index.types import (
     FileReport,
     Freshness,
     IndexItem,
+    ItemT,
     Lookup,
     QueryResult,
     Status,
@@ -394,7 +395,7 @@ def matching(
 
 
 @dataclass(eq=False)
-class QueryResults(Sequence[QueryResult]):
+class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
     names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
@@ -410,9 +411,9 @@ class QueryResults(Sequence[QueryResult]):
     freshness: tuple[Freshness, ...]
     unknown: Collection[str]
     schema: Schema
-    make: Callable[[str, tuple[Any, ...]], IndexItem]
+    make: Callable[[str, tuple[Any, ...]], Any]
     item_type: type[IndexItem]
-    pages: Mapping[int, QueryResult]
+    pages: Mapping[int, QueryResult[ItemT]]
 
     def __post_init__(self) -> None:
         self._failed = self.failed
@@ -431,20 +432,20 @@ class QueryResults(Sequence[QueryResult]):
         return counts
 
     @overload
-    def __getitem__(self, index: int) -> QueryResult: ...
+    def __getitem__(self, index: int) -> QueryResult[ItemT]: ...
     @overload
-    def __getitem__(self, index: slice) -> list[QueryResult]: ...
-    def __getitem__(self, index: int | slice) -> QueryResult | list[QueryResult]:
+    def __getitem__(self, index: slice) -> list[QueryResult[ItemT]]: ...
+    def __getitem__(self, index: int | slice) -> QueryResult[ItemT] | list[QueryResult[ItemT]]:
         if isinstance(index, slice):
             return [self._result(i) for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
             raise IndexError(index)
         return self._result(index % len(self))
 
-    def __iter__(self) -> Iterator[QueryResult]:
+    def __iter__(self) -> Iterator[QueryResult[ItemT]]:
         return map(self._result, range(len(self)))
 
-    def _result(self, number: int) -> QueryResult:
+    def _result(self, number: int) -> QueryResult[ItemT]:
         if number in self.pages:
             return self.pages[number]
         q = self.batch.lookups[number]
@@ -467,4 +468,5 @@ class QueryResults(Sequence[QueryResult]):
             explain=self.explain,
             freshness=self.freshness,
             unknown_topics=(q.topic,) if q.topic in self.unknown and not items else (),
+            item_type=self.item_type,
         )

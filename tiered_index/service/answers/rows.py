@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import base64
 import binascii
+import dataclasses
 import hashlib
 import json
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +28,7 @@ from tiered_index.format.schema import Schema
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, IndexItem, Lookup
 
 Array = npt.NDArray[Any]
+Item = TypeVar("Item", bound=IndexItem)
 OrderKey = tuple[int, ...]
 """(second, offset, queue_id, further identity columns): where a page ended."""
 # items that plain Python brings into rows sooner than NumPy does
@@ -295,6 +297,16 @@ def item_maker(
         )
 
     return make
+
+
+def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Item]:
+    """Yield the items not in `seen` yet: an entry that was put with two times may be on two pages."""
+    for item in items:
+        columns = [f.name for f in dataclasses.fields(item) if f.metadata.get("identity")]
+        identity = (item.source, item.queue_id, item.offset, *(getattr(item, name) for name in columns))
+        if identity not in seen:
+            seen.add(identity)
+            yield item
 
 
 def query_digest(topic: str, key: str, second_min: int, second_max: int) -> str:

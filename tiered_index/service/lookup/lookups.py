@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import contextlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
-from typing import Self, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from typing import Generic, Self, TypeVar
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.answers.batch import QueryResults
-from tiered_index.service.answers.rows import check_lookups, check_range
+from tiered_index.service.answers.rows import check_lookups, check_range, unseen
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
@@ -23,14 +24,14 @@ from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.lookup.query import Files, MissingObjects, QueryEngine
 from tiered_index.storage.metering import PriceTable
-from tiered_index.types import Lookup, QueryResult, TopicsResult
+from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
 
 L = TypeVar("L")
 T = TypeVar("T")
 _NO_LIMITS = LookupLimits()
 
 
-class Lookups(ABC):
+class Lookups(ABC, Generic[ItemT]):
     """Base of `IndexService` and `IndexReader`, which supply the files."""
 
     config: IndexConfig
@@ -54,7 +55,7 @@ class Lookups(ABC):
         max_requests: int | None = None,
         max_bytes: int | None = None,
         timeout_s: float | None = None,
-    ) -> QueryResult:
+    ) -> QueryResult[ItemT]:
         """Return the newest `max_count` messages of `topic` that carry `key`, stored in the inclusive range [begin_ms,
         end_ms].
 
@@ -73,6 +74,30 @@ class Lookups(ABC):
         lookup = self._engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._answer(self._engine.query, lookup, allow_partial, limits)
 
+    def query_all(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 1000,
+        allow_partial: bool = False,
+    ) -> Iterator[QueryResult[ItemT]]:
+        """Yield the answer page by page to its end, each of at most `max_count` entries; arguments and errors as
+        `query`.
+
+        An entry stands on one page. Every page but the last is ``truncated``, or ``partial`` where files could not be
+        read. A page is looked up when it is asked for; use `query` and its cursor to bound what pages may cost.
+        """
+        seen: set[tuple[object, ...]] = set()
+        cursor = None
+        while True:
+            page = self.query(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial)
+            yield replace(page, items=tuple(unseen(page.items, seen)))
+            cursor = page.cursor
+            if cursor is None:
+                return
+
     def query_many(
         self,
         lookups: Iterable[Lookup | tuple[str, str]],
@@ -81,7 +106,7 @@ class Lookups(ABC):
         max_requests: int | None = None,
         max_bytes: int | None = None,
         timeout_s: float | None = None,
-    ) -> QueryResults:
+    ) -> QueryResults[ItemT]:
         """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as
         `query`.
 
@@ -208,7 +233,7 @@ class Lookups(ABC):
     def _check_open(self) -> None:
         """Raise `InvalidArgument` where it is closed."""
 
-    def _check_one_index(self) -> None:  # noqa: B027 - most are of one
+    def _check_one_index(self) -> None:
         """Raise `InvalidArgument` where several indexes are read as one."""
 
     @abstractmethod

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.errors import (
     BudgetExceeded,
@@ -69,7 +69,7 @@ class Files(NamedTuple):
 
 
 T = TypeVar("T")
-R = TypeVar("R", QueryResult, QueryResults, TopicsResult)
+R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 
 class _MovedOn(Exception):
@@ -210,7 +210,7 @@ class QueryEngine:
         missing: MissingObjects,
         budget: LookupBudget | None,
         elsewhere: RequestStats = NOTHING,
-    ) -> QueryResult:
+    ) -> QueryResult[Any]:
         """Answer one lookup within `budget`, of which `elsewhere` is spent. Errors as `IndexService.query`."""
         started = time.perf_counter()
         top = TopK(self.schema, lookup.max_count)
@@ -249,6 +249,7 @@ class QueryEngine:
             explain=_explain(scan, started, elsewhere),
             freshness=files.freshness,
             unknown_topics=() if len(rows) or lookup.after is not None else tuple(_unknown([lookup.topic], handles)),
+            item_type=self.item_type,
         )
         return _within_budget(scan, result)
 
@@ -259,7 +260,7 @@ class QueryEngine:
         allow_partial: bool,
         missing: MissingObjects,
         budget: LookupBudget | None,
-    ) -> QueryResults:
+    ) -> QueryResults[Any]:
         """Answer many lookups; arguments and errors as `query`. No file is skipped: each is read once for all."""
         started = time.perf_counter()
         batch = LookupBatch(lookups)
@@ -282,7 +283,7 @@ class QueryEngine:
             return reasons[0] if all(reasons) else None
 
         short: list[BudgetExceeded] = []
-        pages: dict[int, QueryResult] = {}
+        pages: dict[int, QueryResult[Any]] = {}
         # a lookup with a cursor is answered by itself
         for number, lookup in enumerate(lookups):
             if lookup.cursor is None:

@@ -1,0 +1,47 @@
+"""A type checker knows the class of entries that was given, and asks nothing of who gave none."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+_REPOSITORY = Path(__file__).parents[2]
+_PROGRAM = """
+from dataclasses import dataclass
+from typing import assert_type
+
+from tiered_index import IndexItem, IndexReader, IndexService, KeyedIndexItem, Lookup, QueryResult, column
+
+
+@dataclass(frozen=True, kw_only=True)
+class OrderItem(KeyedIndexItem):
+    region: int = column(">u2")
+
+
+def plain(reader: IndexReader) -> QueryResult:
+    for item in reader.query("orders", "a"):
+        assert_type(item, IndexItem)
+    return reader.query_many([("orders", "a"), Lookup(topic="orders", key="b")])[0]
+
+
+with IndexReader.open("memory://x", item_type=OrderItem, query_threads=1) as orders:
+    assert_type(orders.query("orders", "a")[0], OrderItem)
+    assert_type([item.region for page in orders.query_all("orders", "a") for item in page[:2]], list[int])
+    assert_type(orders.query_many([("orders", "a")])[0].items, tuple[OrderItem, ...])
+    plain(orders)
+with IndexService.open(root="r", item_type=OrderItem) as index:
+    assert_type(index.query("orders", "a")[0].region, int)
+assert_type(plain(IndexReader.open("memory://x"))[0], IndexItem)
+orders.query("orders", "a")[0].colour
+"""
+
+
+def test_entries_of_a_subclass_are_typed(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(_PROGRAM)
+    # with the cache that `make lint` has filled
+    command = [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(program)]
+    checked = subprocess.run(command, cwd=_REPOSITORY, capture_output=True, text=True, check=False)
+    (last, _) = checked.stdout.splitlines()
+    assert last.endswith('error: "OrderItem" has no attribute "colour"  [attr-defined]'), checked.stdout
