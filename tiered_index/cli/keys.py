@@ -14,6 +14,8 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,15 +24,25 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index.cli.explaining import CommandBudget, Explaining, print_failed
-from tiered_index.cli.output import Output, counted, error_document
+from tiered_index.cli.explaining import CommandBudget, Explaining, Pages
+from tiered_index.cli.output import Output, counted
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidArgument
 from tiered_index.service.answers.batch import QueryResults
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import Explain, FileReport, IndexItem, Lookup, QueryResult, items_table, parse_time
+from tiered_index.types import (
+    Answer,
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    Lookup,
+    QueryResult,
+    items_table,
+    parse_time,
+)
 
 _CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
 _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
@@ -38,6 +50,7 @@ _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _BATCH = 100_000
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
 _SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
+_NOTHING = Explain()
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 _ASKED = pa.schema(
     [
@@ -201,6 +214,69 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
         yield {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Batch(Answer):
+    """The answers to a batch of lookups; `status` and `unknown_topics` are of all batches so far."""
+
+    status: str
+    lookups: Sequence[Lookup] = ()
+    answers: Sequence[QueryResult] = ()
+    item_type: type[IndexItem] = IndexItem
+    # whatever it is, there are more batches
+    cursor: str | None = None
+    failed: tuple[FileReport, ...] = ()
+    explain: Explain = _NOTHING
+    freshness: tuple[Freshness, ...] = ()
+    unknown_topics: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return sum(map(len, self.answers))
+
+
+class _Asking:
+    """Looks a batch up after the other; counts by status what was, and what was not yet."""
+
+    def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
+        self._lookups = lookups
+        self._allow_partial = allow_partial
+        self._next = list(islice(lookups, _BATCH))
+        self._unknown: dict[str, None] = {}
+        self.statuses: Counter[str] = Counter()
+
+    def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
+        """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
+        asked = self._next
+        try:
+            answers = reader.query_many(asked, self._allow_partial, **limits)
+        except BudgetExceeded as error:
+            if not isinstance(error.result, QueryResults):
+                raise
+            self._next = []
+            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, error.result)) from error
+        self._next = list(islice(self._lookups, _BATCH))
+        return self._batch(asked, answers)
+
+    def _batch(self, asked: Sequence[Lookup], found: QueryResults) -> _Batch:
+        answers = list(found)
+        self.statuses.update(answer.status for answer in answers)
+        self._unknown |= {topic: None for answer in answers for topic in answer.unknown_topics}
+        return _Batch(
+            lookups=asked,
+            answers=answers,
+            item_type=found.item_type,
+            status=next((each for each in ("partial", "truncated") if self.statuses[each]), "complete"),
+            cursor="more" if self._next else None,
+            failed=found.failed,
+            explain=found.explain,
+            freshness=found.freshness,
+            unknown_topics=tuple(self._unknown),
+        )
+
+    def left(self) -> int:
+        """Return how many lookups have no answer; they are read for that."""
+        return len(self._next) + sum(1 for _ in self._lookups)
+
+
 def look_up_keys(
     out: Output,
     open_reader: Callable[[], IndexReader],
@@ -210,102 +286,60 @@ def look_up_keys(
     *,
     allow_partial: bool,
     explaining: Explaining | None,
+    begin_ms: int | None,
+    end_ms: int | None,
 ) -> int:
     """Look all up, write the answers, say what they are, and return the exit code. Raises `BudgetExceeded` then."""
-    tally = _Tally()
-    with contextlib.ExitStack() as stack:
-        write = stack.enter_context(target.open()) if target is not None else tally.shown(out)
-        with budget.clock():
-            reader = open_reader()
-        left, batch = 0, list(islice(lookups, _BATCH))
-        while True:  # without any lookup, too: its answers are an empty file
-            try:
-                answers = reader.query_many(batch, allow_partial, **budget.left())
-            except BudgetExceeded as error:
-                tally.exceeded = error
-                left = sum(1 for _ in lookups)
-                if not isinstance(error.result, QueryResults):
-                    left += len(batch)
-                    break
-                answers = error.result
-            budget.spend(answers.explain)
-            tally.add(answers)
-            write(_table(batch, answers, answers.item_type))
-            batch = list(islice(lookups, _BATCH))
-            if not batch:
-                break
-    return tally.finish(out, target, left, explaining)
+    asking = _Asking(lookups, allow_partial=allow_partial)
+
+    def open_lookup() -> Callable[..., _Batch]:
+        pages.reader = open_reader()
+        return partial(asking.look_up, pages.reader)
+
+    bounds: Any = {"begin_ms": begin_ms, "end_ms": end_ms}
+    pages: Pages[Any] = Pages(
+        open_lookup, _Batch(status="partial"), None, budget, every=True, explaining=explaining, **bounds
+    )
+    shown: list[tuple[object, ...]] = []
+    entries = found = 0
+    with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
+        for batch in pages:
+            if batch is not pages.nothing:
+                write(_table(batch.lookups, batch.answers, batch.item_type))
+            entries += len(batch)
+            found += sum(len(answer) > 0 for answer in batch.answers)
+        left = asking.left()
+    total = asking.statuses.total()
+    more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
+    counts: dict[str, Any] = {
+        "lookups": total,
+        "found": found,
+        "statuses": dict(asking.statuses),
+        "not_looked_up": left,
+    }
+    out.answer(pages.totals(entries, **counts, **more), streamed=target is None)
+    if shown:
+        columns = _SHOWN if any(row[-1] is not None for row in shown) else _SHOWN[:-1]
+        out.table(columns, [row[: len(columns)] for row in shown], right="queue offset size")
+    told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
+    out.line(
+        f"{counted(total, 'lookup')}{f' ({told})' if told else ''}: {counted(entries, 'entry', 'entries')} found, "
+        f"for {found:,} of them{pages.as_of()}"
+    )
+    if target is not None:
+        out.line(f"written to {target.path}")
+    if truncated := asking.statuses["truncated"]:
+        out.line(f"{truncated:,} truncated: more with a greater --max, or --all")
+    if left:
+        out.line(f"{counted(left, 'more lookup')} not begun")
+    return pages.finish(out)
 
 
-class _Tally:
-    def __init__(self) -> None:
-        self.exceeded: BudgetExceeded | None = None
-        self._statuses: Counter[str] = Counter()
-        self._entries = self._found = 0
-        self._explains: list[Explain] = []
-        self._failed: dict[tuple[str | None, str], FileReport] = {}
-        self._rows: list[tuple[object, ...]] = []
-
-    def add(self, answers: QueryResults) -> None:
-        self._statuses.update(answer.status for answer in answers)
-        self._entries += int(answers.counts.sum())
-        self._found += int((answers.counts > 0).sum())
-        self._explains.append(answers.explain)
-        self._failed |= {(report.source, report.file): report for report in answers.failed}
-
-    def shown(self, out: Output) -> Callable[[pa.Table], None]:
-        """Return what shows a table on stdout: to programs at once, to people at the end."""
-
-        def show(table: pa.Table) -> None:
-            for row in json_rows(table):
-                if out.as_json:
-                    out.record(row)
-                else:
-                    self._rows.append(
-                        (
-                            *(row["topic"], row["key"], format_time(row["timestamp_ms"]) or "nothing found"),
-                            *(row[name] for name in ("queue_id", "offset", "size", "source")),
-                        )
-                    )
-
-        return show
-
-    def finish(self, out: Output, target: KeysOut | None, left: int, explaining: Explaining | None) -> int:
-        status = next((each for each in ("partial", "truncated") if self._statuses[each]), "complete")
-        error = self.exceeded
-        costs = ("requests", "bytes", "cost_usd", "elapsed_ms")
-        out.answer(
-            {
-                "status": "partial" if error is not None else status,
-                "count": self._entries,
-                "lookups": self._statuses.total(),
-                "found": self._found,
-                "statuses": dict(self._statuses),
-                "not_looked_up": left,
-                **({"out": str(target.path)} if target is not None else {}),
-                "failed": [report.to_dict() for report in self._failed.values()],
-                "explain": {name: sum(getattr(explain, name) for explain in self._explains) for name in costs},
-                **(error_document(error) if error is not None else {}),
-            },
-            streamed=target is None,
-        )
-        if self._rows:
-            columns = _SHOWN if any(row[-1] is not None for row in self._rows) else _SHOWN[:-1]
-            out.table(columns, [row[: len(columns)] for row in self._rows], right="queue offset size")
-        told = ", ".join(f"{count:,} {name}" for name, count in sorted(self._statuses.items()))
-        lookups = counted(self._statuses.total(), "lookup")
-        entries = counted(self._entries, "entry", "entries")
-        out.line(f"{lookups}{f' ({told})' if told else ''}: {entries} found, for {self._found:,} of them")
-        if target is not None:
-            out.line(f"written to {target.path}")
-        if self._statuses["truncated"]:
-            out.line(f"{self._statuses['truncated']:,} truncated: more with a greater --max, or --all")
-        if left:
-            out.line(f"{counted(left, 'more lookup')} not begun")
-        if error is None:
-            print_failed(out, self._failed.values())
-        if explaining is not None:
-            explaining.show(out, self._explains)
-        if error is not None:
-            raise error
-        return BudgetExceeded.exit_code if status == "partial" else 0
+def _show(out: Output, shown: list[tuple[object, ...]], table: pa.Table) -> None:
+    """Show a table: to programs at once, to people, by `shown`, at the end."""
+    for row in json_rows(table):
+        if out.as_json:
+            out.record(row)
+        else:
+            time = format_time(row["timestamp_ms"]) or "nothing found"
+            shown.append((row["topic"], row["key"], time, *(row[n] for n in ("queue_id", "offset", "size", "source"))))

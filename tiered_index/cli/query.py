@@ -148,6 +148,8 @@ def query(
                 target,
                 allow_partial=allow_partial,
                 explaining=explaining,
+                begin_ms=begin,
+                end_ms=end,
             )
     assert topic is not None and key is not None
     key = tag_key(key) if tag else key

@@ -101,6 +101,8 @@ class AsyncIndexReader:
     query = _in_a_thread(IndexReader.query)
     query_many = _in_a_thread(IndexReader.query_many)
     messages = _in_a_thread(IndexReader.messages)
+    topics = _in_a_thread(IndexReader.topics)
+    writers = _in_a_thread(IndexReader.writers)
     refresh = _in_a_thread(IndexReader.refresh)
 
     async def close(self) -> None:
