@@ -323,8 +323,8 @@ def look_up_keys(
         out.table(columns, [row[: len(columns)] for row in shown], right="queue offset size")
     told = ", ".join(f"{count:,} {name}" for name, count in sorted(asking.statuses.items()))
     out.line(
-        f"{counted(total, 'lookup')}{f' ({told})' if told else ''}: {counted(entries, 'entry', 'entries')} found, "
-        f"for {found:,} of them{pages.as_of()}"
+        f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {found:,} with entries: "
+        f"{entries:,} found{pages.as_of()}"
     )
     if target is not None:
         out.line(f"written to {target.path}")

@@ -8,7 +8,7 @@ Threads: those of one event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial, wraps
 from pathlib import Path
@@ -21,7 +21,7 @@ from tiered_index.service.threads.pool import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.context import active_context
 from tiered_index.storage.metering import Usage
-from tiered_index.types import IndexItem
+from tiered_index.types import IndexItem, QueryResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,6 +104,12 @@ class AsyncIndexReader:
     topics = _in_a_thread(IndexReader.topics)
     writers = _in_a_thread(IndexReader.writers)
     refresh = _in_a_thread(IndexReader.refresh)
+
+    async def query_all(self, *args: Any, **kwargs: Any) -> AsyncIterator[QueryResult]:
+        """Yield an answer page by page as `IndexReader.query_all`: same arguments and errors."""
+        pages = self.reader.query_all(*args, **kwargs)
+        while (page := await _run(self._threads, partial(next, pages, None))) is not None:
+            yield page
 
     async def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -34,6 +34,8 @@ def test_it_answers_as_the_reader_beneath(uri):
             with pytest.raises(InvalidArgument, match="max_count"):
                 await reader.query("t", "k", max_count=0)
             many = await reader.query_many([("t", "k"), ("t", "other")])
+            pages = [page async for page in reader.query_all("t", "k", max_count=5)]
+            assert len(pages) > 1 and pages[0].items == answers[0].items and pages[-1].status == "complete"
             return answers, [answer.items for answer in many]
 
     (one, other, state), many = asyncio.run(ask())
