@@ -94,7 +94,7 @@ def query(
 
     With --keys the file's columns are topic, key and, where wanted, begin_ms and end_ms (epoch ms or ISO 8601; --begin
     and --end stand for rows without). Each stored file is read once for 100,000 keys. Answers have a row for each
-    entry, and one for a key without; --max is of each key.
+    entry, and one for a key without (with --json one a line, then the status); --max is of each key.
 
     [bold]Examples[/bold]
 
