@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import Ending, PatientPut, Progress, Stopped, settle
+from tiered_index.cli.progress import FIRST, Ending, PatientPut, Progress, Stopped, settle
 from tiered_index.cli.session import Session
+from tiered_index.cli.times import format_time
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
@@ -282,10 +283,11 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
     with contextlib.ExitStack() as stack:
         ending = Ending()
         index = stack.enter_context(IndexService.open(config))
+        put = PatientPut(index, options.patience_s, ending.event)
         dispatcher = Dispatcher(
             index,
             store,
-            put=PatientPut(index, options.patience_s, ending.event),
+            put=put,
             skip_corrupt=options.skip_corrupt,
             skip_missing=options.skip_missing,
             restart=options.restart,
@@ -323,7 +325,12 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
         if options.wait and ending.exit_code == 0:
             settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
         document = follower.document(taken_s=taken_s)
-        document |= {"elapsed_s": round(time.monotonic() - started_s, 3), **what_waits(index)}
+        document |= {
+            "quarantined": index.health()["quarantined_entries"],
+            "quarantined_first": [{**m, "where": f"commit log offset {m['offset']}"} for m in put.quarantined],
+            "elapsed_s": round(time.monotonic() - started_s, 3),
+            **what_waits(index),
+        }
     session.out.answer(document, streamed=options.follow)
     write_ingested(session.out, document, what="store")
     return ending.exit_code
@@ -356,10 +363,23 @@ def write_what_waits(out: Output, document: dict[str, Any]) -> None:
         out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
 
 
+# A number of milliseconds below this, in April 1970, is rather one of seconds.
+_SECONDS_OF_TODAY = 10**10
+
+
 def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source") -> None:
     """Tell people what was ingested of a file or, with the fields that only it has, of a store."""
     resumed = f" (resumed from {human_count(document['resumed_from'])})" if document["resumed_from"] else ""
     lag_bytes, torn, losses = document.get("lag", {}).get("bytes"), document.get("torn"), document.get("loss_count")
+    skipped, quarantined = document.get("skipped", 0), document["quarantined"]
+    reasons = ", ".join(f"{count:,} {reason}" for reason, count in document.get("skipped_reasons", {}).items())
+    for bad in document.get("skipped_first", ()):
+        out.remark(f"skipped: {bad['where']}: {bad['problem']}")
+    if skipped > FIRST:
+        out.remark(f"skipped: {skipped - FIRST:,} more")
+    for late in document["quarantined_first"]:
+        seconds = "; seconds? timestamp_ms is milliseconds" if late["timestamp_ms"] < _SECONDS_OF_TODAY else ""
+        out.remark(f"to quarantine: {late['where']}: {format_time(late['timestamp_ms'])}{seconds}")
     out.fields(
         {
             what: document["source"],
@@ -367,7 +387,10 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
             "behind": human_bytes(lag_bytes) if lag_bytes else None,
             "messages": document["messages"],
             "entries": document["entries"],
-            "skipped": document.get("skipped") or None,
+            "skipped": f"{skipped:,}: {reasons}" if skipped else None,
+            "quarantined": f"{counted(quarantined, 'entry', 'entries')} with a time that can't be right"
+            if quarantined
+            else None,
             "hidden": f"{document['hidden']:,} prepared or rolled back" if document.get("hidden") else None,
             "left out": f"{document['left_out']:,} of other topics or RocketMQ's own"
             if document.get("left_out")

@@ -8,7 +8,8 @@ again, the commands put what is missing. The broker's folders are only read. One
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from typer import Argument, Option
 from tiered_index.cli.follow import FollowOptions, ingest_store, what_waits, write_ingested, write_what_waits
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import PatientPut, settle
+from tiered_index.cli.progress import FIRST, PatientPut, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources import Batch, Message, Source, columns_of, open_source, source_name
 from tiered_index.config import IndexConfig
@@ -69,12 +70,36 @@ class Intake:
     entries: int = 0
     skipped: int = 0
     position: int = 0
+    # Of what was skipped: how many by reason, and the first ones.
+    skipped_reasons: Counter[str] = field(default_factory=Counter)
+    skipped_first: list[dict[str, str]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._patient = PatientPut(self.index, self.patience_s)
 
     def take(self, batch: Batch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message; what lies before it is taken, nothing behind it."""
+        known = len(self.quarantined)
+        self._take(batch)
+        if new := self.quarantined[known:]:
+            self._name_places(batch, new)
+
+    @property
+    def quarantined(self) -> list[dict[str, Any]]:
+        """As that of `PatientPut`, each message with its place, `where`."""
+        return self._patient.quarantined
+
+    def _name_places(self, batch: Batch, messages: list[dict[str, Any]]) -> None:
+        for record in batch.records():
+            for message in messages:
+                if record.message is not None and all(getattr(record.message, n) == v for n, v in message.items()):
+                    message["where"] = record.where
+                    messages = [other for other in messages if other is not message]
+                    break
+            if not messages:
+                return
+
+    def _take(self, batch: Batch) -> None:
         if batch.columns is not None:
             try:
                 self._put(batch.columns, batch.end)
@@ -94,6 +119,9 @@ class Intake:
                     self._put_run(run, record.start)
                     raise InvalidArgument(f"{self.source.path}, {record.where}: {record.problem}")
                 self.skipped += 1
+                self.skipped_reasons[record.reason] += 1
+                if len(self.skipped_first) < FIRST:
+                    self.skipped_first.append({"where": record.where, "problem": record.problem})
                 continue
             # a batch has topic ids or lets the index assign them
             if run and (run[0].topic_id is None) != (record.message.topic_id is None):
@@ -130,7 +158,7 @@ def ingest(
     ),
     wait: Wait = False,
     restart: bool = Option(False, "--restart", help="Take the source from its start, also where it has changed."),
-    skip_bad: bool = Option(False, "--skip-bad", help="Count bad messages and go on instead of stopping at the first."),
+    skip_bad: bool = Option(False, "--skip-bad", help="Go on after bad messages: show the first, count all by reason."),
     patience: Patience = 60.0,
     follow: bool = _of_store(False, "--follow", help="Go on with what the broker writes, until ended."),
     store_name: str | None = _of_store(None, help="What the store is called in the index; by default its path."),
@@ -230,7 +258,7 @@ def ingest(
         taken_s = time.monotonic() - started_s
         if wait:
             settle(index, patience, lambda total: session.progress("compacting and uploading", total))
-        waits = what_waits(index)
+        waits = {"quarantined": index.health()["quarantined_entries"], **what_waits(index)}
     document = {
         "status": "complete",
         "source": str(opened.path),
@@ -241,6 +269,9 @@ def ingest(
         "messages": intake.messages,
         "entries": intake.entries,
         "skipped": intake.skipped,
+        "skipped_reasons": dict(intake.skipped_reasons.most_common()),
+        "skipped_first": intake.skipped_first,
+        "quarantined_first": intake.quarantined,
         "ingest_s": round(taken_s, 3),
         "elapsed_s": round(time.monotonic() - started_s, 3),
         "entries_per_s": round(intake.entries / taken_s) if taken_s else None,

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 from rich.console import Console
 from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
@@ -121,6 +123,8 @@ def _steps_left(index: IndexService) -> int:
 _PUT_PAUSE_S = 0.2
 # A flush makes positions durable, so this bounds what is put again after a crash.
 _FLUSH_ENTRIES = 250_000
+# So many bad messages, and so many with a time that can't be right, are shown.
+FIRST = 10
 
 
 class Stopped(TieredIndexError):
@@ -129,11 +133,15 @@ class Stopped(TieredIndexError):
 
 @dataclass
 class PatientPut:
-    """Puts into one index; each waits out back-pressure for `patience_s` at most, or until `stop`."""
+    """Puts into one index; each waits out back-pressure for `patience_s` at most, or until `stop`.
+
+    `quarantined` are the first messages put whose time the index takes for wrong: `FIRST` at most, JSON-ready.
+    """
 
     index: IndexService
     patience_s: float
     stop: threading.Event = field(default_factory=threading.Event)
+    quarantined: list[dict[str, Any]] = field(default_factory=list)
     _unflushed: int = 0
 
     def __call__(self, columns: Any, source: str, source_position: int) -> int:
@@ -151,10 +159,25 @@ class PatientPut:
                     raise Stopped("ended while waiting for room") from None
                 if not self.flush():
                     self.stop.wait(_PUT_PAUSE_S)
+        if put and len(self.quarantined) < FIRST:
+            self._note_quarantined(columns)
         self._unflushed += put
         if self._unflushed >= _FLUSH_ENTRIES:
             self.flush()
         return put
+
+    def _note_quarantined(self, columns: Any) -> None:
+        now_s, settings = time.time(), self.index.config
+        seconds = np.asarray(columns["timestamp_ms"]) // 1000
+        wrong = (seconds < now_s - settings.max_late_s) | (seconds > now_s + settings.max_early_s)
+        for place in np.flatnonzero(wrong).tolist():
+            values = {name: columns[name][place] for name in ("topic", "queue_id", "offset")}
+            message = {n: value.as_py() if isinstance(value, pa.Scalar) else value for n, value in values.items()}
+            message["timestamp_ms"] = int(seconds[place]) * 1000
+            if message not in self.quarantined:  # it has an entry a key
+                self.quarantined.append(message)
+                if len(self.quarantined) == FIRST:
+                    return
 
     def flush(self) -> bool:
         """Flush; return whether the buffer is empty now. At the disk's bound only the life cycle makes room."""

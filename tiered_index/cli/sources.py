@@ -56,6 +56,11 @@ class Message:
     topic_id: int | None
 
 
+# What of a problem is the message's own: values, and what a parser says of a line.
+_OWN = re.compile(r": .*|, not .*| -?[0-9]+(?= is outside)", re.DOTALL)
+_TOO_LONG = re.compile(r"(topic|key) .* UTF-16 code units; the limit is", re.DOTALL)
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One message, or what is wrong with it, and its place: `where` for people, [start, end) as positions."""
@@ -65,6 +70,11 @@ class Record:
     end: int
     message: Message | None
     problem: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What is wrong without the values of this message, so that it can be counted."""
+        return _OWN.sub("", _TOO_LONG.sub(r"\1 is longer than", self.problem))
 
 
 @dataclass(frozen=True)

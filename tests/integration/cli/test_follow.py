@@ -97,6 +97,19 @@ def test_new_messages_are_in_lookups_while_the_command_runs_and_sigint_ends_it(s
     assert all(line["status"] == "following" for line in follower.lines[:-1])
 
 
+def test_a_clock_that_was_wrong_is_told(run_here, tmp_path):
+    writer = StoreWriter(tmp_path / "store", segment_bytes=SEGMENT)
+    for store_ms in (1_700_000_000_000, 4_100_000_000_000):
+        place = writer.put("orders", 0, keys=("a", "b"), store_ms=store_ms)
+    writer.flush()
+    where = ("--root", tmp_path / "root", "--storage", f"file://{tmp_path / 'objects'}", *SMALL)
+    told = run_here("ingest", tmp_path / "store", *where)
+    assert "quarantined  2 entries with a time that can't be right\n" in told.out
+    assert f"to quarantine: commit log offset {place.offset}: 2099-12-03T16:53:20Z\n" in told.err
+    document = run_here("ingest", tmp_path / "store", *where, "--restart", "--json").document
+    assert (document["quarantined"], document["quarantined_first"][0]["offset"]) == (2, place.offset)
+
+
 def test_a_store_is_continued_and_a_second_one_refused(run_here, tmp_path):
     store, root = tmp_path / "store", tmp_path / "root"
     where = ("--root", root, "--storage", f"file://{tmp_path / 'objects'}", *SMALL, "--json")

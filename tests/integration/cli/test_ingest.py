@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -115,6 +116,22 @@ def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(run_here, made):
         sum(len(line) + 1 for line in good[:60]),
     )
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
+
+
+def test_what_is_skipped_and_what_goes_to_quarantine_is_told(run_here, made):
+    lines = [json.dumps(message(n) | ({"timestamp_ms": 1_700_000_000} if n == 2 else {})) for n in range(5)]
+    made.source.write_text("\n".join(["nope", *lines, "{}"]) + "\n")
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--skip-bad", "--restart")
+    document = run_here(*where, "--json").document
+    assert document["skipped_reasons"] == {"not JSON": 1, "'topic' is missing": 1}
+    assert [bad["where"] for bad in document["skipped_first"]] == ["line 1", "line 7"]
+    first = {"topic": "orders", "queue_id": 2, "offset": 2, "timestamp_ms": 1_700_000_000, "where": "line 4"}
+    assert (document["quarantined"], document["quarantined_first"]) == (2, [first])
+    told = run_here(*where)
+    assert re.search(r"skipped +2: 1 not JSON, 1 'topic' is missing\n", told.out)
+    assert re.search(r"quarantined +2 entries with a time that can't be right\n", told.out)
+    assert "skipped: line 7: 'topic' is missing\n" in told.err
+    assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in told.err
 
 
 def test_another_writer_is_named(script, made):

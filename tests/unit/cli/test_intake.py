@@ -148,3 +148,35 @@ def test_settle_raises_the_error_of_a_damaged_file(make_index, write_lines, make
     again = make_index()
     with pytest.raises(CorruptFile):
         settle(again, 1, no_progress)
+
+
+def test_bad_messages_are_counted_by_reason_and_the_first_ones_shown(make_index, write_lines, make_message):
+    bad = [b"nope", b"{", make_message(1, offset=-5), make_message(2, offset=-7), make_message(3, keys=["x" * 40_000])]
+    lines = [b"{}", *bad, make_message(4, topic=None), *[b"[]"] * 20]
+    intake = intake_of(make_index(), write_lines([make_message(0), *lines]), skip_bad=True)
+    take_all(intake)
+    assert intake.skipped_reasons == {
+        "'topic' is missing": 1,
+        "not JSON": 2,
+        "offset is outside 0..9223372036854775807": 2,
+        "key is longer than 32,767": 1,
+        "topic must be text": 1,
+        "not a JSON object": 20,
+    }
+    assert len(intake.skipped_first) == 10
+    assert intake.skipped_first[0] == {"where": "line 2", "problem": "'topic' is missing"}
+    assert intake.skipped_first[3] == {"where": "line 5", "problem": "offset -5 is outside 0..9223372036854775807"}
+
+
+@pytest.mark.parametrize("slow", [False, True])
+def test_what_goes_to_quarantine_is_named_by_its_line(make_index, write_lines, make_message, slow):
+    index = make_index()
+    values = [make_message(i, timestamp_ms=1_700_000_000 + i) if i in (3, 5) else make_message(i) for i in range(9)]
+    intake = intake_of(index, write_lines([*values, *[b"nope"] * slow]), skip_bad=True)
+    take_all(intake)
+    index.flush()
+    assert index.health()["quarantined_entries"] == 4
+    assert [(m["where"], m["offset"], m["timestamp_ms"]) for m in intake.quarantined] == [
+        ("line 4", 3, 1_700_000_000),
+        ("line 6", 5, 1_700_000_000),
+    ]
