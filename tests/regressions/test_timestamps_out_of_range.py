@@ -9,7 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.cli.ingest import Intake
-from tiered_index.cli.sources import open_source
+from tiered_index.cli.sources.opening import open_source
+from tiered_index.cli.sources.places import LocalFile
 from tiered_index.errors import InvalidArgument
 
 NOW_S = 1_700_000_000
@@ -50,7 +51,7 @@ def test_times_in_range_keep_their_second(open_index, unit, time):
 def test_a_parquet_row_is_refused(open_index, tmp_path, unit, time):
     service, path = open_index(), tmp_path / "messages.parquet"
     pq.write_table(pa.table(batch(pa.array([NOW_S * 10**6, time], pa.timestamp(unit)))), path)
-    source = open_source(path)
+    source = open_source(LocalFile(path))
     intake = Intake(service, source, "file", skip_bad=False, patience_s=0)
     with pytest.raises(InvalidArgument, match="timestamp_ms"):
         for rows in source.batches(0):
@@ -65,7 +66,7 @@ def test_a_parquet_time_of_96_bits_does_not_wrap(open_index, tmp_path):
     later_s = NOW_S + 2**64 // 10**9
     table = pa.table(batch(pa.array([NOW_S * 10**6, later_s * 10**6], pa.timestamp("us"))))
     pq.write_table(table, path, use_deprecated_int96_timestamps=True)
-    source = open_source(path)
+    source = open_source(LocalFile(path))
     intake = Intake(service, source, "file", skip_bad=False, patience_s=0)
     try:
         for rows in source.batches(0):

@@ -7,6 +7,7 @@ again, the commands put what is missing. The broker's folders are only read. One
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -18,11 +19,13 @@ from urllib.parse import unquote, urlsplit
 from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, what_waits, write_ingested, write_what_waits
-from tiered_index.cli.options import Items, Patience, Slots, Wait
+from tiered_index.cli.options import Column, Constant, Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, PatientPut, settle
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.sources import Batch, Message, Source, columns_of, open_source, source_name
+from tiered_index.cli.sources.messages import Batch, Fields, Message, columns_of
+from tiered_index.cli.sources.opening import Source, open_source, source_name
+from tiered_index.cli.sources.places import local_path, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.classic.service import ClassicImport
@@ -63,7 +66,7 @@ class Intake:
 
     index: IndexService
     source: Source
-    name: str
+    name: str | None
     skip_bad: bool
     patience_s: float
     messages: int = 0
@@ -117,7 +120,7 @@ class Intake:
             if record.message is None:
                 if not self.skip_bad:
                     self._put_run(run, record.start)
-                    raise InvalidArgument(f"{self.source.path}, {record.where}: {record.problem}")
+                    raise InvalidArgument(f"{self.source.place}, {record.where}: {record.problem}")
                 self.skipped += 1
                 self.skipped_reasons[record.reason] += 1
                 if len(self.skipped_first) < FIRST:
@@ -135,20 +138,22 @@ class Intake:
             self._put(columns_of(run), end)
         except InvalidArgument as error:
             raise InvalidArgument(
-                f"{self.source.path}, {self.source.unit} {self.position} to {end}: {error}"
+                f"{self.source.place}, {self.source.unit} {self.position} to {end}: {error}"
             ) from error
         self.messages += len(run)
 
     def _put(self, columns: Any, end: int) -> None:
-        self.entries += self._patient(columns, self.name, end)
+        self.entries += self._patient(columns, self.name, end if self.name is not None else None)
         self.position = end
 
 
 @command
 def ingest(
     session: Session,
-    source: Path = Argument(
-        metavar="SOURCE", help="A RocketMQ store folder, file.ndjson[.gz] or file.parquet.", show_default=False
+    source: str = Argument(
+        metavar="SOURCE",
+        help="A RocketMQ store's folder; NDJSON, CSV or Parquet: a file, s3://bucket/file, or - for stdin.",
+        show_default=False,
     ),
     slots: Slots = None,
     items: Items = None,
@@ -184,15 +189,18 @@ def ingest(
     exclude_topics: list[str] | None = _of_store(None, metavar="PATTERN", help="Not these topics; several times."),
     index_tags: bool = _of_store(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
     index_prepared: bool = _of_store(False, "--index-prepared", help="Index prepared messages of transactions, too."),
+    column: Column = None,
+    constant: Constant = None,
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
     A store is only read, also while its broker runs; --follow stays beside it. What --topics, --exclude-topics,
     --index-tags and --index-prepared say holds for what is read from now on; --restart reads all of it again.
 
-    An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}; a Parquet file has
-    these columns, with "key" or "keys". A file that grew at its end is continued; one that changed is an error unless
-    --restart.
+    An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
+    "keys"; CSV and Parquet have these columns. A file that grew at its end is continued; one that changed is an error
+    unless --restart. What comes on stdin is taken from its start each time; entries that are there already stay one
+    answer.
 
     [bold]Examples[/bold]
 
@@ -203,11 +211,17 @@ def ingest(
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
+
+      zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index
     """
     selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
-    if source.is_dir():
+    path = local_path(source)
+    fields = Fields.given(column, constant)
+    if path is not None and path.is_dir():
         if skip_bad:
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
+        if column or constant:
+            raise InvalidArgument(f"{'--column' if column else '--constant'} is for files of messages, not for a store")
         options = FollowOptions(
             store_name,
             follow,
@@ -222,8 +236,8 @@ def ingest(
             check_bodies,
             selection,
         )
-        check_apart(session.config(), source)
-        return ingest_store(session, source, options, slots=slots, items=items, preset=preset, hash=hash_rule)
+        check_apart(session.config(), path)
+        return ingest_store(session, path, options, slots=slots, items=items, preset=preset, hash=hash_rule)
     of_stores = {
         "--follow": follow,
         "--store-name": store_name,
@@ -239,12 +253,13 @@ def ingest(
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
-    opened = open_source(source)
-    started_s = time.monotonic()
     config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule)
-    with IndexService.open(config) as index:
+    with contextlib.ExitStack() as stack:
+        opened = open_source(stack.enter_context(opened_place(source, config)), fields)
+        started_s = time.monotonic()
+        index = stack.enter_context(IndexService.open(config))
         name = source_name(opened, index.durable_positions(), restart=restart)
-        start = 0 if restart else index.durable_position(name) or 0
+        start = 0 if restart or name is None else index.durable_position(name) or 0
         intake = Intake(index, opened, name, skip_bad, patience, position=start)
         with session.progress("ingesting", opened.total) as progress:
             try:
@@ -261,7 +276,7 @@ def ingest(
         waits = {"quarantined": index.health()["quarantined_entries"], **what_waits(index)}
     document = {
         "status": "complete",
-        "source": str(opened.path),
+        "source": str(opened.place),
         "source_name": name,
         "resumed_from": start,
         "position": intake.position,

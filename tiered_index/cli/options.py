@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -9,6 +10,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from tiered_index.cli.times import duration_option, time_option
+from tiered_index.errors import InvalidArgument
 
 # What writes to an index: ingest, import-classic.
 Slots = Annotated[int | None, Option(help="Hash slots a file; by default the index's or the preset's.")]
@@ -75,3 +77,27 @@ Constant = Annotated[
     list[str] | None,
     Option(metavar="FIELD=VALUE", help="A field that every entry has, as topic=orders; several times."),
 ]
+
+
+def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
+    """Return ``name=value`` options as a dict. Raises `InvalidArgument` naming the option."""
+    found: dict[str, str] = {}
+    for text in given or ():
+        name, mark, value = text.partition("=")
+        if not mark or not name or not value or name in found:
+            raise InvalidArgument(f"{option} is given as NAME=VALUE, each name once, not {text!r}")
+        found[name] = value
+    return found
+
+
+def given_columns(
+    column: Sequence[str] | None, constant: Sequence[str] | None
+) -> tuple[dict[str, str], dict[str, str]]:
+    """Return both as dicts. Raises `InvalidArgument`, before a session is made."""
+    columns, constants = pairs("--column", column), pairs("--constant", constant)
+    if both := sorted(columns.keys() & constants.keys()):
+        raise InvalidArgument(f"{both[0]} is given by --column and by --constant")
+    for name, value in constants.items():
+        if name not in ("topic", "key") and not value.removeprefix("-").isdecimal():
+            raise InvalidArgument(f"--constant {name}={value}: a whole number is needed")
+    return columns, constants

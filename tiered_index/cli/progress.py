@@ -144,7 +144,7 @@ class PatientPut:
     quarantined: list[dict[str, Any]] = field(default_factory=list)
     _unflushed: int = 0
 
-    def __call__(self, columns: Any, source: str, source_position: int) -> int:
+    def __call__(self, columns: Any, source: str | None, source_position: int | None) -> int:
         """Put one batch; return its number of entries. Raises `BackPressure`, `Stopped`, `InvalidArgument`."""
         waiting_since: float | None = None
         while True:

@@ -202,7 +202,10 @@ class IndexService(Lookups[ItemT]):
         return len(checked)
 
     def put_batch(self, columns: Any, source: str | None = None, source_position: int | None = None) -> int:
-        """Index a batch: an Arrow RecordBatch or Table, or a dict of arrays; return how many entries that made.
+        """Index a batch and return how many entries that made.
+
+        `columns` is an Arrow RecordBatch or Table, a data frame of pandas or Polars (or what else has
+        `__arrow_c_stream__`), or a dict of arrays.
 
         Columns, one row an entry: topic, queue_id, key, offset, size (bytes), timestamp_ms (epoch milliseconds),
         optionally topic_id, and the schema's further ones. `source_position` becomes durable with the whole batch.

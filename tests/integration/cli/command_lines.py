@@ -77,6 +77,7 @@ def run_here(
     environment: dict[str, str] | None = None,
     timeout: float = 60,
     program: Callable[[list[str]], None] = run,
+    stdin: bytes = b"",
 ) -> Outcome:
     """Run a command line in this process as the script (or another program) would, streams and environment included;
     afterwards all is as it was.
@@ -86,8 +87,8 @@ def run_here(
         _put_back(),
         _ended_after(timeout),
         mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
-        open(os.devnull) as nothing,
-        mock.patch.multiple(sys, stdin=nothing, stdout=out, stderr=err),
+        io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))) as given,  # type: ignore[type-var]
+        mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
     ):
         try:
             program([str(argument) for argument in arguments])

@@ -134,6 +134,25 @@ def test_what_is_skipped_and_what_goes_to_quarantine_is_told(run_here, made):
     assert "to quarantine: line 4: 1970-01-20T16:13:20Z; seconds? timestamp_ms is milliseconds\n" in told.err
 
 
+def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
+    made.folder.mkdir(exist_ok=True)
+    path = made.folder / "orders of today.csv"
+    path.write_text("order_id,queue_id,offset,size,timestamp_ms\nA-1,0,1,10,1700000000000\n")
+    where = ("--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    names = ("--column", "key=order_id", "--constant", "topic=orders")
+    document = run_here("ingest", path.as_uri(), *names, *where).document
+    assert (document["entries"], document["source"]) == (1, str(path))
+    assert run_here("ingest", path, *names, *where).document["resumed_from"] == path.stat().st_size
+    another = path.read_bytes().replace(b"A-1,0,1", b"A-2,0,2")
+    document = run_here("ingest", "-", *names, *where, stdin=another).document
+    assert (document["entries"], document["source"], document["source_name"]) == (1, "stdin", None)
+    assert found(made, "orders", "A-1") + found(made, "orders", "A-2") == [1, 2]
+    assert run_here("ingest", path, "--column", "kee=order_id", *where).error["message"] == (
+        "--column: 'kee' is no field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, topic_id"
+    )
+    assert "--column is for files" in run_here("ingest", made.folder, *names, *where).error["message"]
+
+
 def test_another_writer_is_named(script, made):
     write_source(made.source, 0, 10)
     with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):

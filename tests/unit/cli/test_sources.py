@@ -5,15 +5,33 @@ is told apart.
 from __future__ import annotations
 
 import gzip
+import io
 import json
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiered_index.cli import sources
-from tiered_index.cli.sources import NdjsonSource, ParquetSource, columns_of, open_source, source_name
+from tiered_index.cli.sources import opening, parquet, text
+from tiered_index.cli.sources.messages import Fields, columns_of
+from tiered_index.cli.sources.opening import source_name
+from tiered_index.cli.sources.parquet import ParquetSource
+from tiered_index.cli.sources.places import LocalFile, opened_place
+from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.storage.opening import open_storage
+
+
+def open_source(path, fields=None):
+    return opening.open_source(LocalFile(path), fields)
+
+
+def ndjson(path, fields=None):
+    return text.NdjsonSource(LocalFile(path), fields)
+
+
+def parquet_file(path):
+    return ParquetSource(LocalFile(path))
 
 
 def rows(columns):
@@ -35,7 +53,7 @@ def read(source, start=0):
 
 def test_fast_and_slow_reading_make_the_same_entries(write_lines, make_message):
     values = [make_message(i, keys=[f"k{i}", "x", f"k{i}"][: i % 4]) for i in range(50)]
-    (batch,) = NdjsonSource(write_lines([*values, b"", b"  "])).batches(0)
+    (batch,) = ndjson(write_lines([*values, b"", b"  "])).batches(0)
     assert batch.columns is not None
     assert rows(batch.columns) == slow_rows(batch)
     assert batch.messages == 50
@@ -46,7 +64,7 @@ def test_fast_and_slow_reading_make_the_same_entries(write_lines, make_message):
     "line", [{"keys": ["\ud800"]}, {"keys": ["\u4e2d\u6587"]}, {"topic_id": 7}, {"body": {"a": [1]}}]
 )
 def test_unusual_lines_are_messages(write_lines, make_message, line):
-    (record,) = read(NdjsonSource(write_lines([make_message(1, **line)])))
+    (record,) = read(ndjson(write_lines([make_message(1, **line)])))
     assert record.message is not None
     assert record.message.keys == tuple(line.get("keys", ["k1", "u1"]))
     assert record.message.topic_id == line.get("topic_id")
@@ -81,7 +99,7 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, k
         line = json.dumps(make_message(3) | {"keys": keys} | {case["field"]: case["value"]}).encode()
         expected = "key" if case["field"] == "keys" else case["field"]
     good = json.dumps(make_message(1)).encode()
-    (batch,) = NdjsonSource(write_lines([good, good, line, good])).batches(0)
+    (batch,) = ndjson(write_lines([good, good, line, good])).batches(0)
     records = list(batch.records())
     assert [record.message is None for record in records] == [False, False, True, False]
     assert expected in records[2].problem
@@ -103,18 +121,18 @@ def test_a_bad_line_never_passes_for_a_message(write_lines, make_message, bad, k
 def test_a_missing_field_is_named(write_lines, make_message):
     line = make_message(1)
     del line["offset"]
-    assert read(NdjsonSource(write_lines([line])))[0].problem == "'offset' is missing"
+    assert read(ndjson(write_lines([line])))[0].problem == "'offset' is missing"
 
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 500)
     path = write_lines([make_message(i) for i in range(60)])
     if gzipped:
         packed = tmp_path / "messages.ndjson.gz"
         packed.write_bytes(gzip.compress(path.read_bytes()))
         path = packed
-    source = NdjsonSource(path)
+    source = ndjson(path)
     whole = read(source)
     assert [record.message.offset for record in whole] == list(range(60))
     ends = [batch.end for batch in source.batches(0)]
@@ -125,20 +143,20 @@ def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path,
 
 
 def test_line_numbers_count_from_the_start_of_the_file(write_lines, make_message, monkeypatch):
-    monkeypatch.setattr(sources, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(text, "BLOCK_BYTES", 300)
     path = write_lines([*[make_message(i) for i in range(20)], b"nope"])
-    assert read(NdjsonSource(path))[-1].where == "line 21"
+    assert read(ndjson(path))[-1].where == "line 21"
 
 
 def test_a_last_line_without_an_end_is_taken_once(write_lines, make_message):
     path = write_lines([make_message(0), make_message(1)])
     path.write_bytes(path.read_bytes()[:-1])
-    source = NdjsonSource(path)
+    source = ndjson(path)
     assert len(read(source)) == 2
     size = path.stat().st_size
     with path.open("ab") as handle:
         handle.write(b"\n" + json.dumps(make_message(2)).encode() + b"\n")
-    assert [record.message.offset for record in read(NdjsonSource(path), size)] == [2]
+    assert [record.message.offset for record in read(ndjson(path), size)] == [2]
 
 
 @pytest.mark.parametrize("tail", [b"", b"x\n"])
@@ -147,7 +165,7 @@ def test_a_file_that_changed_behind_the_position_is_refused(write_lines, make_me
     size = path.stat().st_size
     path.write_bytes(path.read_bytes()[:-10] + tail)
     with pytest.raises(InvalidArgument, match="not what it was"):
-        read(NdjsonSource(path), size - 3)
+        read(ndjson(path), size - 3)
 
 
 def test_a_damaged_gzip_file_is_corrupt(write_lines, make_message, tmp_path):
@@ -155,7 +173,7 @@ def test_a_damaged_gzip_file_is_corrupt(write_lines, make_message, tmp_path):
     packed = tmp_path / "m.ndjson.gz"
     packed.write_bytes(data[:-20])
     with pytest.raises(CorruptFile, match="gzip"):
-        read(NdjsonSource(packed))
+        read(ndjson(packed))
 
 
 def table(messages, named="keys", **changes):
@@ -166,7 +184,7 @@ def table(messages, named="keys", **changes):
 
 @pytest.mark.parametrize("keys", ["key", "keys"])
 def test_parquet_goes_on_at_every_row(make_message, tmp_path, monkeypatch, keys):
-    monkeypatch.setattr(sources, "BATCH_ROWS", 7)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(i) for i in range(30)], keys), path, row_group_size=12)
     source = open_source(path)
@@ -184,12 +202,12 @@ def test_parquet_takes_timestamps_rows_without_key_and_names_bad_rows(make_messa
     times = pa.array([m["timestamp_ms"] * 1_000_000 + 999_999 for m in messages], pa.timestamp("ns"))
     path = tmp_path / "m.parquet"
     pq.write_table(table(messages, timestamp_ms=times, keys=pa.array([["a"], None, [], ["b", "c"]])), path)
-    (batch,) = ParquetSource(path).batches(0)
+    (batch,) = parquet_file(path).batches(0)
     assert [record.message.keys for record in batch.records()] == [("a",), (), (), ("b", "c")]
     assert rows(batch.columns) == slow_rows(batch)
     assert batch.columns.to_pydict()["timestamp_ms"][0] == messages[0]["timestamp_ms"]
     pq.write_table(table(messages, size=pa.array([1, None, 3, -4])), path)
-    problems = [(record.where, record.problem) for record in read(ParquetSource(path)) if record.message is None]
+    problems = [(record.where, record.problem) for record in read(parquet_file(path)) if record.message is None]
     assert [where for where, _ in problems] == ["row 2", "row 4"]
     assert all("size" in problem for _, problem in problems)
 
@@ -240,3 +258,155 @@ def test_another_parquet_file_at_the_same_path_is_a_changed_one(make_message, tm
     pq.write_table(table([make_message(i) for i in range(6)]), path)
     with pytest.raises(InvalidArgument, match="--restart"):
         source_name(open_source(path), [first], restart=False)
+
+
+def test_one_key_or_several_in_every_kind_of_file(write_lines, make_message):
+    """NDJSON takes `key` as it takes `keys`; of both, `keys` counts; a null key is none."""
+    plain = [{n: v for n, v in make_message(i).items() if n != "keys"} for i in range(6)]
+    ways = [{"key": "a"}, {"key": ["a", "b"]}, {"keys": ["a", "b"]}, {"keys": None, "key": "a"}, {"key": None}]
+    ways.append({"key": "x", "keys": ["a"]})
+    expected = [("a",), ("a", "b"), ("a", "b"), ("a",), (), ("a",)]
+    found = [r.message.keys for r in read(ndjson(write_lines([p | w for p, w in zip(plain, ways, strict=True)])))]
+    assert found == expected
+    for way, keys in zip(ways, expected, strict=True):
+        (batch,) = ndjson(write_lines([p | way for p in plain])).batches(0)
+        assert (batch.columns is None) == (way == {"key": None})
+        if batch.columns is not None:
+            assert rows(batch.columns) == slow_rows(batch)
+        assert len(slow_rows(batch)) == len(plain) * len(keys)
+
+
+CSV = """order_id,queue_id,offset,size,created,note
+A-1,0,1,10,2023-11-14T22:13:20Z,"hi, ""you"" there"
+A-2,0,2,10,2023-11-14T23:13:21.5+01:00,
+,0,3,10,2023-11-14T22:13:20Z,
+"""
+ORDERS = Fields({"key": "order_id", "timestamp_ms": "created"}, {"topic": "orders"})
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+def test_csv_with_other_names_of_columns(tmp_path, ends):
+    path = tmp_path / "orders.csv"
+    path.write_bytes(b"\xef\xbb\xbf" + CSV.replace("\n", ends).encode())
+    source = open_source(path, ORDERS)
+    (batch,) = source.batches(0)
+    assert batch.columns is not None
+    assert batch.columns.num_rows == 2
+    messages = [record.message for record in batch.records()]
+    assert [(m.topic, m.keys, m.offset, m.timestamp_ms - 1_700_000_000_000) for m in messages] == [
+        ("orders", ("A-1",), 1, 0),
+        ("orders", ("A-2",), 2, 1000),
+        ("orders", (), 3, 0),
+    ]
+    assert sorted(batch.columns["timestamp_ms"].to_pylist()) == [1_700_000_000_000, 1_700_000_001_500]
+    before = path.stat().st_size
+    with path.open("a") as handle:
+        handle.write("A-4,0,4,10,1700000000000," + ends)
+    (more,) = open_source(path, ORDERS).batches(before)
+    assert [(r.where, r.message.offset, r.message.timestamp_ms) for r in more.records()] == [
+        ("line 5", 4, 1_700_000_000_000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        ("A,0,x,10,1700000000000,", "offset must be an integer"),
+        ("A,0,,10,1700000000000,", "offset must be an integer"),
+        ("A,0,1,10,yesterday,", "timestamp_ms is epoch milliseconds or ISO 8601, not 'yesterday'"),
+        ("A,0,1,10,1960-01-01T00:00:00Z,", "timestamp_ms -315619200000 is outside"),
+        ("A,0,1,10", "4 columns, not 6"),
+        ('"A', "a quote is left open"),
+        ('6",0,1,10,1700000000000,', "a quote is left open"),
+    ],
+)
+def test_a_bad_csv_line_never_passes_for_a_message(tmp_path, line, problem):
+    path = tmp_path / "orders.csv"
+    path.write_text(CSV + line + "\n")
+    (batch,) = open_source(path, ORDERS).batches(0)
+    last = list(batch.records())[-1]
+    assert last.where == "line 5"
+    assert problem in last.problem
+    assert batch.columns is None or min(batch.columns["timestamp_ms"].to_pylist()) < 0
+
+
+def test_keys_of_csv_are_separated_by_blanks(tmp_path):
+    path = tmp_path / "m.csv"
+    path.write_text("topic,queue_id,keys,offset,size,timestamp_ms\n" + "t,0, a  b,1,1,5000\nt,0,,2,1,5000\n")
+    (batch,) = open_source(path).batches(0)
+    assert rows(batch.columns) == slow_rows(batch)
+    assert batch.columns["key"].to_pylist() == ["a", "b"]
+
+
+def test_parquet_and_ndjson_with_other_names_of_columns(tmp_path, write_lines):
+    values = [
+        {"order_id": k, "queue_id": 0, "offset": i, "size": 1, "created": 5000 + i} for i, k in enumerate(["a", "b"])
+    ]
+    pq.write_table(pa.Table.from_pylist(values), tmp_path / "orders.parquet")
+    found = [
+        (r.message.topic, *r.message.keys, r.message.offset)
+        for path in (tmp_path / "orders.parquet", write_lines(values))
+        for r in read(open_source(path, ORDERS))
+    ]
+    assert found == [("orders", "a", 0), ("orders", "b", 1)] * 2
+    assert read(open_source(write_lines([{"queue_id": 0}]), ORDERS))[0].problem == "'offset' is missing"
+    with pytest.raises(InvalidArgument, match=r"column 'topic' is missing; it has order_id.*--constant topic=VALUE"):
+        open_source(tmp_path / "orders.parquet")
+    with pytest.raises(InvalidArgument, match=r"give a column 'order' .key.; it has order_id"):
+        open_source(tmp_path / "orders.parquet", Fields({"key": "order", "timestamp_ms": "created"}, {"topic": "t"}))
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "ndjson.gz", "parquet", "csv"])
+def test_an_object_is_read_as_a_file_is(tmp_path, write_lines, make_message, kind):
+    values = [make_message(i, keys=["k"]) for i in range(30)]
+    data = write_lines(values).read_bytes()
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist(values), tmp_path / "m.parquet")
+        data = (tmp_path / "m.parquet").read_bytes()
+    elif kind == "csv":
+        header, *lines = [",".join(values[0]), *(",".join(map(str, v.values())) for v in values)]
+        data = "\n".join([header, *lines, ""]).replace("['k']", "k").encode()
+    storage = open_storage(f"memory://{tmp_path.name}/sub")
+    storage.put(f"day.{kind}", gzip.compress(data) if kind.endswith("gz") else data)
+    with opened_place(f"memory://{tmp_path.name}/sub/day.{kind}", IndexConfig()) as place:
+        source = opening.open_source(place)
+        assert [record.message.offset for record in read(source)] == list(range(30))
+        name = source_name(source, [], restart=False)
+        assert name.startswith(f"file:memory://{tmp_path.name}/sub/day.{kind}#")
+        assert source_name(source, [name], restart=False) == name
+    with pytest.raises(InvalidArgument, match=f"memory://{tmp_path.name}/sub/none.csv: no such object"):
+        with opened_place(f"memory://{tmp_path.name}/sub/none.csv", IndexConfig()):
+            pass
+
+
+@pytest.mark.parametrize("gzipped", [False, True])
+def test_stdin_is_taken_as_it_comes(write_lines, make_message, monkeypatch, gzipped):
+    """Nothing waits for a whole block, and nothing is read twice: lines are numbered all the same."""
+    lines = [json.dumps(make_message(i)).encode() + b"\n" for i in range(4)]
+    packed = [gzip.compress(line) if gzipped else line for line in [*lines, b"nope\n"]]
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BufferedReader(Pieces(packed))))
+    with opened_place("-", IndexConfig()) as place:
+        source = opening.open_source(place)
+        assert (source_name(source, [], restart=False), source.total) == (None, None)
+        batches = list(source.batches(0))
+    assert len(batches) > 1
+    records = [record for batch in batches for record in batch.records()]
+    assert [(r.where, r.message and r.message.offset) for r in records] == [
+        *((f"line {i + 1}", i) for i in range(4)),
+        ("line 5", None),
+    ]
+
+
+class Pieces(io.RawIOBase):
+    """A pipe that gives one piece a read."""
+
+    def __init__(self, pieces):
+        self._pieces = pieces
+
+    def readable(self):
+        return True
+
+    def readinto(self, buffer):
+        piece = self._pieces.pop(0) if self._pieces else b""
+        buffer[: len(piece)] = piece
+        return len(piece)

@@ -380,3 +380,41 @@ def test_wide_ranges_and_counts_are_fine(index):
         result = index.query("t", "k", *limits, max_count=10**30)
         assert (len(result), result.status) == (0 if limits == (-5, -1) else 2, "complete")
     assert len(index.query("t", "k", np.int64(0), np.int64(2**62), np.int32(5))) == 2
+
+
+class PolarsLike:
+    """Exports text as views, and categories as dictionaries of them, as Polars does."""
+
+    def __init__(self, columns):
+        topics = pa.DictionaryArray.from_arrays(pa.array([0] * len(columns["key"]), pa.uint32()), pa.array(["t"]))
+        views = {"topic": topics.cast(pa.dictionary(pa.uint32(), pa.string_view()))}
+        views["key"] = pa.array(columns["key"], pa.string_view())
+        views["timestamp_ms"] = pa.array(columns["timestamp_ms"]).cast(pa.timestamp("ms", "UTC"))
+        self._table = pa.table({**columns, **views})
+
+    def __arrow_c_stream__(self, requested_schema=None):
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def filtered_frame(columns):
+    """Return a frame of pandas whose index is no plain count, and so becomes a column."""
+    return pytest.importorskip("pandas").DataFrame(columns).query("offset < 3")
+
+
+@pytest.mark.parametrize("make", [filtered_frame, PolarsLike, pa.table])
+def test_data_frames_are_batches(index, make):
+    columns = {name: [value] * 2 for name, value in GOOD.items() if name != "keys"} | {"key": ["a", "b"]}
+    assert index.put_batch(make(columns | {"offset": [1, 2]}), "s", 7) == 2
+    assert [item.offset for key in "ab" for item in index.query("t", key)] == [1, 2]
+    index.flush()
+    assert index.durable_position("s") == 7
+
+
+def test_a_data_frame_is_checked_as_any_batch(index):
+    pd = pytest.importorskip("pandas")
+    columns = {name: [value] * 2 for name, value in GOOD.items() if name != "keys"} | {"key": ["a", None]}
+    with pytest.raises(InvalidArgument, match="column 'key' has 1 null"):
+        index.put_batch(pd.DataFrame(columns))
+    with pytest.raises(InvalidArgument, match="column 'more' is unknown"):
+        index.put_batch(pd.DataFrame({**columns, "more": 1}))
+    unchanged(index)

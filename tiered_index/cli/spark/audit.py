@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from typer import Option
 
 from tiered_index.cli.maintenance import write_findings
-from tiered_index.cli.options import Column, Conf, Constant, Master, Ship
+from tiered_index.cli.options import Column, Conf, Constant, Master, Ship, given_columns
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import given_columns, given_storage, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark.sharing import given_storage, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.errors import InvalidArgument
 

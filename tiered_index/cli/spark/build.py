@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 from typer import Option
 
 from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
-from tiered_index.cli.options import Begin, Column, Conf, Constant, DryRun, End, Master, MinAge, Ship, Tiers, Window
+from tiered_index.cli.options import (
+    Begin,
+    Column,
+    Conf,
+    Constant,
+    DryRun,
+    End,
+    Master,
+    MinAge,
+    Ship,
+    Tiers,
+    Window,
+    given_columns,
+)
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
-from tiered_index.cli.spark.sharing import (
-    given_columns,
-    given_storage,
-    job_document,
-    progress_of,
-    spark_columns,
-    spark_of,
-)
+from tiered_index.cli.spark.sharing import given_storage, job_document, progress_of, spark_columns, spark_of
 from tiered_index.cli.times import format_time, human_duration
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import JobMetrics

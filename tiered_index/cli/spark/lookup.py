@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
-from tiered_index.cli.options import Column, Conf, Master
+from tiered_index.cli.options import Column, Conf, Master, pairs
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.spark.sharing import given_storage, pairs, progress_of, spark_of
+from tiered_index.cli.spark.sharing import given_storage, progress_of, spark_of
 from tiered_index.cli.times import time_option
 from tiered_index.errors import InvalidArgument
 

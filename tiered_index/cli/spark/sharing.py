@@ -6,9 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
+from tiered_index.cli.options import pairs
 from tiered_index.cli.session import Session
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import ConfigError
 from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
@@ -16,17 +17,6 @@ if TYPE_CHECKING:
 
     from tiered_index.spark.build.build import BuildResult
     from tiered_index.spark.build.merge import CompactReport, MergeResult
-
-
-def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
-    """Return ``name=value`` options as a dict. Raises `InvalidArgument` naming the option."""
-    found: dict[str, str] = {}
-    for text in given or ():
-        name, mark, value = text.partition("=")
-        if not mark or not name or not value or name in found:
-            raise InvalidArgument(f"{option} is given as NAME=VALUE, each name once, not {text!r}")
-        found[name] = value
-    return found
 
 
 def given_storage(config: IndexConfig) -> str:
@@ -67,19 +57,6 @@ def progress_of(session: Session) -> Callable[[str, int, int], None]:
 def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
     """Return what a job reports, JSON-ready."""
     return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics.to_json()}
-
-
-def given_columns(
-    column: Sequence[str] | None, constant: Sequence[str] | None
-) -> tuple[dict[str, str], dict[str, str]]:
-    """Return both as dicts. Raises `InvalidArgument`, before a session is made."""
-    columns, constants = pairs("--column", column), pairs("--constant", constant)
-    if both := sorted(columns.keys() & constants.keys()):
-        raise InvalidArgument(f"{both[0]} is given by --column and by --constant")
-    for name, value in constants.items():
-        if name not in ("topic", "key") and not value.removeprefix("-").isdecimal():
-            raise InvalidArgument(f"--constant {name}={value}: a whole number is needed")
-    return columns, constants
 
 
 def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> dict[str, Any]:

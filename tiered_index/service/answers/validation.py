@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import operator
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -139,7 +140,8 @@ def _extra_value(column: Column, value: Any) -> Any:
 def batch_columns(
     batch: Any, schema: Schema, topics: TopicTable, rule: HashRule = "abs"
 ) -> tuple[Columns, list[tuple[int, str]]]:
-    """Return a batch (Arrow record batch or table, or dict of arrays) as hashed columns, and its (id, name) pairs.
+    """Return a batch (as `put_batch` takes it) as hashed columns, and its (id, name) pairs.
+
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
     Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the
     column and the first bad row.
@@ -182,14 +184,33 @@ def batch_columns(
     return columns, given_ids
 
 
+# What pandas calls an index that has no name, where it exports a frame.
+_PANDAS_INDEX = re.compile(r"__index_level_[0-9]+__")
+
+
 def _as_mapping(batch: Any) -> dict[str, Any]:
+    if not isinstance(batch, pa.RecordBatch | pa.Table) and hasattr(batch, "__arrow_c_stream__"):
+        try:
+            table = pa.RecordBatchReader.from_stream(batch).read_all()
+            fields = [pa.field(f.name, _known_text(f.type)) for f in table.schema]
+            batch = table.cast(pa.schema(fields))
+        except (pa.ArrowException, TypeError, ValueError) as error:
+            raise InvalidArgument(f"a {type(batch).__name__} can't be taken as an Arrow table: {error}") from error
+        batch = batch.drop_columns([name for name in batch.column_names if _PANDAS_INDEX.fullmatch(name)])
     if isinstance(batch, pa.RecordBatch | pa.Table):
         if len(set(batch.schema.names)) != len(batch.schema.names):
             raise InvalidArgument("a batch's column names must differ")
         return {name: batch.column(name) for name in batch.schema.names}
     if isinstance(batch, Mapping):
         return dict(batch)
-    raise InvalidArgument(f"a batch is an Arrow RecordBatch or Table or a dict of arrays, not {type(batch).__name__}")
+    raise InvalidArgument(f"a batch is an Arrow table, a data frame or a dict of arrays, not {type(batch).__name__}")
+
+
+def _known_text(kind: pa.DataType) -> pa.DataType:
+    """Return the type itself or, for views of text, as Polars has them, the one that everybody knows."""
+    if pa.types.is_dictionary(kind):
+        return pa.dictionary(kind.index_type, _known_text(kind.value_type), kind.ordered)
+    return pa.large_string() if pa.types.is_string_view(kind) else kind
 
 
 def _arrow(name: str, values: Any, wanted: str) -> pa.Array:

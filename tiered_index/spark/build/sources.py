@@ -26,7 +26,7 @@ from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.spark import local_files
 from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
 from tiered_index.spark.executors import AddressOf, StorageAddress, arrow_schema, typed_errors
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import ObjectReader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -50,31 +50,7 @@ def _find(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
 @contextmanager
 def _opened(address: StorageAddress, name: str) -> Iterator[io.RawIOBase]:
     with address.open() as storage:
-        yield _Ranges(storage, name, storage.head(name).size_bytes)
-
-
-class _Ranges(io.RawIOBase):
-    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
-        super().__init__()
-        self._storage, self._name, self._size_bytes = storage, name, size_bytes
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
-        return self._at
-
-    def readinto(self, buffer: object) -> int:
-        view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
-        length = min(len(view), max(0, self._size_bytes - self._at))
-        view[:length] = self._storage.get_range(self._name, self._at, length) if length else b""
-        self._at += length
-        return length
+        yield ObjectReader(storage, name, storage.head(name).size_bytes)
 
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"

@@ -1,0 +1,236 @@
+"""Messages as files have them: which column is which field, what is wrong with one, and their entries as columns. Pure.
+
+A message has its keys in `keys`, a list of text, or in `key`, one key or a list; of both, `keys` counts.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.cli.options import given_columns
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.schema import ROCKETMQ_SCHEMA
+from tiered_index.service.answers.rows import check_topic
+from tiered_index.service.answers.validation import check_keys, check_number, message_row, milliseconds
+
+# What every message has beside its keys; `topic_id` is optional.
+FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
+_KEYS = ("key", "keys")
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Which column of a source is a field (by default the one of its name), and fields that all messages have."""
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    constants: Mapping[str, str | int] = field(default_factory=dict)
+
+    @classmethod
+    def given(cls, column: Sequence[str] | None, constant: Sequence[str] | None) -> Fields:
+        """Return what the options --column and --constant say. Raises `InvalidArgument` naming the option."""
+        columns, constants = given_columns(column, constant)
+        known = (*FIELDS, "key", "topic_id")
+        for option, names in (("--column", columns), ("--constant", constants)):
+            if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
+                raise InvalidArgument(
+                    f"{option}: {unknown[0]!r} is no field of a message; these are {', '.join(known)}"
+                )
+        return cls(columns, {n: value if n in ("topic", "key") else int(value) for n, value in constants.items()})
+
+    @cached_property
+    def names(self) -> dict[str, str]:
+        """The columns by field, those of constants left out; a column given for the key is the only one for keys."""
+        chosen = [name for name in _KEYS if name in self.columns or name in self.constants]
+        wanted = (*FIELDS, *(chosen or _KEYS), "topic_id")
+        return {name: self.columns.get(name, name) for name in wanted if name not in self.constants}
+
+    def check_columns(self, there: Sequence[str], whose: str) -> None:
+        """Raise `InvalidArgument` where a source of rows lacks a column or has several for the keys."""
+        if twice := [name for name in there if there.count(name) > 1 and name in self.names.values()]:
+            raise InvalidArgument(f"{whose}: column {twice[0]!r} stands there twice")
+        for name in FIELDS:
+            if name in self.names and self.names[name] not in there:
+                raise InvalidArgument(
+                    f"{whose}: column {self.shown(name)} is missing; it has {', '.join(there)} (--column "
+                    f"{name}=COLUMN says which one it is, --constant {name}=VALUE gives all messages one)"
+                )
+        keys = [name for name in _KEYS if name in self.names and self.names[name] in there]
+        if len(keys) != 1 and "key" not in self.constants:
+            given = [name for name in _KEYS if name in self.columns]
+            wanted = self.shown(given[0]) if given else "'key' (text) or a column 'keys' (list of text)"
+            raise InvalidArgument(
+                f"{whose}: give a column {wanted}; it has {', '.join(there)} (--column key=COLUMN says which one it is)"
+            )
+
+    def shown(self, name: str) -> str:
+        """Return what errors call a field."""
+        column = self.columns.get(name, name)
+        return repr(name) if column == name else f"{column!r} ({name})"
+
+    def of_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the fields of one message."""
+        return {**{name: row[column] for name, column in self.names.items() if column in row}, **self.constants}
+
+    def of_table(self, table: pa.Table) -> pa.Table:
+        """Return the fields of many messages as columns."""
+        columns = {name: table[column] for name, column in self.names.items() if column in table.column_names}
+        for name, value in self.constants.items():
+            kind = pa.string() if isinstance(value, str) else pa.int64()
+            columns[name] = pa.chunked_array([pa.repeat(pa.scalar(value, kind), len(table))])
+        if pa.types.is_timestamp(columns["timestamp_ms"].type):
+            columns["timestamp_ms"] = milliseconds(columns["timestamp_ms"])
+        if "key" in columns and _is_list(columns["key"].type):
+            keys = columns.pop("key")
+            if "keys" not in columns or columns["keys"].null_count == len(table):
+                columns["keys"] = keys
+        return pa.table(columns)
+
+
+@dataclass(frozen=True, slots=True)
+class Message:
+    """One message, checked. `topic_id` is None where the source leaves it to the index."""
+
+    topic: str
+    queue_id: int
+    offset: int
+    size: int
+    timestamp_ms: int
+    keys: tuple[str, ...]
+    topic_id: int | None
+
+
+# What of a problem is the message's own: values, and what a parser says of a line.
+_OWN = re.compile(r": .*|, not .*| -?[0-9]+(?= is outside)", re.DOTALL)
+_TOO_LONG = re.compile(r"(topic|key) .* UTF-16 code units; the limit is", re.DOTALL)
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One message, or what is wrong with it, and its place: `where` for people, [start, end) as positions."""
+
+    where: str
+    start: int
+    end: int
+    message: Message | None
+    problem: str = ""
+
+    @property
+    def reason(self) -> str:
+        """What is wrong without the values of this message, so that it can be counted."""
+        return _OWN.sub("", _TOO_LONG.sub(r"\1 is longer than", self.problem))
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Messages up to position `end`; `columns` is None where only `records`, slow and exact, can say what is wrong."""
+
+    columns: pa.RecordBatch | None
+    messages: int
+    end: int
+    records: Callable[[], Iterator[Record]]
+
+
+def checked_message(fields: Mapping[str, Any], names: Fields) -> Message:
+    """Return a message of plain values. Raises `InvalidArgument` naming the field as `names` show it."""
+    if missing := [name for name in FIELDS if name not in fields]:
+        raise InvalidArgument(f"{names.shown(missing[0])} is missing")
+    keys = fields.get("keys")
+    if keys is None and "key" in fields:
+        keys = fields["key"]
+        keys = [] if keys is None else keys if isinstance(keys, list) else [keys]
+    elif "keys" not in fields:
+        raise InvalidArgument(f"{names.shown('key' if 'key' in names.columns else 'keys')} is missing")
+    if not isinstance(keys, list):
+        raise InvalidArgument(f"keys must be a list of text, not {keys!r:.80}")
+    topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
+    topic, queue_id, offset, size, second, _ = message_row(topic, queue_id, offset, size, time_ms, {}, ROCKETMQ_SCHEMA)
+    checked_keys = tuple(check_keys(keys))
+    topic_id = check_number("topic_id", fields["topic_id"]) if fields.get("topic_id") is not None else None
+    return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id)
+
+
+def columns_of(messages: list[Message]) -> dict[str, Any]:
+    """Return messages as columns of entries; either all or none of them have a topic id."""
+    rows = [(m, key) for m in messages for key in m.keys]
+    columns: dict[str, Any] = {name: [getattr(m, name) for m, _ in rows] for name in FIELDS}
+    columns["key"] = [key for _, key in rows]
+    if messages and messages[0].topic_id is not None:
+        columns["topic_id"] = [m.topic_id for m, _ in rows]
+    return columns
+
+
+def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
+    """Return one row an entry out of one row a message with a column `keys` (lists) or, where it has none, `key`.
+
+    None where a value is missing somewhere. A key that stands twice in one message counts once. Memory: the batch
+    twice.
+    """
+    names = [name for name in (*FIELDS, "topic_id") if name in table.column_names]
+    if "topic_id" in names and table["topic_id"].null_count == len(table):
+        names.remove("topic_id")
+    if any(table[name].null_count for name in names):
+        return None
+    has_lists = "keys" in table.column_names and (
+        "key" not in table.column_names or not len(table) or table["keys"].null_count < len(table)
+    )
+    table = table.combine_chunks()
+    if not has_lists:
+        return None if table["key"].null_count else _batch({name: table[name] for name in (*names, "key")})
+    lists = table["keys"].chunk(0) if table["keys"].num_chunks else pa.array([], pa.list_(pa.string()))
+    if not _is_list(lists.type) or lists.null_count:
+        return None
+    if not _keyless_are_sound(table, lists, names):
+        return None
+    keys, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
+    if keys.null_count:
+        return None
+    if len(keys) > len(table) or len(pc.unique(parents)) < len(keys):
+        # a message with several keys: (message, key) pairs as one number each, the first of equal ones stays
+        codes = keys.dictionary_encode()
+        pairs = parents.to_numpy().astype(np.int64) * max(1, len(codes.dictionary)) + codes.indices.to_numpy()
+        first = np.unique(pairs, return_index=True)[1]
+        if len(first) < len(keys):
+            kept = pa.array(np.sort(first))
+            keys, parents = keys.take(kept), parents.take(kept)
+    # combined columns have one chunk, or none where there is no row
+    return _batch({**{name: table[name].take(parents).combine_chunks() for name in names}, "key": keys})
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def _keyless_are_sound(table: pa.Table, lists: pa.Array, names: list[str]) -> bool:
+    """Return whether messages without keys are well; they make no entry, so nobody else looks at them."""
+    keyless = table.filter(pc.equal(pc.list_value_length(lists), 0))
+    try:
+        for name in names if len(keyless) else ():
+            if name == "topic":
+                for topic in pc.unique(keyless[name]).to_pylist():
+                    check_topic(topic)
+            elif pa.types.is_integer(keyless[name].type):
+                for number in pc.min_max(keyless[name]).as_py().values():
+                    check_number(name, number)
+            else:
+                return False
+    except InvalidArgument:
+        return False
+    return True
+
+
+def _batch(columns: Mapping[str, Any]) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({name: _array(values) for name, values in columns.items()})
+
+
+def _array(column: Any) -> pa.Array:
+    if isinstance(column, pa.ChunkedArray):
+        return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+    return column

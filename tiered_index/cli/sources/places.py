@@ -1,0 +1,124 @@
+"""Where the bytes of a source are: a local file, an object of a storage, or standard input. One thread."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import io
+import sys
+import zlib
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, cast
+from urllib.parse import unquote, urlsplit
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.storage.base import ObjectReader, Storage
+from tiered_index.storage.disk import absolute_path
+from tiered_index.storage.opening import open_storage
+
+STDIN = "-"
+# One request fills so much, where less is asked for.
+_BUFFER_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """One file of the local disk. Raises `InvalidArgument` where it can't be opened."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable."""
+        try:
+            return self.path.open("rb")
+        except OSError as error:
+            raise InvalidArgument(f"{self.path}: {error.strerror}") from error
+
+    ranges = open
+
+
+@dataclass(frozen=True)
+class StoredFile:
+    """One object; `uri` names it, without parameters."""
+
+    uri: str
+    storage: Storage
+    name: str
+    size_bytes: int
+
+    def __str__(self) -> str:
+        return self.uri
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable, buffered for reading on and on."""
+        return io.BufferedReader(self._reader(), _BUFFER_BYTES)
+
+    def ranges(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the bytes, seekable; each read is one request."""
+        return cast(IO[bytes], self._reader())
+
+    def _reader(self) -> ObjectReader:
+        return ObjectReader(self.storage, self.name, self.size_bytes)
+
+
+class Stdin:
+    """What comes on standard input, gzipped or not: read once, so that nothing of it can be continued."""
+
+    def __init__(self) -> None:
+        raw = cast(io.BufferedReader, sys.stdin.buffer)
+        self._stream: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+
+    def __str__(self) -> str:
+        return "stdin"
+
+    def open(self) -> AbstractContextManager[IO[bytes]]:
+        """Return the one stream; it stays open."""
+        return contextlib.nullcontext(self._stream)
+
+    def head(self) -> bytes:
+        """Return the first bytes, which stay to be read; empty at the end of the stream."""
+        try:
+            return bytes(self._stream.peek(1))
+        except (EOFError, OSError, zlib.error) as error:
+            raise CorruptFile(str(self), f"damaged gzip file: {error}") from error
+
+
+Place = LocalFile | StoredFile | Stdin
+
+
+def local_path(source: str) -> Path | None:
+    """Return the absolute path of a path or a `file://` URI, None for any other source."""
+    if source == STDIN:
+        return None
+    if source.startswith("file://"):
+        return absolute_path(unquote(urlsplit(source).path))
+    return None if "://" in source else absolute_path(source)
+
+
+@contextlib.contextmanager
+def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
+    """Yield what `source` names. Raises `InvalidArgument`, and as the storage."""
+    path = local_path(source)
+    if path is not None:
+        yield LocalFile(path)
+        return
+    if source == STDIN:
+        yield Stdin()
+        return
+    uri, mark, parameters = source.partition("?")
+    folder, _, name = uri.rpartition("/")
+    if not name or folder.endswith(("/", ":")):
+        raise InvalidArgument(f"{uri} is no file: give the URI of one, such as s3://bucket/day.ndjson")
+    with contextlib.closing(open_storage(folder + mark + parameters, options=config.s3)) as storage:
+        try:
+            size_bytes = storage.head(name).size_bytes
+        except ObjectNotFound as error:
+            raise InvalidArgument(f"{uri}: no such object") from error
+        yield StoredFile(uri, storage, name, size_bytes)
