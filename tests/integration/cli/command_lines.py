@@ -87,7 +87,7 @@ def run_here(
         _put_back(),
         _ended_after(timeout),
         mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
-        io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))) as given,  # type: ignore[type-var]
+        io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))) as given,
         mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
     ):
         try:

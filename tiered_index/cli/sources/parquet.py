@@ -60,7 +60,7 @@ class ParquetSource:
         with self.place.ranges() as handle:
             size = handle.seek(0, io.SEEK_END)
             handle.seek(max(0, size - _FOOTER_BYTES))
-            return size, hashlib.sha256(handle.read()).hexdigest()[:16]
+            return size, hashlib.sha256(handle.read(_FOOTER_BYTES)).hexdigest()[:16]
 
     def batches(self, start: int) -> Iterator[Batch]:
         """Yield the rows from number `start` on."""
