@@ -110,7 +110,16 @@ def test_fields_are_contracts():
     assert fields(MessagesResult)[:4] == ["messages", "status", "cursor", "failed"]
     assert {"item", "state", "message", "problem"} <= set(fields(Fetched))
     assert fields(Lookup) == ["topic", "key", "begin_ms", "end_ms", "max_count", "cursor"]
-    assert fields(Explain) == ["requests", "bytes", "cost_usd", "elapsed_ms", "files_read", "files_skipped", "files"]
+    assert fields(Explain) == [
+        "requests",
+        "bytes",
+        "cost_usd",
+        "elapsed_ms",
+        "files_read",
+        "files_skipped",
+        "files",
+        "folded_entries",
+    ]
     report = {
         "file",
         "place",

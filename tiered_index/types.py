@@ -39,7 +39,8 @@ def column(dtype: str, *, identity: bool = False, default: Any = 0) -> Any:
     """Declare a stored column of an `IndexItem` subclass.
 
     `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``); numbers are stored
-    big-endian. `identity` columns (integers only) take part in deciding whether two entries are the same answer.
+    big-endian. `identity` columns (integers only) take part in deciding whether two entries are the same answer: with
+    ``event: int = column(">i8", identity=True)`` entries are told apart by (topic, queue_id, offset, event).
     """
     return field(default=default, metadata={"dtype": dtype, "identity": identity})
 
@@ -137,7 +138,11 @@ class FileReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Explain:
-    """What a lookup cost: requests to the storage, bytes read from it, estimated dollars, wall time, and each file."""
+    """What a lookup cost: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
+
+    `folded_entries`: how many entries it left out because another one of the same identity, with other content (time,
+    size, further columns), is the answer; at least, for what was read. Not 0 means that identities aren't unique.
+    """
 
     requests: int = 0
     bytes: int = 0
@@ -146,6 +151,7 @@ class Explain:
     files_read: int = 0
     files_skipped: int = 0
     files: tuple[FileReport, ...] = ()
+    folded_entries: int = 0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields as a JSON-ready dict."""

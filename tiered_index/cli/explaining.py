@@ -83,6 +83,10 @@ class Explaining:
             f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
             f"{sum(page.elapsed_ms for page in pages):.1f} ms"
         )
+        if folded := sum(page.folded_entries for page in pages):
+            out.line(
+                f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of an answer, other content"
+            )
         out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {self.prices_as_of}")
 
 

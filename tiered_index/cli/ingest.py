@@ -212,7 +212,8 @@ def ingest(
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
 
-      zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index
+      zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index --storage
+      file:///tmp/store
     """
     selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
     path = local_path(source)

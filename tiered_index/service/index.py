@@ -167,6 +167,10 @@ class IndexService(Lookups[ItemT]):
         `source_position` becomes durable with the message. `topic_id` is assigned where not given; `extra` are the
         schema's further columns by name.
 
+        (topic, queue_id, offset), and the schema's identity columns, are an entry's identity: of entries of one key
+        that agree in them only the newest is answered, so that putting a message again is harmless. What has no
+        position of its own needs a number that is unique (`column(identity=True)`), or it is lost to lookups.
+
         The call is accepted whole or refused whole and never waits for a disk. Raises `InvalidArgument` (fix the call),
         `BackPressure` (slow down and repeat it), `WriterFenced`. Any thread.
         """
@@ -304,7 +308,8 @@ class IndexService(Lookups[ItemT]):
         """Return a JSON-ready summary of buffer, disk and files; `problems` lists every present error.
 
         `unpublished` counts the files, and the entries in them and in the buffer, that a reader of the storage does not
-        see yet.
+        see yet. `quarantined_entries` and `folded_entries` (see `Explain`) count since this service was opened, the
+        latter at each lookup that meets them.
         """
         buffered = self._buffer.size
         handles = self._catalog.all()
@@ -317,6 +322,7 @@ class IndexService(Lookups[ItemT]):
             "buffered_entries": buffered,
             "buffered_bytes": self._buffer.size_bytes,
             "quarantined_entries": self._flusher.quarantined,
+            "folded_entries": self._engine.folded,
             "local_bytes": self._lifecycle.local_bytes(),
             "files": dict(Counter(handle.place for handle in handles)),
             "unpublished": {"files": len(own), "entries": buffered + sum(handle.count for handle in own)},

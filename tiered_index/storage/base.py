@@ -192,16 +192,20 @@ class ObjectReader(io.RawIOBase):
         self._at = 0
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
+        """Return True."""
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Go to a byte; no request."""
         self._at = max(0, offset + {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence])
         return self._at
 
     def readinto(self, buffer: object) -> int:
+        """Fill `buffer` by one request, as far as there are bytes; return how many that were. Errors as `get_range`."""
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         length = min(len(view), max(0, self._size_bytes - self._at))
         view[:length] = self._storage.get_range(self._name, self._at, length) if length else b""

@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from tiered_index import IndexItem, IndexReader, KeyedIndexItem, column
+from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
 
 T = 1_700_000_000_000
@@ -201,3 +201,34 @@ def test_values_that_a_column_would_change_are_refused(open_index, name, value):
     index.put("t", 0, "k", 2, 1, T, note=b"a\0b", weight=float("inf"))
     (item,) = index.query("t", "k")
     assert (item.note, item.weight) == (b"a\0b", float("inf"))
+
+
+def test_entries_folded_though_their_content_differs_are_counted(open_index):
+    """Without a position of their own they are one answer; the same message put again is no loss."""
+    index = open_index()
+    for second in (0, 0, 1, 2):
+        index.put("t", 0, "k", 0, 10, T + second * 1000)
+    index.put("t", 0, "k", 0, 11, T)
+    index.flush()  # the file has five, the buffer gets one
+    index.put("t", 1, "k", 0, 10, T)
+    index.put("t", 1, "k", 0, 10, T)
+    result = index.query("t", "k")
+    assert [(i.queue_id, i.timestamp_ms) for i in result] == [(0, T + 2000), (1, T)]
+    assert (result.explain.folded_entries, result.to_dict()["explain"]["folded_entries"]) == (4, 4)
+    assert index.query("t", "none").explain.folded_entries == 0
+    assert index.query_many([Lookup(topic="t", key="k"), Lookup(topic="t", key="x")]).explain.folded_entries == 4
+    assert index.health()["folded_entries"] == 8
+
+
+def test_identity_columns_tell_entries_without_offsets_apart(open_index):
+    @dataclass(frozen=True, kw_only=True)
+    class Event(KeyedIndexItem):
+        event: int = column(">i8", identity=True)
+        share: float = column(">f8")
+
+    index = open_index(item_type=Event)
+    for event, second in ((7, 0), (8, 1), (9, 2), (9, 2)):
+        index.put("t", 0, "k", 0, 0, T + second * 1000, event=event, share=float("nan"))
+    result = index.query("t", "k")
+    assert [i.event for i in result] == [9, 8, 7]
+    assert result.explain.folded_entries == 0  # the same entry, put twice

@@ -27,6 +27,7 @@ from tiered_index.service.answers.rows import (
     check_range,
     check_topic,
     concatenate,
+    differing,
     encode_cursor,
     order_key,
     query_digest,
@@ -264,18 +265,20 @@ def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
 
 
 def best_answers(
-    batch: LookupBatch, parts: list[Matches], schema: Schema
+    batch: LookupBatch, parts: list[Matches], schema: Schema, folded: Callable[[int], None] | None = None
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return the answers of all lookups in order, each lookup's start (n + 1), and which lookups have more answers."""
-    found, counts = first_rows(batch.max_count, parts, schema)
+    found, counts = first_rows(batch.max_count, parts, schema, folded)
     ends = np.concatenate((np.zeros(1, np.int64), np.cumsum(np.minimum(counts, batch.max_count))))
     return found.rows, ends, counts > batch.max_count
 
 
 def first_rows(
-    limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema
+    limits: npt.NDArray[np.int64], parts: Sequence[Matches], schema: Schema, folded: Callable[[int], None] | None = None
 ) -> tuple[Matches, npt.NDArray[np.int64]]:
-    """Return the first rows of each lookup in answer order, at most `limits` (n), and all rows' number."""
+    """Return the first rows of each lookup in answer order, at most `limits` (n), and all rows' number; `folded` as
+    that of `first_answers`.
+    """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
     order = np.argsort(lookups, kind="stable")
@@ -297,6 +300,9 @@ def first_rows(
             equal &= values[same][1:] == values[same][:-1]
         kept = np.ones(len(rows), bool)
         kept[shared[same[1:][equal]]] = False
+        if folded is not None and equal.any():
+            begins = np.concatenate(([True], ~equal))
+            folded(differing(part[same], part[same[begins]][np.cumsum(begins) - 1], schema))
         lookups, rows = lookups[kept], rows[kept]
     starts = np.searchsorted(lookups, np.arange(len(limits) + 1))
     rank = np.arange(len(rows)) - starts[:-1][lookups]
@@ -315,6 +321,8 @@ class MatchAccumulator:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts: list[Matches] = field(default_factory=list)
     _count: int = 0
+    # As `first_answers` tells it.
+    folded: int = 0
     _most: int = field(default_factory=lambda: _HELD_ROWS)
 
     def add(self, found: Matches) -> None:
@@ -343,8 +351,12 @@ class MatchAccumulator:
                 return self._cut()
             return Matches(lookups, np.concatenate([part.rows for part in self._parts]))
 
+    def fold(self, count: int) -> None:
+        """Count entries that were folded."""
+        self.folded += count
+
     def _cut(self) -> Matches:
-        left, _ = first_rows(self.batch.max_count + 1, self._parts, self.schema)
+        left, _ = first_rows(self.batch.max_count + 1, self._parts, self.schema, self.fold)
         self._parts, self._count = [left], len(left.rows)
         return left
 

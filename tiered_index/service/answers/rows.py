@@ -243,8 +243,11 @@ def check_schema(rows: Array, schema: Schema, file: str) -> None:
         )
 
 
-def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
-    """Return the first `limit` answers in order; of equal identities the newest one, then as `tie_keys` decide."""
+def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int], None] | None = None) -> Array:
+    """Return the first `limit` answers in order; of equal identities the newest one, then as `tie_keys` decide.
+
+    `folded` is told how many `differing` ones were dropped, where any was.
+    """
     if len(rows) <= 1:
         return rows[:limit]
     identity = ("queue_id", "offset", *schema.identity_extra)
@@ -253,8 +256,21 @@ def first_answers(rows: Array, schema: Schema, limit: int) -> Array:
     keys += [rows["queue_id"], ~rows["offset"], -rows["second"]]
     rows = rows[np.lexsort(keys)]
     _, first = np.unique(rows[list(identity)], return_index=True)
+    if folded is not None and len(first) < len(rows):
+        of = first[np.unique(rows[list(identity)], return_inverse=True)[1].reshape(-1)]
+        folded(differing(rows, rows[of], schema))
     kept = np.sort(first)
     return rows[kept[:limit]]
+
+
+def differing(rows: Array, kept: Array, schema: Schema) -> int:
+    """Return how many rows (n) differ from those of the same identity that stay (n) in more than the topic's id."""
+    differ = np.zeros(len(rows), bool)
+    for name in {*(rows.dtype.names or ())} - {"topic_id", "queue_id", "offset", *schema.identity_extra}:
+        one, other = rows[name], kept[name]
+        # NaN, which doesn't equal itself, is no other content than NaN
+        differ |= (one != other) & ((one == one) | (other == other))
+    return int(differ.sum())
 
 
 def tie_keys(rows: Array, schema: Schema) -> list[Array]:

@@ -136,6 +136,7 @@ def add_up(explains: Sequence[Explain], reports: Sequence[FileReport], elapsed_m
         elapsed_ms=elapsed_ms,
         files_read=sum([explain.files_read for explain in explains]),
         files_skipped=sum([explain.files_skipped for explain in explains]),
+        folded_entries=sum([explain.folded_entries for explain in explains]),
         files=(*(report for explain in explains for report in explain.files), *reports),
     )
 
@@ -152,6 +153,7 @@ class TopK:
         self._fresh_count = 0
         self._cutoff: int | None = None
         self.skipped = False
+        self.folded = 0
 
     def add(self, rows: Array) -> int:
         """Take in one file's rows; return how many those were."""
@@ -170,10 +172,13 @@ class TopK:
     def _merge(self) -> None:
         # one more than `max_count` tells a full answer from a truncated one
         rows = concatenate([self._rows, *self._fresh], self._schema)
-        self._rows = first_answers(rows, self._schema, self._max_count + 1)
+        self._rows = first_answers(rows, self._schema, self._max_count + 1, self._fold)
         self._fresh, self._fresh_count = [], 0
         if len(self._rows) >= self._max_count:
             self._cutoff = int(self._rows["second"][self._max_count - 1])
+
+    def _fold(self, count: int) -> None:
+        self.folded += count
 
     def can_skip(self, second_max: int) -> bool:
         """Return whether files of this greatest second can't change the answer, which is truncated then."""

@@ -168,6 +168,9 @@ class QueryEngine:
     def __post_init__(self) -> None:
         self._make = item_maker(self.schema, self.item_type, self.sources)
         self._files = FileReader(self.threads, self.prices)
+        # entries that lookups folded though their content differs, counted at each lookup
+        self.folded = 0
+        self._lock = threading.Lock()
 
     def order_key(self, item: IndexItem) -> OrderKey:
         """Return where an entry that was answered stands in the order."""
@@ -246,7 +249,7 @@ class QueryEngine:
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
             failed=failed,
-            explain=_explain(scan, started, elsewhere),
+            explain=_explain(scan, started, elsewhere, self._fold(top.folded)),
             freshness=files.freshness,
             unknown_topics=() if len(rows) or lookup.after is not None else tuple(_unknown([lookup.topic], handles)),
             item_type=self.item_type,
@@ -303,11 +306,11 @@ class QueryEngine:
         if len(lookups) > len(pages):
             handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
             self._read(scan, handles, missing)
-        rows, starts, more = best_answers(batch, [matches.found()], self.schema)
+        rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         failed = tuple([report for report, _ in scan.errors])
         unknown = _unknown(batch.topics, handles)
         alone = [page.explain for page in pages.values()]
-        explain = _explain(scan, started, RequestStats.of(*alone))
+        explain = _explain(scan, started, RequestStats.of(*alone), self._fold(matches.folded))
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
         results = QueryResults(
@@ -349,10 +352,16 @@ class QueryEngine:
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
-            explain=_explain(scan, started, NOTHING),
+            explain=_explain(scan, started, NOTHING, 0),
             freshness=files.freshness,
         )
         return _within_budget(scan, result)
+
+    def _fold(self, count: int) -> int:
+        if count:
+            with self._lock:
+                self.folded += count
+        return count
 
     def _read(self, scan: Scan, handles: Sequence[Handle], missing: MissingObjects) -> None:
         """Search the handles; raise what can't be passed over, except a spent budget (see `_within_budget`)."""
@@ -363,7 +372,7 @@ class QueryEngine:
             raise _error(scan)
 
 
-def _explain(scan: Scan, started: float, elsewhere: RequestStats) -> Explain:
+def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Explain:
     """Return what a pass did since `started`; what its budget counted beyond files and `elsewhere` went to the log."""
     # the budget first: a search that was given up may still make a request
     total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
@@ -384,6 +393,7 @@ def _explain(scan: Scan, started: float, elsewhere: RequestStats) -> Explain:
         elapsed_ms=(time.perf_counter() - started) * 1000,
         files_read=sum([report.outcome == "read" for report in reports]),
         files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
+        folded_entries=folded,
         files=tuple(reports),
     )
 
