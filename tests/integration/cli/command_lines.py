@@ -16,6 +16,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,9 +88,12 @@ def run_here(
         _put_back(),
         _ended_after(timeout),
         mock.patch.dict(os.environ, clean_environment(**(environment or {})), clear=True),
-        io.TextIOWrapper(io.BufferedReader(io.BytesIO(stdin))) as given,
+        tempfile.TemporaryFile() as given_bytes,
+        io.TextIOWrapper(given_bytes) as given,
         mock.patch.multiple(sys, stdin=given, stdout=out, stderr=err),
     ):
+        given_bytes.write(stdin)
+        given_bytes.seek(0)
         try:
             program([str(argument) for argument in arguments])
         except SystemExit as ended:

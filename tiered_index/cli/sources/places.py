@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import select
 import sys
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import IO, Any, cast
 from urllib.parse import unquote, urlsplit
 
@@ -23,6 +26,8 @@ from tiered_index.storage.opening import open_storage
 STDIN = "-"
 # One request fills so much, where less is asked for.
 _BUFFER_BYTES = 1 << 20
+# So long a block is gathered from a stream.
+_MOMENT_S = 0.2
 
 
 @dataclass(frozen=True)
@@ -72,8 +77,12 @@ class Stdin:
     """What comes on standard input, gzipped or not: read once, so that nothing of it can be continued."""
 
     def __init__(self) -> None:
+        if sys.stdin is None:
+            raise InvalidArgument("stdin is closed")
         raw = cast(io.BufferedReader, sys.stdin.buffer)
-        self._stream: Any = gzip.GzipFile(fileobj=raw) if raw.peek(2)[:2] == b"\x1f\x8b" else raw
+        # what unpacks must not wait for whole buffers either
+        packed = cast(IO[bytes], SimpleNamespace(read=raw.read1))
+        self._stream: Any = gzip.GzipFile(fileobj=packed, mode="rb") if raw.peek(2)[:2] == b"\x1f\x8b" else raw
 
     def __str__(self) -> str:
         return "stdin"
@@ -81,6 +90,16 @@ class Stdin:
     def open(self) -> AbstractContextManager[IO[bytes]]:
         """Return the one stream; it stays open."""
         return contextlib.nullcontext(self._stream)
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return what comes within a moment, so that nothing waits for a whole block; empty at the end only."""
+        until_s = time.monotonic() + _MOMENT_S
+        pieces = [self._stream.read1(size_bytes)]
+        left = size_bytes - len(pieces[0])
+        while pieces[-1] and left and select.select([sys.stdin], [], [], max(0, until_s - time.monotonic()))[0]:
+            pieces.append(self._stream.read1(left))
+            left -= len(pieces[-1])
+        return b"".join(pieces)
 
     def head(self) -> bytes:
         """Return the first bytes, which stay to be read; empty at the end of the stream."""
@@ -94,11 +113,14 @@ Place = LocalFile | StoredFile | Stdin
 
 
 def local_path(source: str) -> Path | None:
-    """Return the absolute path of a path or a `file://` URI, None for any other source."""
+    """Return the absolute path of a path or a `file://` URI, None for any other source. Raises `InvalidArgument`."""
     if source == STDIN:
         return None
     if source.startswith("file://"):
-        return absolute_path(unquote(urlsplit(source).path))
+        parts = urlsplit(source)
+        if parts.netloc not in ("", "localhost"):
+            raise InvalidArgument(f"file://{parts.netloc}/... is not absolute: write file:///dir/file")
+        return absolute_path(unquote(parts.path))
     return None if "://" in source else absolute_path(source)
 
 

@@ -72,11 +72,8 @@ class TextSource(ABC):
         """Yield the lines behind byte `start`, which must be the end of a line."""
         with self._open() as handle:
             position = max(start, self.begin)
-            # a stream gives what has come, so that nothing waits for a whole block
-            read = handle.read
-            if isinstance(self.place, Stdin):
-                read = cast(Any, handle).read1
-            else:
+            read = self.place.read if isinstance(self.place, Stdin) else handle.read
+            if not isinstance(self.place, Stdin):
                 self._seek(handle, position)
             # lines before the block, None where they are counted once somebody asks
             number = None if start else int(self.begin > 0)

@@ -302,7 +302,8 @@ def first_rows(
         kept[shared[same[1:][equal]]] = False
         if folded is not None and equal.any():
             begins = np.concatenate(([True], ~equal))
-            folded(differing(part[same], part[same[begins]][np.cumsum(begins) - 1], schema))
+            stay = same[begins][np.cumsum(begins) - 1]
+            folded(differing(part[same[1:][equal]], part[stay[1:][equal]], schema))
         lookups, rows = lookups[kept], rows[kept]
     starts = np.searchsorted(lookups, np.arange(len(limits) + 1))
     rank = np.arange(len(rows)) - starts[:-1][lookups]
