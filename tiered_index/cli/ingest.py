@@ -254,6 +254,11 @@ def ingest(
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
+    if "offset" in fields.constants:
+        session.out.note(
+            "--constant offset: of messages of one key, topic and queue only the newest is answered; --column "
+            "offset=COLUMN names a number that is unique in its queue"
+        )
     config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule)
     with contextlib.ExitStack() as stack:
         opened = open_source(stack.enter_context(opened_place(source, config)), fields)
