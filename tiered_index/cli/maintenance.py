@@ -25,6 +25,7 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root.root import Root
+from tiered_index.storage.base import ObjectInfo
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
 
@@ -210,6 +211,10 @@ def orphans(
     where no merge, build, write or compaction runs, and no writer waits for the storage, for that long: it would fail,
     or lose what it publishes.
 
+    Objects in the index's folders (log/, data/ ...) that no index makes, such as log/note.txt, are listed as foreign,
+    whatever their age. The index ignores them, and --yes leaves them to whoever put them there. What no object's name
+    can be (a blank, a % sign) is not seen at all.
+
     [bold]Examples[/bold]
 
       tiered-index orphans --storage s3://bucket/index
@@ -223,15 +228,18 @@ def orphans(
         requests, cost_usd = index.storage.total.requests_by_kind, index.storage.total.cost_usd
     document: dict[str, Any] = {
         "status": "deleted" if yes else "found",
-        "objects": [{"object": o.name, "bytes": o.size_bytes, "modified_ms": o.modified_ms} for o in found.objects],
+        "objects": [_described(info) for info in found.objects],
         "uploads": [handle.name for handle in found.uploads],
+        "foreign": [_described(info) for info in found.foreign],
         "bytes": found.size_bytes,
         "requests": requests,
         "cost_usd": cost_usd,
     }
     session.out.answer(document)
     for info in found.objects:
-        session.out.line(f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}")
+        session.out.line(_line(info))
+    for info in found.foreign:
+        session.out.line(f"{_line(info)}  foreign")
     for handle in found.uploads:
         session.out.line(f"{handle.name}  unfinished upload")
     what = (
@@ -239,6 +247,16 @@ def orphans(
         f"{counted(len(found.uploads), 'unfinished upload')}"
     )
     session.out.line(f"{what} {'deleted' if yes else 'found'}")
+    if found.foreign:
+        session.out.line(f"{counted(len(found.foreign), 'foreign object')} left alone")
     if not yes and (found.objects or found.uploads):
         session.out.remark("nothing was deleted: --yes does that")
     return 0
+
+
+def _described(info: ObjectInfo) -> dict[str, Any]:
+    return {"object": info.name, "bytes": info.size_bytes, "modified_ms": info.modified_ms}
+
+
+def _line(info: ObjectInfo) -> str:
+    return f"{info.name}  {human_bytes(info.size_bytes)}  {format_time(info.modified_ms)}"

@@ -22,6 +22,11 @@ STAGING_PREFIX, TICKET_SUFFIX = "staging/", ".ticket"
 _FILE_ID = re.compile(r"[0-9]{15}-[0-9a-f]{12}")
 _NUMBER = re.compile(r"[0-9]{20}")
 _ATTEMPT = re.compile(r"([0-9]{20})-[0-9a-f]{16}")
+_OBJECT = re.compile(
+    rf"(log|checkpoint|epoch)/{_NUMBER.pattern}|lease/{_NUMBER.pattern}/{_NUMBER.pattern}|data/[^/]+/[^/]+\.index"
+    rf"|segments/[^/]+/{_NUMBER.pattern}/{_ATTEMPT.pattern}\.log"
+    rf"|staging/[^/]+/([^/]+\.entries|{_NUMBER.pattern}\.ticket)|probe/[^/]+"
+)
 _PLAIN = frozenset(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_+@-")
 _MAX_STORE_BYTES = 128
 
@@ -35,6 +40,11 @@ def file_id_of(name: str) -> str | None:
     """Return the id in a local file name such as ``ID.index`` or ``ID.journal``, or None where it isn't one of ours."""
     stem, dot, suffix = name.partition(".")
     return stem if _FILE_ID.fullmatch(stem) and dot + suffix in (INDEX_SUFFIX, JOURNAL_SUFFIX) else None
+
+
+def is_foreign(name: str) -> bool:
+    """Return whether no index makes an object of this name: somebody else put it there."""
+    return _OBJECT.fullmatch(name) is None
 
 
 def log_name(number: int) -> str:

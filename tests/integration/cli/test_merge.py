@@ -165,6 +165,25 @@ def test_orphans_are_listed_then_deleted(run_here, merged, tmp_path):
     assert run_here("verify", "--deep", "--storage", merged).code == 0
 
 
+def test_foreign_objects_are_ignored_listed_and_left(run_here, merged, tmp_path):
+    folder = tmp_path / "store"
+    names = [*(f"{kind}/note.txt" for kind in ("checkpoint", "data", "epoch", "lease", "log")), "staging/x.ticket"]
+    unseen = ["log%/a note", "log%/50%", "log/note.txt", "README"]
+    for path in [*(folder / name.replace("/", "%/") for name in names), *(folder / name for name in unseen)]:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("put there by hand")
+    asked = run_here("query", "t", "hot", "--storage", merged, "--json")
+    assert asked.code == 0 and "log/note.txt" in asked.err
+    assert len(hot(run_here, merged)) == 300
+    verified = run_here("verify", "--storage", merged, "--json")
+    assert verified.code == 0 and any("log/note.txt" in note for note in verified.document["notes"])
+    age(folder, merged)
+    assert "6 foreign objects left alone" in run_here("orphans", "--storage", merged).out
+    swept = run_here("orphans", "--storage", merged, "--yes", "--json").document
+    assert len(swept["objects"]) == 3 and sorted(info["object"] for info in swept["foreign"]) == names
+    assert (folder / "data%" / "note.txt").exists() and len(hot(run_here, merged)) == 300
+
+
 def age(folder, store):
     """Let everything be a week old: the objects' times, and what the log's records say."""
     week_ms = 7 * DAY_MS

@@ -192,8 +192,24 @@ def test_an_empty_storage_is_no_index(storage, clock):
     with pytest.raises(NotAnIndex):
         StorageLog(storage, clock).open()
     storage.put("log/readme", b"x")
-    with pytest.raises(CorruptFile, match="numbered"):
+    with pytest.raises(NotAnIndex):
         StorageLog(storage, clock).open()
+
+
+def test_what_no_index_makes_is_passed_over_with_a_warning(log, storage, clock, caplog):
+    log.append_positions(0, {"s": 1})
+    names = [f"log/{1:020d}.bak", "log/note.txt", "checkpoint/copy", f"lease/{1:020d}/x", "lease/zz", "epoch/x"]
+    for name in names:
+        storage.put(name, b"not of an index")
+    assert StorageLog(storage, clock).open() == log.refresh()
+    log.append_positions(0, {"s": 2})
+    assert list(log.numbers_since(log.state.number, 0)) == [3, 2, 1]
+    assert {name for name in names if any(name in line for line in caplog.messages)} == set(names[:3])
+    Lease(storage, 1, "one", clock, 30.0)
+    with pytest.raises(LockHeld):
+        check_lease(storage, "another", clock)
+    Lease(storage, 2, "one", clock, 30.0)
+    assert {info.name for info in storage.list()} >= set(names)
 
 
 def test_a_reader_costs_one_request_where_nothing_is_new(log, storage, clock):

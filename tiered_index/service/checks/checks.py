@@ -25,6 +25,7 @@ from tiered_index.format.names import (
     STATES,
     UNSEALED,
     file_id_of,
+    is_foreign,
     log_name,
     number_of,
 )
@@ -38,7 +39,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredO
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
 from tiered_index.service.root.root import Root
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 
@@ -221,13 +222,16 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     """Replay the whole log, comparing each checkpoint on the way; return the last state, None where it breaks."""
     checkpoints = {}
     for info in storage.list(CHECKPOINT_PREFIX):
-        try:
+        if is_foreign(info.name):
+            _note_foreign(info, report)
+        else:
             checkpoints[number_of(info.name)] = info.name
-        except CorruptFile as error:
-            report.add_error(info.name, "checkpoint", error)
     state, records = LogState(), _RecordCheck(report)
     try:
         for info in storage.list(LOG_PREFIX):
+            if is_foreign(info.name):
+                _note_foreign(info, report)
+                continue
             if number_of(info.name) != state.number + 1:
                 raise CorruptFile(
                     info.name, f"record {state.number + 1} is missing before it", expected=state.number + 1
@@ -326,13 +330,21 @@ def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str)
     strays = [i for i in storage.list(prefix) if i.name not in state.objects and i.name not in state.archive]
     after = _refreshed(storage, state)
     for info in strays:
-        if info.name not in after.objects and info.name not in after.archive:
+        if info.name in after.objects or info.name in after.archive:
+            continue
+        if is_foreign(info.name):
+            _note_foreign(info, report)
+        else:
             report.note(
                 f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a "
                 f"crash left"
             )
     for handle in storage.list_uploads(prefix):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")
+
+
+def _note_foreign(info: ObjectInfo, report: Report) -> None:
+    report.note(f"{info.name}: {info.size_bytes:,} bytes that are not of an index: ignored")
 
 
 def check_root(root: Root, report: Report, progress: Progress) -> dict[str, CompactedFile]:

@@ -49,7 +49,7 @@ from tiered_index.service.lifecycle.context import (
 )
 from tiered_index.service.lifecycle.publication import Publication, stored_file
 from tiered_index.service.lifecycle.staging import Staging
-from tiered_index.service.log.log import fenced, publishing
+from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root.root import disk_error
 from tiered_index.service.writing.appenders import QUARANTINE
@@ -143,7 +143,7 @@ class Lifecycle:
         swept = 0
         named = set(self._context.session.log.refresh().objects)
         for file_id in sorted(file_ids):
-            for info in list(storage.list(data_prefix(file_id))):
+            for info in list(own_objects(storage, data_prefix(file_id))):
                 if info.name not in named:
                     storage.delete(info.name)
                     swept += 1

@@ -2,37 +2,51 @@
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work before a merge:
 nothing younger than `older_than_s` is an orphan, nor what was removed since (see `publication.MAX_AGE_S`). Staged files
-are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. Threads: any.
+are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. What no index
+makes, below the index's folders, is told, and left to whoever put it there. Threads: any.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX, TICKET_SUFFIX
+from tiered_index.format.names import (
+    CHECKPOINT_PREFIX,
+    DATA_PREFIX,
+    EPOCH_PREFIX,
+    LEASE_PREFIX,
+    LOG_PREFIX,
+    SEGMENTS_PREFIX,
+    STAGING_PREFIX,
+    TICKET_SUFFIX,
+    is_foreign,
+)
 from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.staged import Ticket
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
 from tiered_index.storage.opening import PROBE_PREFIX
 
 _AT_ONCE = 1000
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
+_KEPT = (LOG_PREFIX, CHECKPOINT_PREFIX, EPOCH_PREFIX, LEASE_PREFIX)
 MIN_AGE_S = 3600.0
 """Uploads take less than this; the least `older_than_s`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Objects and unfinished uploads that may go."""
+    """Objects and unfinished uploads that may go, and `foreign` objects, of any age, which are nobody's to delete."""
 
     objects: tuple[ObjectInfo, ...]
     uploads: tuple[UploadHandle, ...]
     log: StorageLog
+    foreign: tuple[ObjectInfo, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -47,8 +61,19 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
             f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way"
         )
     before_ms = clock.now_ms() - round(older_than_s * 1000)
-    listed = [info for prefix in _LISTED for info in storage.list(prefix) if info.modified_ms < before_ms]
-    staged = list(storage.list(STAGING_PREFIX))
+    foreign: list[ObjectInfo] = []
+
+    def own(prefix: str) -> Iterator[ObjectInfo]:
+        for info in storage.list(prefix):
+            if is_foreign(info.name):
+                foreign.append(info)
+            else:
+                yield info
+
+    for prefix in _KEPT:
+        deque(own(prefix), 0)
+    listed = [info for prefix in _LISTED for info in own(prefix) if info.modified_ms < before_ms]
+    staged = list(own(STAGING_PREFIX))
     tickets, renewed = _tickets(storage, staged)
     uploads = [
         handle
@@ -65,7 +90,8 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
         for info in staged
         if info.modified_ms < before_ms and info.name not in waiting and _file_of(info) not in renewed
     ]
-    return Orphans(tuple(info for info in listed if info.name not in kept), tuple(uploads), log)
+    orphaned, strange = (tuple(info for info in infos if info.name not in kept) for infos in (listed, foreign))
+    return Orphans(orphaned, tuple(uploads), log, strange)
 
 
 def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
@@ -76,7 +102,7 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
         batch = orphans.objects[start : start + _AT_ONCE]
         asked: set[str] = set()
         if any(info.name.startswith(STAGING_PREFIX) for info in batch):
-            tickets = [info for info in storage.list(STAGING_PREFIX) if info.name.endswith(TICKET_SUFFIX)]
+            tickets = [info for info in own_objects(storage, STAGING_PREFIX) if info.name.endswith(TICKET_SUFFIX)]
             asked = {_file_of(info) for info in tickets if info.name not in doomed}
         state = orphans.log.refresh()
         named = state.objects.keys() | state.archive.keys()
@@ -87,7 +113,7 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
         deleted += gone
     for handle in orphans.uploads:
         storage.abort_upload(handle)
-    return Orphans(tuple(deleted), orphans.uploads, orphans.log)
+    return replace(orphans, objects=tuple(deleted))
 
 
 def _file_of(info: ObjectInfo) -> str:

@@ -32,7 +32,7 @@ from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name, staged_name, ticket_name
 from tiered_index.format.trailer import FORMAT_VERSION, parse_trailer
 from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Removals, Upload, stored_file
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, decode_document, encode_document
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
@@ -201,7 +201,7 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
     """Return tickets to compact, oldest first, and the others: a listing, a request a ticket and young record."""
     tickets: list[Ticket] = []
     left: list[StagedResult] = []
-    for info in list(storage.list(STAGING_PREFIX)):
+    for info in list(own_objects(storage, STAGING_PREFIX)):
         if not info.name.endswith(TICKET_SUFFIX):
             continue
         try:

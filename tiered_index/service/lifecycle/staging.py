@@ -30,6 +30,7 @@ from tiered_index.service.lifecycle.context import (
 )
 from tiered_index.service.lifecycle.publication import Publication
 from tiered_index.service.lifecycle.staged import Ticket, send_entries
+from tiered_index.service.log.log import own_objects
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.storage.base import ObjectInfo
 
@@ -180,7 +181,7 @@ class Staging:
         """Find what an earlier process of this root staged: renew tickets of files that still wait, note leftovers."""
         storage, state = self._context.session.storage, self._context.session.log.state
         by_file: dict[str, list[ObjectInfo]] = {}
-        for info in list(storage.list(STAGING_PREFIX)):
+        for info in list(own_objects(storage, STAGING_PREFIX)):
             by_file.setdefault(info.name.split("/")[1], []).append(info)
         kinds = UnsealedFile | CompactedFile | DamagedFile
         mine = {handle.file_id: handle for handle in self._context.catalog.all() if isinstance(handle, kinds)}

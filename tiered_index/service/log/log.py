@@ -16,6 +16,7 @@ import secrets
 import threading
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from tiered_index.clock import Clock
 from tiered_index.errors import (
@@ -30,10 +31,18 @@ from tiered_index.errors import (
     StorageUnavailable,
     WriterFenced,
 )
-from tiered_index.format.names import CHECKPOINT_PREFIX, LOG_PREFIX, checkpoint_name, epoch_name, log_name, number_of
+from tiered_index.format.names import (
+    CHECKPOINT_PREFIX,
+    LOG_PREFIX,
+    checkpoint_name,
+    epoch_name,
+    is_foreign,
+    log_name,
+    number_of,
+)
 from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, max_positions
 from tiered_index.service.log.state import LogReplay, LogState
-from tiered_index.storage.base import Storage
+from tiered_index.storage.base import ObjectInfo, Storage
 
 # a state of up to this size is stored after every record, one of k times the size after every k-th
 _BYTES_A_RECORD = 1 << 20
@@ -43,6 +52,20 @@ _KEPT = 2
 _SWEPT_AT_ONCE = 8
 _LISTINGS = 3
 _log = logging.getLogger(__name__)
+
+
+def own_objects(storage: Storage, prefix: str, *, start_after: str = "") -> Iterator[ObjectInfo]:
+    """Yield what `storage.list` does, without objects that no index makes; of each of these it warns once."""
+    for info in storage.list(prefix, start_after=start_after):
+        if is_foreign(info.name):
+            _warn_of_foreign(storage.uri, info.name)
+        else:
+            yield info
+
+
+@lru_cache
+def _warn_of_foreign(uri: str, name: str) -> None:
+    _log.warning("%s in %s is not an object of an index: it is ignored", name, uri)
 
 
 @dataclass(eq=False)
@@ -104,15 +127,7 @@ class Checkpoints:
         self._listed, self._written = [], kept
 
     def _list(self) -> list[int]:
-        found = []
-        for info in self.storage.list(CHECKPOINT_PREFIX):
-            try:
-                number = number_of(info.name)
-            except CorruptFile:
-                continue
-            if info.name == checkpoint_name(number):
-                found.append(number)
-        return found
+        return [number_of(info.name) for info in own_objects(self.storage, CHECKPOINT_PREFIX)]
 
 
 _LISTED = 1000
@@ -171,7 +186,7 @@ class StorageLog:
         """Return the names of the records behind `last`. Raises `CorruptFile` where one is missing among them."""
         names: list[str] = []
         # a listing, since the first record that isn't there need not be the end
-        for info in self._storage.list(LOG_PREFIX, start_after=log_name(last) if last else ""):
+        for info in own_objects(self._storage, LOG_PREFIX, start_after=log_name(last) if last else ""):
             number, expected = number_of(info.name), last + 1 + len(names)
             CorruptFile.unless_equal(info.name, "the log has a hole before this record", expected, number)
             names.append(info.name)
@@ -250,7 +265,7 @@ class StorageLog:
         """Yield the numbers, from `last` down, of records put since `since_ms` (storage's clock); a listing a 1,000."""
         while last > 0:
             after = max(0, last - _LISTED)
-            listed = self._storage.list(LOG_PREFIX, start_after=log_name(after) if after else "")
+            listed = own_objects(self._storage, LOG_PREFIX, start_after=log_name(after) if after else "")
             ages = ((number_of(info.name), info.modified_ms) for info in itertools.islice(listed, last - after))
             young = [number for number, modified_ms in ages if number <= last and modified_ms >= since_ms]
             yield from reversed(young)

@@ -29,7 +29,7 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
-from tiered_index.service.log.log import StorageLog, fenced
+from tiered_index.service.log.log import StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
@@ -96,7 +96,7 @@ def writer_of(storage: Storage, clock: Clock) -> Writer | None:
 def _current(storage: Storage) -> tuple[_Holder, int] | None:
     """Return the lease that counts, and when it was written, by the storage's clock."""
     for _ in range(10):  # a renewal may delete what was just listed
-        listed = list(storage.list(LEASE_PREFIX))
+        listed = list(own_objects(storage, LEASE_PREFIX))
         if not listed:
             return None
         name = listed[-1].name
@@ -125,7 +125,7 @@ class Lease:
 
     def __post_init__(self) -> None:
         self._write(released=False)
-        names = [info.name for info in self.storage.list(LEASE_PREFIX)]
+        names = [info.name for info in own_objects(self.storage, LEASE_PREFIX)]
         self.storage.delete_many(name for name in names if name < lease_name(self.epoch, 1))
 
     def renew(self) -> None:
