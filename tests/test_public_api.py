@@ -42,6 +42,7 @@ def test_the_package_shows_what_a_user_imports():
         "IndexService",
         "KeyedIndexItem",
         "Lookup",
+        "LostFile",
         "MergeOptions",
         "MergeReport",
         "MessageSource",
@@ -96,7 +97,7 @@ def test_fields_are_contracts():
         "key_hash",
         "source",
     ]
-    seen = ["freshness", "unknown_topics"]
+    seen = ["freshness", "unknown_topics", "lost"]
     assert fields(QueryResult) == [
         "items",
         "status",

@@ -137,6 +137,25 @@ class FileReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LostFile:
+    """A file, or a part of a window table, that the storage lost and that was given up (`recover --lost`).
+
+    Answers miss what it held of their key: of its `entries`, whose times are within [`begin_ms`, `end_ms`], inclusive
+    epoch milliseconds. `source` is the URI of its index where several are read together.
+    """
+
+    file: str
+    begin_ms: int
+    end_ms: int
+    entries: int
+    source: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Explain:
     """What a lookup cost: requests to the storage, bytes read from it, estimated dollars, wall time, and each file.
 
@@ -181,10 +200,12 @@ class Answer:
 
     `freshness` says for each index that was read from its storage alone how far that was filled. `unknown_topics` has
     the lookup's topic where nothing was found, and none of the files in its range, as far as they were read, has it.
+    `lost` are the files given up for good that may have held answers within its range: it is complete but for them.
     """
 
     freshness: tuple[Freshness, ...]
     unknown_topics: tuple[str, ...]
+    lost: tuple[LostFile, ...]
 
     @property
     def as_of_ms(self) -> int | None:
@@ -200,6 +221,7 @@ class Answer:
             "unknown_topics": list(self.unknown_topics),
             "as_of_ms": self.as_of_ms,
             "freshness": [index.to_dict() for index in self.freshness],
+            "lost": [one.to_dict() for one in self.lost],
         }
 
 
@@ -219,6 +241,7 @@ class QueryResult(Answer, Generic[ItemT]):
     explain: Explain = Explain()
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
+    lost: tuple[LostFile, ...] = ()
     timestamp_resolution_ms: int = 1000
     item_type: type[IndexItem] = field(default=IndexItem, repr=False)
 
@@ -292,6 +315,7 @@ class TopicsResult(Answer):
     explain: Explain = Explain()
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
+    lost: tuple[LostFile, ...] = ()
     cursor: ClassVar[None] = None  # the answer is whole
 
     def __len__(self) -> int:

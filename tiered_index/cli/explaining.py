@@ -23,7 +23,7 @@ from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
-from tiered_index.types import Explain, FileReport, QueryResult, TopicsResult
+from tiered_index.types import Explain, FileReport, LostFile, QueryResult, TopicsResult
 
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 28
@@ -31,6 +31,7 @@ _FILE_WIDTH = 28
 _COLUMNS = (("outcome", -9), ("place", -9), ("requests", 8), ("KiB", 9), ("USD/1M", 8), ("ms", 8), ("matched", 7))
 # At most so many files are named by an error.
 _FEW = 20
+_LOST_SHOWN = 5
 
 
 def print_failed(out: Output, failed: Iterable[FileReport]) -> None:
@@ -48,6 +49,16 @@ def print_not_read(out: Output, failed: Sequence[object]) -> None:
         )
     if len(reports) > _FEW:
         out.error_line(f"not read: {len(reports) - _FEW:,} more (--json names them)")
+
+
+def lost_text(lost: Sequence[LostFile]) -> str:
+    """Return which times of which files were given up, empty where none were."""
+    told = [
+        f"{format_time(one.begin_ms)} to {format_time(one.end_ms)} ({counted(one.entries, 'entry', 'entries')} of all "
+        f"keys lost with {one.file}{_of_source(one)})"
+        for one in lost[:_LOST_SHOWN]
+    ]
+    return ", ".join(told + ([f"and {len(lost) - len(told):,} more"] if len(lost) > len(told) else []))
 
 
 def _once(reports: Iterable[FileReport]) -> list[FileReport]:
@@ -148,7 +159,7 @@ def _between(report: FileReport) -> str:
     return f"{format_time(report.begin_ms)} to {format_time(report.end_ms)}" if report.end_ms else ""
 
 
-def _of_source(report: FileReport) -> str:
+def _of_source(report: FileReport | LostFile) -> str:
     return f", {report.source}" if report.source is not None else ""
 
 
@@ -312,6 +323,14 @@ class Pages(Generic[R]):
     def status(self) -> str:
         """The status of all pages together."""
         return "partial" if self._partial else self.last.status
+
+    @property
+    def conclusion(self) -> str:
+        """The status for people: ``complete except T to T (...)`` where something was given up."""
+        if not self.last.lost:
+            return self.status
+        told = " except" if self.status == "complete" else "; lost for good:"
+        return f"{self.status}{told} {lost_text(self.last.lost)}"
 
     def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""

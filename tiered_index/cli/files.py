@@ -76,7 +76,7 @@ def topics(
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
-        session.out.line(f"{counted(len(answer), 'topic')}, {pages.status}{pages.as_of()}")
+        session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}")
         return pages.finish(session.out)
 
 

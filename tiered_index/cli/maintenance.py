@@ -6,6 +6,7 @@ What deletes is a dry run unless --yes; `verify` changes nothing.
 from __future__ import annotations
 
 import sys
+from dataclasses import asdict
 from typing import Any
 
 from typer import Argument, Option
@@ -17,12 +18,15 @@ from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.times import duration_option, format_time
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, NotAnIndex, StorageError, StorageUnavailable
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
+from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.checks.checks import check_root, check_storage
-from tiered_index.service.checks.report import Report
+from tiered_index.service.checks.report import Missing, Report
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.index import IndexService
+from tiered_index.service.lifecycle.lost import give_up, named
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.records import StoredObject
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.root.root import Root
 from tiered_index.storage.base import ObjectInfo
@@ -127,27 +131,52 @@ def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None
         for defect in report.findings
     ]
     out.first(most, findings, lambda rest: f"and {counted(rest, 'further finding')}")
+    for what, gone in (("MISSING", report.missing), ("given up", report.lost)):
+        texts = [f"{what} {one.object}: answers miss {_of(one)}" for one in gone]
+        out.first(most, texts, lambda rest: f"and {counted(rest, 'further object')}")
     notes = [f"note: {note}" for note in report.notes]
     out.first(most, notes, lambda rest: f"and {counted(rest, 'further note')}", remark=True)
     unchecked = [f"NOT CHECKED {what}: {error}" for what, error in report.unchecked]
     out.first(most, unchecked, lambda rest: f"and {rest:,} further not checked")
 
 
+def _of(one: Missing) -> str:
+    """Return what is missing: ``98 entries of FILE from T to T (topics: orders, payments)``."""
+    known = f"topics: {', '.join(one.topics)}" if one.topics else "topics not known"
+    entries = counted(one.entries, "entry", "entries")
+    copy = f"; {one.copy} is a copy of it" if one.copy else ""
+    return f"{entries} of {one.file} from {format_time(one.begin_ms)} to {format_time(one.end_ms)} ({known}{copy})"
+
+
 @command
-def recover(session: Session) -> int:
+def recover(
+    session: Session,
+    lost: list[str] | None = Option(
+        None, "--lost", metavar="FILE", help="Give up what the storage lost of this file; several times."
+    ),
+) -> int:
     """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
 
     Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun
     anew where --storage names an index. Exit code 4: a file is damaged and kept as it is; 3: the storage did not
     answer.
 
+    With --lost nothing of that is done. The storage has lost an object (`verify` names it): FILE is its file's id, its
+    own name, or a window table's id. A log record gives up what is gone of it, for good; from then on answers are
+    complete except for what that held, and say so for ever. First put back what you can: with --root a file of which
+    the root has a copy is refused, without it a writer drops its copy.
+
     [bold]Examples[/bold]
+
+      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab
 
       tiered-index recover --root /data/index
 
       tiered-index recover --root /data/new --storage s3://bucket/index --json
     """
     config = session.config(background=False)
+    if lost:
+        return _give_up(session, config, lost)
     if config.root is None:
         raise ConfigError("root is not set: give --root")
     if Root(config.root, Disk()).read_marker() is None:
@@ -186,6 +215,29 @@ def recover(session: Session) -> int:
     if damaged:
         return CorruptFile.exit_code
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
+
+
+def _give_up(session: Session, config: IndexConfig, files: list[str]) -> int:
+    with open_stored_index(config) as index:
+        for file in files:
+            for stored in named(index.log.state, file):
+                _check_copy(config, file, stored)
+        given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files)]
+        log_number = index.log.state.number
+    document = {"status": "given up", "lost": [asdict(one) for one in given_up], "log_number": log_number}
+    session.out.answer(document)
+    for one in given_up:
+        session.out.line(f"given up {one.object}: answers miss {_of(one)}, and say so")
+    return 0
+
+
+def _check_copy(config: IndexConfig, file: str, stored: StoredObject) -> None:
+    """Raise `InvalidArgument` where the root has a copy of an object's file."""
+    if config.root is not None:
+        root = Root(config.root, Disk())
+        for path in (root.index_path(state, stored.file_id) for state in (COMPACTED, UPLOADED)):
+            if path.exists():
+                raise InvalidArgument(f"--lost {file}: {path} is a copy of it; put that back as {stored.name}")
 
 
 @command

@@ -10,7 +10,7 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import Begin, DryRun, End, MinAge, Tiers, Window
+from tiered_index.cli.options import Begin, DryRun, End, MinAge, SkipLost, Tiers, Window
 from tiered_index.cli.output import Output, counted, human_bytes, human_count
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
@@ -27,7 +27,7 @@ _LEFT_SHOWN = 5
 
 
 def merge_options(
-    window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int
+    window: int, tiers: str | None, begin: int | None, end: int | None, min_age: int, shard_bytes: int, skip_lost: bool
 ) -> list[MergeOptions]:
     """Return the options of each tier, shortest windows first; times in epoch ms. Raises `InvalidArgument`."""
     return [
@@ -37,6 +37,7 @@ def merge_options(
             shard_bytes=shard_bytes,
             begin_s=begin // 1000 if begin is not None else 0,
             end_s=end // 1000 + 1 if end is not None else 1 << 62,
+            skip_lost=skip_lost,
         )
         for window_s in (_windows(tiers) if tiers is not None else [window])
     ]
@@ -172,13 +173,14 @@ def merge(
     shard_bytes: int = Option(1 << 30, help="Size of a shard at which a window is cut, about."),
     threads: int = Option(2, min=1, help="Tasks at the same time."),
     dry_run: DryRun = False,
+    skip_lost: SkipLost = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a
     window.
 
     A window is a multiple of seconds from the epoch in UTC: 30d is a month of 30 days, not one of the calendar. Writers
     and readers may be at work; what was merged is removed from the log, and its objects go by `tiered-index orphans`.
-    Repeating it is harmless.
+    Repeating it is harmless. Exit code 4: the storage lost an object that would be merged; --skip-lost merges the rest.
 
     [bold]Examples[/bold]
 
@@ -188,7 +190,7 @@ def merge(
 
       tiered-index merge --storage s3://bucket/index --window 1h --begin 2023-11-14 --min-age 10m --json
     """
-    options = merge_options(window, tiers, begin, end, min_age, shard_bytes)
+    options = merge_options(window, tiers, begin, end, min_age, shard_bytes, skip_lost)
     config = session.config()
     with open_stored_index(config) as index:
         if dry_run:

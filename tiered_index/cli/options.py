@@ -57,6 +57,7 @@ MinAge = Annotated[
     int, Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h")
 ]
 DryRun = Annotated[bool, Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
+SkipLost = Annotated[bool, Option("--skip-lost", help="Leave what the storage lost an object of, merge the rest.")]
 
 # What runs on Spark.
 Master = Annotated[

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.explaining import CommandBudget, Explaining, Pages
+from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
 from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command
@@ -197,7 +197,7 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
     if items:
         columns = len(_COLUMNS) if any(item.source is not None for item in items) else -1
         out.table(_COLUMNS[:columns], [_row(item)[:columns] for item in items], right="queue offset size")
-    out.line(f"{len(items):,} found, {pages.status}{pages.as_of()}")
+    out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}")
     return pages.finish(out)
 
 
@@ -231,7 +231,7 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
         shown = [_describe(one, body) for one in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": shown} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
-    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.status}{dropped}{pages.as_of()}")
+    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{dropped}{pages.as_of()}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 
@@ -385,11 +385,15 @@ def message(
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
     shown = [_describe(one, body) for one in answer.messages]
-    session.out.answer({"messages": shown, "status": answer.status, "cursor": answer.cursor, **pages.error()})
+    lost = [one.to_dict() for one in answer.lost]
+    document = {"messages": shown, "status": answer.status, "cursor": answer.cursor, "lost": lost}
+    session.out.answer(document | pages.error())
     for one in answer.messages:
         _write_message(session.out, one, body)
     if not answer.messages and pages.exceeded is None:
         session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
+    if answer.lost:
+        session.out.line(f"lost for good: {lost_text(answer.lost)}")
     if answer.cursor is not None:
         session.out.line(f"{len(answer.messages)} found, {answer.status}")
         session.out.line(f"more with --cursor {answer.cursor}")

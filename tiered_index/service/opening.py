@@ -132,7 +132,11 @@ class Parts:
             # the active files bind one id to two topics; each keeps its own topic table, and the next ones start empty
             self.flusher.roll()
         self.engine = QueryEngine(
-            layout.schema, config.item_type or layout.schema.item_type(), config.query_threads, config.prices
+            layout.schema,
+            config.item_type or layout.schema.item_type(),
+            config.query_threads,
+            config.prices,
+            lost_objects=lambda: [(None, one) for one in session.log.state.lost.values()],
         )
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:

@@ -25,7 +25,7 @@ from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor, LostObject
 from tiered_index.service.log.session import Writer, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
@@ -103,6 +103,7 @@ class IndexReader(Lookups[ItemT]):
                 config.query_threads,
                 self._prices,
                 self._names if self._several else None,
+                self._lost_objects,
             )
             undo.pop_all()
 
@@ -289,6 +290,12 @@ class IndexReader(Lookups[ItemT]):
 
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]
+
+    def _lost_objects(self) -> Sequence[tuple[str | None, LostObject]]:
+        several = self._several
+        return [
+            (view.storage.uri if several else None, one) for view in self._views for one in view.log_state.lost.values()
+        ]
 
     def _read_log(self, uri: str) -> LogState:
         self._check_open()

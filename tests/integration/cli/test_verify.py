@@ -82,6 +82,41 @@ def test_an_object_that_is_gone_short_or_another_one(run_here, damaged):
     assert "does not have it" in found[0]["problem"] + found[1]["problem"] + found[2]["problem"]
 
 
+def test_a_lost_object_is_named_then_given_up(run_here, damaged):
+    path, *others = damaged.objects()
+    name, file = f"data/{path.parent.name[:-1]}/{path.name}", path.parent.name[:-1]
+    asked = ("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000)
+    whole = run_here(*asked, "--json").document["items"]
+    path.unlink()
+    assert run_here(*asked).code == 4 and "--allow-partial" in run_here(*asked).err
+    verified = run_here("verify", "--root", damaged.root, "--json")
+    (missing,) = verified.document["missing"]
+    assert (verified.code, missing["object"], missing["topics"]) == (1, name, ["orders", "payments"])
+    assert missing["copy"] == str(damaged.root / "uploaded" / f"{file}.index")
+    told = {key: missing[key] for key in ("file", "begin_ms", "end_ms", "entries")} | {"source": None}
+    shown = f"answers miss {told['entries']:,} entries of {file} from 20"
+    alone = run_here("verify", "--storage", damaged.uri)
+    assert alone.code == 1 and shown in alone.out and "topics not known" in alone.out
+    kept = run_here("recover", "--root", damaged.root, "--lost", file)
+    assert kept.code == 2 and missing["copy"] in kept.err
+    assert run_here("recover", "--storage", damaged.uri, "--lost", others[0].parent.name[:-1]).code == 2
+    refused = run_here("merge", "--storage", damaged.uri)
+    assert refused.code == 4 and name in refused.err and "--skip-lost" in refused.err
+    for _ in range(2):
+        assert shown in run_here("recover", "--storage", damaged.uri, "--lost", name).out
+    answered = run_here(*asked, "--json")
+    assert (answered.code, answered.document["status"], answered.document["lost"]) == (0, "complete", [told])
+    missed = [item["timestamp_ms"] for item in whole if item not in answered.document["items"]]
+    assert missed and told["begin_ms"] <= min(missed) <= max(missed) <= told["end_ms"]
+    assert "found, complete except 20" in run_here(*asked).out
+    outside = run_here(*asked, "--begin", told["end_ms"] + 1000).out
+    assert "complete" in outside and "except" not in outside
+    verified = run_here("verify", "--storage", damaged.uri)
+    assert verified.code == 0 and shown in verified.out
+    assert run_here("merge", "--storage", damaged.uri).code == 0
+    assert run_here(*asked, "--json").document["lost"] == [told]
+
+
 def test_a_damaged_log_record(run_here, damaged):
     path = damaged.objects("log")[3]
     flip(path, 20)

@@ -105,8 +105,8 @@ MUTANTS = (
         "batch-not-in-checkpoints",
         "what a micro-batch held is forgotten with its record",
         "service/log/state.py",
-        "optional_members(self.archive.values(), self.batches)",
-        "optional_members(self.archive.values(), {})",
+        "optional_members(self.archive.values(), self.batches, ",
+        "optional_members(self.archive.values(), {}, ",
         ("tests/unit/service/test_stream_batches.py::test_batches_come_back_as_they_were",),
     ),
 )

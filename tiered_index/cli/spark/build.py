@@ -18,6 +18,7 @@ from tiered_index.cli.options import (
     Master,
     MinAge,
     Ship,
+    SkipLost,
     Tiers,
     Window,
     given_columns,
@@ -207,6 +208,7 @@ def merge(
     master: Master = None,
     conf: Conf = None,
     ship: Ship = False,
+    skip_lost: SkipLost = False,
 ) -> int:
     """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of
     executors.
@@ -219,7 +221,7 @@ def merge(
 
       tiered-index spark merge --storage s3://bucket/index --tiers 1d,30d --master spark://host:7077
     """
-    options = merge_options(window, tiers, begin, end, min_age, shard_bytes)
+    options = merge_options(window, tiers, begin, end, min_age, shard_bytes, skip_lost)
     config = session.config()
     if dry_run:
         with open_stored_index(config) as index:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
+from tiered_index.cli.explaining import lost_text
 from tiered_index.cli.options import Column, Conf, Master, pairs
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
@@ -116,6 +117,7 @@ def _write(out: Output, result: LookupResult, statuses: dict[str, int], elapsed_
             **{name: getattr(result, name) for name in _FIGURES},
             "lookups": statuses,
             "failed": [{"file": file, "error": error} for file, error in result.failed],
+            "lost": [one.to_dict() for one in result.lost],
             "elapsed_s": round(elapsed_s, 3),
         }
     )
@@ -132,5 +134,7 @@ def _write(out: Output, result: LookupResult, statuses: dict[str, int], elapsed_
     lookups = counted(sum(statuses.values()), "different lookup")
     out.line(f"{counted(result.rows, 'row')}, {lookups}{f' ({told})' if told else ''}")
     out.line(f"{counted(result.objects, 'object')} opened: {cost}, {human_seconds(elapsed_s)}")
+    if result.lost:
+        out.line(f"lost for good: {lost_text(result.lost)}")
     failed = [f"not read: {file}: {error}" for file, error in result.failed]
     out.first(_FAILED_SHOWN, failed, lambda rest: f"not read: {rest:,} more", remark=True)

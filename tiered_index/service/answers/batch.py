@@ -43,6 +43,7 @@ from tiered_index.types import (
     IndexItem,
     ItemT,
     Lookup,
+    LostFile,
     QueryResult,
     Status,
 )
@@ -412,7 +413,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
     names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
-    that no file has.
+    that no file has; `lost` returns what was given up for good, by the lookup's number.
     """
 
     batch: LookupBatch
@@ -427,6 +428,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     make: Callable[[str, tuple[Any, ...]], Any]
     item_type: type[IndexItem]
     pages: Mapping[int, QueryResult[ItemT]]
+    lost: Callable[[int], tuple[LostFile, ...]] = lambda number: ()
 
     def __post_init__(self) -> None:
         self._failed = self.failed
@@ -482,4 +484,5 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             freshness=self.freshness,
             unknown_topics=(q.topic,) if q.topic in self.unknown and not items else (),
             item_type=self.item_type,
+            lost=self.lost(number),
         )

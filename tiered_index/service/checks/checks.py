@@ -6,13 +6,14 @@ objects; else one thread.
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound, TieredIndexError
+from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.names import (
@@ -31,7 +32,7 @@ from tiered_index.format.names import (
 )
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.checks.report import Progress, Report
+from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -45,7 +46,9 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX
 
 @dataclass
 class _RecordCheck:
-    """Checks the log's records in order: tables come and go whole, a merge adds as many entries as it removes."""
+    """Checks the log's records in order: tables come and go whole but for lost shards, a merge adds as many entries as
+    it removes.
+    """
 
     report: Report
     seen: set[str] = field(default_factory=set)
@@ -59,7 +62,9 @@ class _RecordCheck:
         self.seen |= added
         gone = set(record.remove)
         removed = [before.objects[old] for old in record.remove if old in before.objects]
-        for table in sorted({stored.shard.table for stored in removed if stored.shard is not None}):
+        gone_alone = {one.name for one in record.lost}
+        tables = {one.shard.table for one in removed if one.shard is not None and one.name not in gone_alone}
+        for table in sorted(tables):
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
                 add("table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
@@ -157,6 +162,8 @@ def _check_segment_bytes(
 # parts of a file without which no trailer can be read
 _TRAILER = ("file", "tail", "directory")
 _LENGTHS = ("filter_length", "directory_length", "metadata_length")
+# shards that are asked for a table's topics
+_ASKED = 8
 _LOCAL_FIELDS = ("count", "second_min", "second_max", "lane", "sequence")
 
 
@@ -188,6 +195,8 @@ def check_storage(
             for number, _ in enumerate(checks, 1):
                 progress(number, "objects")
         check_segments(storage, state.archive.values(), report, progress, deep=deep)
+    _name_topics(storage, state, report)
+    report.lost += map(Missing.of, state.lost.values())
     _note_strays(storage, state, report, DATA_PREFIX)
     _note_strays(storage, state, report, SEGMENTS_PREFIX)
     known = {o.file_id for o in state.objects.values()}
@@ -195,6 +204,19 @@ def check_storage(
         if file.folder == "uploaded" and file.file_id not in known:
             report.note(f"{file.file_id}: a local copy in uploaded/ that the log doesn't name; the next start drops it")
     return state
+
+
+def _name_topics(storage: Storage, state: LogState, report: Report) -> None:
+    """Add to what is missing of window tables the topics of shards that are there."""
+    gone = {one.object for one in report.missing}
+    for place, one in enumerate(report.missing):
+        beside = [stored for stored in state.tables.get(one.file, ()) if stored.name not in gone]
+        topics: set[str] = set()
+        for stored in beside[:_ASKED]:
+            with contextlib.suppress(CorruptFile, StorageError):
+                topics.update(name for _, name in ColdPath(storage).trailer(stored).metadata.topics)
+        if topics:
+            report.missing[place] = replace(one, topics=tuple(sorted(topics)))
 
 
 def check_object(
@@ -212,6 +234,7 @@ def check_object(
             _check_trailer(storage, stored, report)
     except ObjectNotFound:
         report.add(name, "object", "the log names it, the storage does not have it")
+        report.missing.append(Missing.of(stored, local))
     except CorruptFile as error:
         report.add_error(name, "object", error)
     if local is not None:

@@ -7,11 +7,13 @@ from __future__ import annotations
 import threading
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from tiered_index.errors import CorruptFile, TieredIndexError
 from tiered_index.format.verify import Finding
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.log.records import LostObject, StoredObject
 
 Progress = Callable[[int, str], None]
 """Is told how many of something were checked, and of what."""
@@ -27,12 +29,41 @@ class Defect:
     offset: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Missing:
+    """What answers miss of one object: entries by number and time (inclusive epoch ms), and topics as far as known. The
+    same file lies at `copy`, if that is not None.
+    """
+
+    object: str
+    file: str
+    begin_ms: int
+    end_ms: int
+    entries: int
+    topics: tuple[str, ...] | None = None
+    copy: str | None = None
+
+    @classmethod
+    def of(cls, one: StoredObject | LostObject, copy: CompactedFile | None = None) -> Missing:
+        """Return what is missing where `one` is."""
+        told = (one if isinstance(one, LostObject) else LostObject.of(one)).told()
+        missing = cls(one.name, told.file, told.begin_ms, told.end_ms, told.entries)
+        if copy is None or copy.local is None:
+            return missing
+        topics = tuple(sorted(name for _, name in copy.metadata().topics))
+        return replace(missing, topics=topics or None, copy=copy.local.file)
+
+
 @dataclass
 class Report:
-    """Gathered results. `add`, `note`, `count` may be called from any thread."""
+    """Gathered results. `add`, `note`, `count` may be called from any thread. `missing` are objects that the storage
+    should have, `lost` those that were given up.
+    """
 
     findings: list[Defect] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    missing: list[Missing] = field(default_factory=list)
+    lost: list[Missing] = field(default_factory=list)
     unchecked: list[tuple[str, TieredIndexError]] = field(default_factory=list)
     checked: Counter[str] = field(default_factory=Counter)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -57,6 +88,8 @@ class Report:
         with self._lock:
             self.findings += other.findings
             self.notes += other.notes
+            self.missing += other.missing
+            self.lost += other.lost
             self.unchecked += other.unchecked
             self.checked.update(other.checked)
 
@@ -88,6 +121,8 @@ class Report:
             "checked": dict(self.checked),
             "findings": [asdict(defect) for defect in self.findings],
             "notes": self.notes,
+            "missing": [asdict(one) for one in self.missing],
+            "lost": [asdict(one) for one in self.lost],
             "unchecked": [
                 {"what": what, "type": type(error).__name__, "message": str(error)} for what, error in self.unchecked
             ],

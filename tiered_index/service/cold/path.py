@@ -54,6 +54,15 @@ class MissingObject(ObjectNotFound):
         self.uri = uri
 
 
+def lost_error(name: str) -> CorruptFile:
+    """Return the error of an object that the end of the log names and the storage does not have."""
+    return CorruptFile(
+        name,
+        "the log names this object, but the storage does not have it: --allow-partial (allow_partial=True) answers "
+        "from the rest, `verify` tells what is missing, `recover --lost` gives it up",
+    )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColdSettings:
     """Bounds of the cold path: the settings of the same names in `IndexConfig`."""

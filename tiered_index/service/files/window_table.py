@@ -170,7 +170,9 @@ def apply_log_state(
     """
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in state.tables.items():
-        if catalog.get(table) is None:
+        known = catalog.get(table)
+        # shards that were lost are removed one by one
+        if known is None or (isinstance(known, WindowTable) and len(known.shards) > len(shards)):
             catalog.put(WindowTable(cold, shards))
     for handle in handles:
         if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in state.files:

@@ -36,6 +36,7 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.slots import SlotMap
+from tiered_index.types import LostFile
 
 LOG_VERSION = 1
 _MARK = b"\n#crc32 "
@@ -51,9 +52,9 @@ def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, in
 
 @dataclass(frozen=True, slots=True)
 class TableShard:
-    """The part of a window table that an object is; all shards of a table come and go in one record. The window is
-    [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of `slots`. A slot too
-    large for one object has several of one range, each with the entries of a time of its own.
+    """The part of a window table that an object is; all shards of a table come and go in one record, but for lost ones.
+    The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of `slots`.
+    A slot too large for one object has several of one range, each with the entries of a time of its own.
     """
 
     table: str
@@ -162,6 +163,53 @@ class StreamBatch:
         return {"number": self.number, "entries": self.entries, "checksum": f"{self.checksum:016x}"}
 
 
+@dataclass(frozen=True, slots=True)
+class LostObject:
+    """An object that the storage lost and a record retired: what answers miss for ever. Seconds are inclusive."""
+
+    name: str
+    file_id: str
+    second_min: int
+    second_max: int
+    count: int
+    shard: TableShard | None = None
+    hash: HashRule = "abs"
+
+    @classmethod
+    def of(cls, stored: StoredObject) -> LostObject:
+        """Return what a stored object becomes."""
+        return cls(**{name: getattr(stored, name) for name in cls.__slots__})
+
+    @property
+    def file(self) -> str:
+        """The file, or the window table, that answers miss it of."""
+        return self.shard.table if self.shard is not None else self.file_id
+
+    def told(self, source: str | None = None) -> LostFile:
+        """Return it as answers tell it."""
+        begin_ms, end_ms = self.second_min * 1000, self.second_max * 1000
+        return LostFile(file=self.file, begin_ms=begin_ms, end_ms=end_ms, entries=self.count, source=source)
+
+    def concerns(self, second_min: int, second_max: int, *hashes: int) -> bool:
+        """Return whether it may have held answers in an inclusive range: of the key that has `hashes`, one by each rule
+        (``abs``, ``mask``), of any key without them.
+        """
+        if self.second_min > second_max or self.second_max < second_min:
+            return False
+        shard = self.shard
+        if shard is None or not hashes:
+            return True
+        mine = {"abs": hashes[:1], "mask": hashes[1:], "both": hashes}[self.hash]
+        return any(shard.slot_low <= shard.slots.slot_of(key_hash) < shard.slot_high for key_hash in mine)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        document = {name: getattr(self, name) for name in self.__slots__ if name not in ("shard", "hash")}
+        if self.shard is not None:
+            document["shard"] = self.shard.to_json()
+        return document if self.hash == "abs" else {**document, "hash": self.hash}
+
+
 @dataclass(frozen=True)
 class IndexDescriptor:
     """What record 1 fixes for good: which index this is and what its files look like."""
@@ -190,6 +238,7 @@ class LogRecord:
     genesis: IndexDescriptor | None = None
     archive: tuple[ArchivedSegment, ...] = ()
     batches: dict[str, StreamBatch] = field(default_factory=dict)
+    lost: tuple[LostObject, ...] = ()
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
@@ -204,7 +253,7 @@ class LogRecord:
                 "remove": list(self.remove),
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
-                **optional_members(self.archive, self.batches),
+                **optional_members(self.archive, self.batches, self.lost),
             }
         )
 
@@ -214,11 +263,15 @@ class LogRecord:
         return checked(_RECORD, decode_document(data, file), file, "log record")
 
 
-def optional_members(archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch]) -> dict[str, Any]:
+def optional_members(
+    archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch], lost: Iterable[LostObject]
+) -> dict[str, Any]:
     """Return the members that records and checkpoints have only where there is something in them."""
     archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
-    return ({"archive": archived} if archived else {}) | ({"batches": streams} if streams else {})
+    losses = [one.to_json() for one in lost]
+    members = {"archive": archived, "batches": streams, "lost": losses}
+    return {name: member for name, member in members.items() if member}
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
@@ -265,6 +318,13 @@ def _stored_object(**fields: Any) -> StoredObject:
     if stored.filter_length % FILTER_BLOCK_BYTES:
         raise Malformed(f"a number of blocks of {FILTER_BLOCK_BYTES} bytes", stored.filter_length, ".filter_length")
     return stored
+
+
+def _lost(**fields: Any) -> LostObject:
+    lost = LostObject(**fields)
+    if lost.second_min > lost.second_max:
+        raise Malformed(f"no second before {lost.second_min}", lost.second_max, ".second_max")
+    return lost
 
 
 def _segment(**fields: Any) -> ArchivedSegment:
@@ -316,6 +376,16 @@ _ARCHIVED = record(
     object_bytes=SIZE,
     published_ms=MILLISECONDS,
 )
+_LOST = record(
+    _lost,
+    name=_DATA_NAME,
+    file_id=FILE_ID,
+    second_min=SECONDS,
+    second_max=SECONDS,
+    count=integer(1, 2**36),
+    shard=Optional(_SHARD, None),
+    hash=Optional(text("|".join(HASH_RULES)), "abs"),
+)
 _BATCH = record(
     lambda number, entries, checksum: StreamBatch(number, entries, int(checksum, 16)),
     number=COUNT,
@@ -324,6 +394,7 @@ _BATCH = record(
 )
 DESCRIPTOR = record(IndexDescriptor, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
 ARCHIVE, BATCHES = Optional(list_of(_ARCHIVED), ()), Optional(map_of(_BATCH), {})
+LOST = Optional(list_of(_LOST), ())
 _RECORD = record(
     LogRecord,
     number=COUNT,
@@ -337,4 +408,5 @@ _RECORD = record(
     genesis=nullable(DESCRIPTOR),
     archive=ARCHIVE,
     batches=BATCHES,
+    lost=LOST,
 )

@@ -15,10 +15,12 @@ from tiered_index.service.log.records import (
     ARCHIVE,
     BATCHES,
     DESCRIPTOR,
+    LOST,
     OBJECT,
     ArchivedSegment,
     IndexDescriptor,
     LogRecord,
+    LostObject,
     StoredObject,
     StreamBatch,
     check_slots,
@@ -40,6 +42,7 @@ class LogState:
     positions: dict[str, int] = field(default_factory=dict)
     archive: dict[str, ArchivedSegment] = field(default_factory=dict)
     batches: dict[str, StreamBatch] = field(default_factory=dict)
+    lost: dict[str, LostObject] = field(default_factory=dict)
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
@@ -117,7 +120,7 @@ class LogState:
                 "genesis": self.genesis.to_json() if self.genesis else None,
                 "objects": [o.to_json() for o in self.objects.values()],
                 "positions": self.positions,
-                **optional_members(self.archive.values(), self.batches),
+                **optional_members(self.archive.values(), self.batches, self.lost.values()),
             }
         )
 
@@ -134,6 +137,7 @@ class LogReplay:
         self.number, self._epoch, self._genesis = begun.number, begun.epoch, begun.genesis
         self._positions, self._batches = begun.positions, begun.batches
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
+        self._lost = begun.lost
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
@@ -169,17 +173,31 @@ class LogReplay:
         held = self._batches
         later = {s: batch for s, batch in record.batches.items() if s not in held or batch.number > held[s].number}
         self._batches = {**held, **later} if later else held
+        if record.lost:
+            self._lost = {**self._lost, **{one.name: one for one in record.lost}}
 
     def state(self) -> LogState:
         """Return the state reached."""
         return LogState(
-            self.number, self._epoch, self._genesis, self._objects, self._positions, self._archive, self._batches
+            self.number,
+            self._epoch,
+            self._genesis,
+            self._objects,
+            self._positions,
+            self._archive,
+            self._batches,
+            self._lost,
         )
 
 
 def _state(**fields: Any) -> LogState:
-    objects, archive = fields.pop("objects"), fields.pop("archive")
-    state = LogState(**fields, objects={o.name: o for o in objects}, archive={s.name: s for s in archive})
+    objects, archive, lost = (fields.pop(name) for name in ("objects", "archive", "lost"))
+    state = LogState(
+        **fields,
+        objects={o.name: o for o in objects},
+        archive={s.name: s for s in archive},
+        lost={one.name: one for one in lost},
+    )
     if len(state.objects) != len(objects) or len(state.archive) != len({segment.place for segment in archive}):
         raise Malformed("each object and each segment once", [*objects, *archive], ".objects")
     for stored in objects:
@@ -196,4 +214,5 @@ _STATE = record(
     positions=POSITIONS,
     archive=ARCHIVE,
     batches=BATCHES,
+    lost=LOST,
 )

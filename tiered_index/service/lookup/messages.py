@@ -28,6 +28,7 @@ from tiered_index.types import (
     Freshness,
     IndexItem,
     Lookup,
+    LostFile,
     QueryResult,
     Status,
 )
@@ -94,10 +95,10 @@ class MessageSource(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class MessagesResult(Answer):
     """The answer to a lookup of messages. `messages` are in answer order, at most `max_count` of them, those that can't
-    be had among them. `status` and `cursor` are as in `QueryResult`; `failed` names files of the index and places of
-    messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with an equal
-    hash were dropped. `explain` counts lookups and messages (its reports of place ``messages``), the last two fields
-    the messages alone.
+    be had among them. `status`, `cursor` and `lost` are as in `QueryResult`; `failed` names files of the index and
+    places of messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with
+    an equal hash were dropped. `explain` counts lookups and messages (its reports of place ``messages``), the two
+    fields behind it the messages alone.
     """
 
     messages: tuple[Fetched, ...]
@@ -110,6 +111,7 @@ class MessagesResult(Answer):
     message_bytes: int = 0
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
+    lost: tuple[LostFile, ...] = ()
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -198,6 +200,7 @@ class MessageLookup:
             message_bytes=sum(one.bytes for one in self.fetched),
             freshness=self.pages[0].freshness,
             unknown_topics=self.pages[0].unknown_topics,
+            lost=self.pages[0].lost,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result

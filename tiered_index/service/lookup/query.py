@@ -39,7 +39,8 @@ from tiered_index.service.answers.rows import (
     query_digest,
 )
 from tiered_index.service.catalog.catalog import Catalog, Handle
-from tiered_index.service.cold.path import MissingObject
+from tiered_index.service.cold.path import MissingObject, lost_error
+from tiered_index.service.log.records import LostObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileReader, Scan
@@ -50,6 +51,7 @@ from tiered_index.types import (
     Freshness,
     IndexItem,
     Lookup,
+    LostFile,
     QueryResult,
     TopicsResult,
     TopicSummary,
@@ -142,7 +144,7 @@ class MissingObjects:
             return False
         lost = [error for error in missing if error.name in state.objects]
         if lost and not self.allow_partial:
-            raise CorruptFile(lost[0].name, "the log names this object, but the storage does not have it") from lost[0]
+            raise lost_error(lost[0].name) from lost[0]
         self._known |= {(uri, error.name): error for error in lost}
         return len(lost) < len(missing)
 
@@ -164,6 +166,8 @@ class QueryEngine:
     threads: int
     prices: PriceTable
     sources: Mapping[int, str] | None = None
+    # what was given up of each index, by the URI of its storage where there are several
+    lost_objects: Callable[[], Sequence[tuple[str | None, LostObject]]] = lambda: ()
 
     def __post_init__(self) -> None:
         self._make = item_maker(self.schema, self.item_type, self.sources)
@@ -253,6 +257,7 @@ class QueryEngine:
             freshness=files.freshness,
             unknown_topics=() if len(rows) or lookup.after is not None else tuple(_unknown([lookup.topic], handles)),
             item_type=self.item_type,
+            lost=_among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
         )
         return _within_budget(scan, result)
 
@@ -313,9 +318,18 @@ class QueryEngine:
         explain = _explain(scan, started, RequestStats.of(*alone), self._fold(matches.folded))
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
+        lost = self.lost_objects()
+
+        def given_up(number: int) -> tuple[LostFile, ...]:
+            if not lost:
+                return ()
+            low, high = int(batch.second_min[number]), int(batch.second_max[number])
+            hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0])]
+            return _among(lost, low, high, *hashes)
+
         results = QueryResults(
             *(batch, rows, starts, more, failed, explain, files.freshness, unknown, self.schema, self._make),
-            *(self.item_type, pages),
+            *(self.item_type, pages, given_up),
         )
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
@@ -354,6 +368,7 @@ class QueryEngine:
             failed=failed,
             explain=_explain(scan, started, NOTHING, 0),
             freshness=files.freshness,
+            lost=_among(self.lost_objects(), *within),
         )
         return _within_budget(scan, result)
 
@@ -370,6 +385,13 @@ class QueryEngine:
         missing.resolve(scan)
         if scan.errors and scan.failed:
             raise _error(scan)
+
+
+def _among(
+    lost: Sequence[tuple[str | None, LostObject]], second_min: int, second_max: int, *hashes: int
+) -> tuple[LostFile, ...]:
+    """Return what of `lost` may have held answers."""
+    return tuple([one.told(source) for source, one in lost if one.concerns(second_min, second_max, *hashes)])
 
 
 def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Explain:

@@ -12,7 +12,7 @@ import itertools
 import re
 import secrets
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from tiered_index.errors import InvalidArgument
@@ -165,10 +165,11 @@ def plan_merge(
     shard_bytes: int = 1 << 30,
     begin_s: int = 0,
     end_s: int = 1 << 62,
+    lost: Container[str] = (),
 ) -> MergePlan:
     """Return what to merge into windows of `window_s` seconds (aligned to the epoch, UTC) that ended `min_age_s` or
-    more ago: files whose seconds lie within [`begin_s`, `end_s`), and tables of shorter windows. Raises
-    `InvalidArgument`.
+    more ago: files whose seconds lie within [`begin_s`, `end_s`), and tables of shorter windows; but none of an object
+    that is among the names `lost`. Raises `InvalidArgument`.
     """
     if window_s < 1 or shard_bytes < 1 << 20 or min_age_s < 0:
         raise InvalidArgument(
@@ -184,7 +185,9 @@ def plan_merge(
         first, last = low // window_s, high // window_s
         if low < begin_s or high >= end_s:
             continue
-        if last - first >= _MAX_WINDOWS:
+        if any(stored.name in lost for stored in objects):
+            left.append((name, "the storage lost an object of it"))
+        elif last - first >= _MAX_WINDOWS:
             left.append((name, f"its entries lie in {last - first + 1:,} windows"))
         elif (last + 1) * window_s > now_s - min_age_s:
             left.append((name, "its window is not over yet"))
@@ -192,7 +195,7 @@ def plan_merge(
             chosen.append(objects)
     present: dict[int, list[list[StoredObject]]] = {}
     for shards in state.tables.values():
-        if shards[0].part.window_s == window_s:
+        if shards[0].part.window_s == window_s and not any(stored.name in lost for stored in shards):
             present.setdefault(shards[0].part.begin_s, []).append(shards)
     jobs = []
     for component in _components(chosen, window_s):

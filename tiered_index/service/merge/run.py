@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
+from tiered_index.service.lifecycle.lost import not_there
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
@@ -81,13 +82,14 @@ RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """What to merge: see `plan_merge`."""
+    """What to merge: see `plan_merge`. `skip_lost`: leave alone what has an object that the storage lost."""
 
     window_s: int = 86400
     min_age_s: int = 3600
     shard_bytes: int = 1 << 30
     begin_s: int = 0
     end_s: int = 1 << 62
+    skip_lost: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,9 +110,11 @@ class MergeReport:
         return replace(self, **numbers)
 
 
-def plan(log: StorageLog, clock: Clock, options: MergeOptions) -> MergePlan:
-    """Return what a merge would do now."""
-    return plan_merge(log.refresh(), now_s=clock.now_ms() // 1000, **asdict(options))
+def plan(log: StorageLog, clock: Clock, options: MergeOptions, lost: Container[str] = ()) -> MergePlan:
+    """Return what a merge would do now; `lost` are names of objects that are known to be gone."""
+    chosen = asdict(options)
+    del chosen["skip_lost"]
+    return plan_merge(log.refresh(), now_s=clock.now_ms() // 1000, lost=lost, **chosen)
 
 
 def merge(
@@ -123,7 +127,9 @@ def merge(
     run_tasks: RunTasks | None = None,
     progress: Callable[[int], None] = lambda entries: None,
 ) -> MergeReport:
-    """Merge what there is. Raises `CorruptFile`, `SchemaMismatch`, as the storage; published jobs stay."""
+    """Merge what there is. Raises `CorruptFile` (a lost object, too), `SchemaMismatch`, as the storage; published jobs
+    stay.
+    """
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
         futures: list[Future[TaskResult]] = []
@@ -145,12 +151,24 @@ def merge(
         return results
 
     report = MergeReport()
+    lost: set[str] = set()
     for _ in range(_TRIES):
-        made = plan(log, clock, options)
+        made = plan(log, clock, options, lost)
         report = replace(report, left=made.left)
         overtaken = False
         for job in made.jobs:
-            results = (run_tasks or run_here)(job)
+            try:
+                results = (run_tasks or run_here)(job)
+            except ObjectNotFound:
+                missing = not_there(storage, job.inputs)
+                if not missing:
+                    raise
+                gone = {stored.name for stored in missing} & log.refresh().objects.keys()
+                if gone and not options.skip_lost:
+                    raise _lost_error(gone) from None
+                lost |= gone
+                overtaken = True
+                continue
             shards = [shard for result in results for shard in result.shards]
             try:
                 publish(job, results, storage, log)
@@ -191,6 +209,15 @@ def merge_index(
         # a server that accepts two records of one number would let two jobs merge the same files
         probe_put_if_absent(opened)
         return merge(opened, log, present, chosen, threads=threads, progress=progress)
+
+
+def _lost_error(names: Collection[str]) -> CorruptFile:
+    more = f", nor {len(names) - 1} more of this merge" if len(names) > 1 else ""
+    return CorruptFile(
+        min(names),
+        f"the log names this object, but the storage does not have it{more}: --skip-lost (skip_lost=True) merges the "
+        f"rest, `recover --lost` gives it up",
+    )
 
 
 _SPAN_BYTES = 8 << 20

@@ -26,11 +26,11 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageError, StorageUnavailable
+from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.trailer import GROUP_DTYPE
-from tiered_index.service.cold.path import ColdSettings
+from tiered_index.service.cold.path import ColdSettings, lost_error
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
@@ -41,6 +41,7 @@ from tiered_index.spark.lookup.keys import Keys, keys_of
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
 from tiered_index.storage.base import Storage
+from tiered_index.types import LostFile
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -58,8 +59,9 @@ class LookupResult:
     """A bulk lookup that was made, or with `dry_run` what it would take; `frame` has the answers, None for a dry run.
 
     `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
-    `failed` could not be read, each with why. Call `release` when `frame` is no longer needed. What Spark no longer
-    holds is read anew: as before, or an error of the job where an object is gone.
+    `failed` could not be read, each with why; `lost` was given up for good, whichever keys it held. Call `release` when
+    `frame` is no longer needed. What Spark no longer holds is read anew: as before, or an error of the job where an
+    object is gone.
     """
 
     frame: DataFrame | None
@@ -76,6 +78,7 @@ class LookupResult:
     dry_run: bool = False
     answers: DataFrame | None = field(default=None, repr=False)
     kept: DataFrame | None = field(default=None, repr=False)
+    lost: tuple[LostFile, ...] = ()
 
     @cached_property
     def statuses(self) -> dict[str, int]:
@@ -189,7 +192,7 @@ def look_up(
             # what the newer state still names is no longer there though it should be
             if gone := sorted(missing & state.objects.keys()):
                 if not allow_partial:
-                    raise CorruptFile(gone[0], "the log names this object, but the storage does not have it")
+                    raise lost_error(gone[0])
                 # a task gives up at the first one: the others are found by one listing, not by as many plans
                 lost |= frozenset(gone) | _not_listed(opened, state)
         else:
@@ -213,6 +216,7 @@ def look_up(
             plans=plans,
             answers=answers,
             kept=kept,
+            lost=tuple(one.told() for one in log.state.lost.values()),
         )
 
 

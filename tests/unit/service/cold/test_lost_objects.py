@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index
-from tiered_index import IndexReader, Lookup, QueryResult
+from tiered_index import Fetched, IndexItem, IndexReader, IndexService, Lookup, LostFile, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.format.slots import SlotMap
+from tiered_index.service.lifecycle.lost import give_up
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import StoredObject
+from tiered_index.service.log.records import LogRecord, LostObject, StoredObject, TableShard
 from tiered_index.service.lookup import query
 from tiered_index.testing.model import Answer
+from tiered_index.testing.storage_faults import FaultStorage
 
 FILES = 12
 Ask = Callable[[IndexReader], QueryResult]
@@ -139,6 +146,103 @@ def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(
         reader.query("t", "all", max_count=500)
     assert caught.value.file == gone.name
     assert made.storage.operations.count("list") == 1
+
+
+class Gone:
+    """Messages that nobody has any more."""
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        return [Fetched(item=item, state="expired") for item in items]
+
+
+@pytest.fixture
+def writer(made: ColdIndex) -> Iterator[IndexService]:
+    with made.writer() as writer:
+        yield writer
+
+
+def test_what_is_given_up_is_told_by_every_answer_it_concerns(
+    made: ColdIndex, writer: IndexService, reader: IndexReader, ask: Ask
+) -> None:
+    gone = made.stored[3]
+    lose(made, [gone])
+    assert ask(reader).status == "partial" and not ask(reader).lost
+    (known,) = give_up(made.inner, opened(made), [gone.file_id])
+    assert known == LostObject.of(gone)
+    told = LostFile(
+        file=gone.file_id, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count
+    )
+    result = ask(reader)  # begins again: the reader's log is behind
+    assert ([Answer.of(item) for item in result], result.status) == (rest(made, [gone]), "complete")
+    assert result.lost == (told,)
+    begin_ms, end_ms = told.begin_ms - 1000, told.end_ms + 1000
+    ranges = [(begin_ms, begin_ms), (begin_ms, told.begin_ms), (told.end_ms, None), (end_ms, end_ms)]
+    for number, (first, last) in enumerate(ranges):
+        lost = (told,) if number in (1, 2) else ()
+        asked = Lookup(topic="t", key="all", begin_ms=first, end_ms=last)
+        assert reader.query("t", "all", first, last).lost == reader.query_many([asked])[0].lost == lost
+    assert result.to_dict()["lost"] == [told.to_dict()]
+    # its writer, which was there before, and a later reader, which begins at the checkpoint, say so, too
+    with made.reader() as later:
+        assert writer.query("t", "all").lost == later.query("t", "all").lost == (told,)
+        assert writer.log_state.lost == later.log_state.lost == {gone.name: known}
+        assert later.topics().lost == later.messages("t", "all", source=Gone()).lost == (told,)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_giving_up_that_fails_at_any_call_is_repeated(made: ColdIndex, when: Literal["before", "after"]) -> None:
+    gone = made.stored[3]
+    lose(made, [gone])
+    before = opened(made).state
+    for call in ("list", "put_if_absent", "head", "put"):
+        faulty = FaultStorage(made.inner)
+        log = StorageLog(faulty, ManualClock(0))
+        log.open()
+        faulty.fail(call, when=when)
+        if call == "put":  # of the checkpoint
+            give_up(faulty, log, [gone.name])
+        else:
+            with contextlib.suppress(StorageUnavailable):
+                give_up(faulty, log, [gone.name])
+        state = opened(made).state
+        assert (gone.name in state.objects) != (gone.name in state.lost), call
+        if call == "put_if_absent":
+            assert (gone.name in state.lost) == (when == "after")
+    assert give_up(made.inner, opened(made), [gone.name]) == [LostObject.of(gone)]
+    state = opened(made).state
+    assert state.number == before.number + 1 and set(state.objects) == set(before.objects) - {gone.name}
+
+
+def test_only_what_is_lost_is_given_up(made: ColdIndex) -> None:
+    gone = made.stored[3]
+    lose(made, [gone])
+    with pytest.raises(InvalidArgument, match="storage has it"):
+        give_up(made.inner, opened(made), [gone.name, made.stored[0].file_id])
+    with pytest.raises(InvalidArgument, match="names no such"):
+        give_up(made.inner, opened(made), [gone.name, "000000000000000-000000000000"])
+    assert not opened(made).state.lost
+
+
+def test_lost_objects_in_records_and_checkpoints(made: ColdIndex) -> None:
+    lost = LostObject.of(made.stored[0])
+    shard = TableShard("0123456789abcdef", 0, 86400, SlotMap(64), 2, 5)
+    masked = replace(lost, shard=shard, hash="mask")
+    for one in (lost, replace(lost, shard=shard), masked):
+        record = LogRecord(7, "remove", 0, "a", 5, remove=(one.name,), lost=(one,))
+        state = replace(opened(made).state, lost={one.name: one})
+        for kind in (record, state):
+            assert type(kind).decode(kind.encode(), "x") == kind
+        members = json.loads(record.encode().partition(b"\n")[0])["lost"][0]
+        assert set(members) - {"shard", "hash"} == {"name", "file_id", "second_min", "second_max", "count"}
+    seconds = lost.second_min, lost.second_max
+    assert masked.concerns(*seconds) and masked.concerns(*seconds, 0, 3) and not masked.concerns(*seconds, 3, 0)
+    assert replace(masked, hash="both").concerns(*seconds, 3, 0)
+
+
+def opened(made: ColdIndex) -> StorageLog:
+    log = StorageLog(made.inner, ManualClock(0))
+    log.open()
+    return log
 
 
 def test_a_log_that_moves_on_for_ever_ends_the_lookup(

@@ -1,0 +1,94 @@
+"""Merges over objects that the storage lost, and window tables that lost a shard."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tiered_index import Lookup, LostFile
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import key_hash
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.lifecycle.lost import give_up
+from tiered_index.service.merge import plan as plan_module
+from tiered_index.service.merge import run
+
+KEYS = [f"k{number}" for number in range(60)]
+
+
+@pytest.fixture
+def life(make_life: Callable[..., Merging]) -> Merging:
+    """Two days, each of two files."""
+    life = make_life(settings={"slots": 64})
+    for hour in (0, 1, 30, 31):
+        life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
+        life.publish()
+    life.later()
+    return life
+
+
+def checked(life: Merging) -> Report:
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    return report
+
+
+def test_a_merge_names_what_is_lost_or_merges_the_rest(life: Merging) -> None:
+    gone = min(life.state.objects.values(), key=lambda stored: stored.second_min)
+    life.storage.delete(gone.name)
+    with pytest.raises(CorruptFile, match="--skip-lost") as caught:
+        life.merge()
+    assert (caught.value.file, caught.value.exit_code, life.windows()) == (gone.name, 4, [])
+    report = life.merge(skip_lost=True)
+    assert report.left == ((gone.file_id, "the storage lost an object of it"),)
+    assert set(life.state.files) == {gone.file_id} and life.windows() == [(0, 24), (24, 24)]
+    give_up(life.storage, life.log(), [gone.file_id])
+    assert life.merge().jobs == 0 and checked(life).status == "ok"
+
+
+def test_a_merge_plans_anew_where_a_source_was_removed_meanwhile(life: Merging) -> None:
+    behind = life.log()
+    first, *rest = sorted(life.state.objects.values(), key=lambda stored: stored.second_min)
+    life.storage.delete(first.name)
+    give_up(life.storage, life.log(), [first.name])
+    plan = plan_module.plan_merge
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(behind, "refresh", lambda: behind.state)
+        patch.setattr(run, "plan_merge", lambda state, **more: (patch.undo(), plan(state, **more))[1])
+        report = run.merge(life.storage, behind, life.clock, life.options())
+    assert report.entries == sum(stored.count for stored in rest)
+
+
+def test_a_table_that_lost_a_shard_answers_for_the_other_slots(life: Merging, monkeypatch: pytest.MonkeyPatch) -> None:
+    make = plan_module._job
+    monkeypatch.setattr(plan_module, "_job", lambda *given: make(*given[:-1], 1 << 10))
+    life.merge()
+    table, shards = min(life.state.tables.items(), key=lambda pair: pair[1][0].part.begin_s)
+    assert len(shards) > 2
+    gone = shards[1]
+    slots = gone.part.slots
+    touched = {key for key in KEYS if gone.part.slot_low <= slots.slot_of(key_hash("t", key)) < gone.part.slot_high}
+    assert 0 < len(touched) < len(KEYS) / 2
+    with life.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
+        reader.query("t", KEYS[0])
+        life.storage.delete(gone.name)
+        (missing,) = checked(life).missing
+        assert (missing.object, missing.file, missing.entries) == (gone.name, table, gone.count)
+        assert missing.topics == ("t",)
+        give_up(life.storage, life.log(), [table])
+        told = LostFile(file=table, begin_ms=gone.second_min * 1000, end_ms=gone.second_max * 1000, entries=gone.count)
+        many = reader.query_many([Lookup(topic="t", key=key) for key in KEYS])
+        for key, batched in zip(KEYS, many, strict=True):
+            for result in (reader.query("t", key), batched):
+                expected = life.model.query("t", key, max_count=None)
+                if key in touched:
+                    expected = [answer for answer in expected if answer.timestamp_ms >= BASE_MS + DAY_MS]
+                assert (life.answers(result), result.status) == (expected, "complete")
+                assert result.lost == ((told,) if key in touched else ())
+    report = checked(life)
+    assert (report.status, [one.object for one in report.lost]) == ("ok", [gone.name])
+    left = sum(stored.count for stored in life.state.objects.values())
+    assert life.merge(30 * 86400).entries == left and checked(life).status == "ok"
