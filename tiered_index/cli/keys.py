@@ -24,7 +24,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tiered_index.cli.explaining import CommandBudget, Explaining, Pages
+from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidArgument
@@ -39,6 +39,7 @@ from tiered_index.types import (
     Freshness,
     IndexItem,
     Lookup,
+    LostFile,
     QueryResult,
     items_table,
     parse_time,
@@ -216,7 +217,7 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch(Answer):
-    """The answers to a batch of lookups; `status` and `unknown_topics` are of all batches so far."""
+    """The answers to a batch of lookups; `status`, `unknown_topics` and `lost` are of all so far."""
 
     status: str
     lookups: Sequence[Lookup] = ()
@@ -228,6 +229,7 @@ class _Batch(Answer):
     explain: Explain = _NOTHING
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
+    lost: tuple[LostFile, ...] = ()
 
     def __len__(self) -> int:
         return sum(map(len, self.answers))
@@ -241,6 +243,7 @@ class _Asking:
         self._allow_partial = allow_partial
         self._next = list(islice(lookups, _BATCH))
         self._unknown: dict[str, None] = {}
+        self._lost: dict[LostFile, None] = {}
         self.statuses: Counter[str] = Counter()
 
     def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
@@ -260,6 +263,7 @@ class _Asking:
         answers = list(found)
         self.statuses.update(answer.status for answer in answers)
         self._unknown |= {topic: None for answer in answers for topic in answer.unknown_topics}
+        self._lost |= {lost: None for answer in answers for lost in answer.lost}
         return _Batch(
             lookups=asked,
             answers=answers,
@@ -270,6 +274,7 @@ class _Asking:
             explain=found.explain,
             freshness=found.freshness,
             unknown_topics=tuple(self._unknown),
+            lost=tuple(self._lost),
         )
 
     def left(self) -> int:
@@ -326,6 +331,8 @@ def look_up_keys(
         f"{counted(total, 'lookup')}{f' ({told})' if told else ''}, {found:,} with entries: "
         f"{entries:,} found{pages.as_of()}"
     )
+    if pages.last.lost:
+        out.line(f"lost for good: {lost_text(pages.last.lost)}")
     if target is not None:
         out.line(f"written to {target.path}")
     if truncated := asking.statuses["truncated"]:

@@ -109,6 +109,10 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     missed = [item["timestamp_ms"] for item in whole if item not in answered.document["items"]]
     assert missed and told["begin_ms"] <= min(missed) <= max(missed) <= told["end_ms"]
     assert "found, complete except 20" in run_here(*asked).out
+    keys = damaged.folder / "keys.csv"
+    keys.write_text("topic,key\norders,k1\norders,nobody\n")
+    many = run_here("query", "--keys", keys, "--storage", damaged.uri, "--json").out.splitlines()[-1]
+    assert json.loads(many)["lost"] == [told]
     outside = run_here(*asked, "--begin", told["end_ms"] + 1000).out
     assert "complete" in outside and "except" not in outside
     verified = run_here("verify", "--storage", damaged.uri)
