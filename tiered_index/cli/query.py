@@ -385,9 +385,9 @@ def message(
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
     shown = [_describe(one, body) for one in answer.messages]
-    lost = [one.to_dict() for one in answer.lost]
-    document = {"messages": shown, "status": answer.status, "cursor": answer.cursor, "lost": lost}
-    session.out.answer(document | pages.error())
+    lost = {"lost": [one.to_dict() for one in answer.lost]} if answer.lost else {}
+    document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
+    session.out.answer(document | lost | pages.error())
     for one in answer.messages:
         _write_message(session.out, one, body)
     if not answer.messages and pages.exceeded is None:
