@@ -12,6 +12,7 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,8 +23,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tiered_index.cli.times import format_time
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError
 
+_TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
@@ -118,6 +121,8 @@ class Output:
     def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        # the flag that the user types for a name of the library, of the command that runs
+        self.flags: dict[str, str] = {}
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a test's stand-in has no encoding
                 stream.reconfigure(errors="backslashreplace")
@@ -126,6 +131,8 @@ class Output:
     def answer(self, document: dict[str, Any], *, streamed: bool = False) -> None:
         """Write the one JSON document of a command, or the last line of its NDJSON."""
         if self.as_json:
+            if isinstance(error := document.get("error"), dict):
+                document = document | {"error": error | {"message": self.in_flags(error["message"])}}
             self._write(_json(document, indent=2 if self._terminal and not streamed else None))
 
     def record(self, record: dict[str, Any]) -> None:
@@ -199,8 +206,16 @@ class Output:
         if not self.as_json:
             self.note(text)
 
+    def in_flags(self, text: str) -> str:
+        """Return what the library says in the words of the command line: its flags, and ISO times."""
+        text = _TIMES.sub(lambda time: f"{time[1]} {format_time(int(time[2]))}", text)
+        for name in sorted(self.flags, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.'\"-]){name}(?![\w'\"])", self.flags[name], text)
+        return text
+
     def error(self, kind: str, message: str, **details: Any) -> None:
         """Report an error on stderr: one line, or one JSON document."""
+        message = self.in_flags(message)
         if self.as_json:
             tell(_json({"error": {"type": kind, "message": message, **details}}))
         else:

@@ -89,6 +89,46 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
     assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["query", "t", "k", "--max", 0], "--max must be at least 1, not 0"),
+        (["query", "t", "k", "--timeout", 0], "--timeout must be a positive number of seconds, not 0.0"),
+        (["query", "t", "k", "--max-bytes", -1], "--max-bytes must be a whole number, 0 or more, not -1"),
+        (
+            ["query", "t", "k", "--begin", "2024-01-01", "--end", 1],
+            "--begin 2024-01-01T00:00:00Z is after --end 1970-01-01T00:00:00.001Z",
+        ),
+        (["orphans", "--older-than", 1], "--older-than must be 3600 or more, not 1: an upload may be under way"),
+    ],
+)
+def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, said):
+    outcome = run_here(*arguments, "--root", original.root)
+    assert (outcome.code, outcome.err) == (2, f"tiered-index: {said}\n")
+    assert run_here(*arguments, "--root", original.root, "--json").error["message"] == said
+
+
+def test_a_flag_is_named_only_where_it_was_typed(run_here, original, tmp_path):
+    settings = tmp_path / "settings.toml"
+    settings.write_text('query_threads = "max_count"\nslots = 2.5')
+    outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
+    assert outcome.err.count("setting ") == 2
+    assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
+    outcome = run_here("ingest", settings, "--root", tmp_path / "r", "--storage", "memory://m", "--slots", 0)
+    assert outcome.err == "tiered-index: --slots must be between 1 and 268435456, not 0\n"
+    outcome = run_here("query", "t", "k", "--storage", tmp_path)
+    assert outcome.err.startswith("tiered-index: --storage: not a storage URI")
+    assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")
+
+
+def test_spark_lookup_checks_where_answers_go_before_spark_starts(run_here, original, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.spark.lookup.spark_of", None)
+    for out in (tmp_path, original.uri):
+        outcome = run_here("spark", "lookup", "--keys", "none", "--storage", original.uri, "--out", out)
+        assert outcome.code == 2
+        assert "already: answers are written to a" in outcome.err
+
+
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):
     for path in damaged.objects():
         path.unlink()
