@@ -47,7 +47,6 @@ app = typer.Typer(
     help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an "
     "object store.",
     epilog=_EPILOG,
-    add_completion=False,
     pretty_exceptions_enable=False,
     **_APPLICATION,
 )

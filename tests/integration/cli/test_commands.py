@@ -110,11 +110,12 @@ def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, s
 
 def test_a_flag_is_named_only_where_it_was_typed(run_here, original, tmp_path):
     settings = tmp_path / "settings.toml"
+    (source := tmp_path / "source.ndjson").touch()
     settings.write_text('query_threads = "max_count"\nslots = 2.5')
     outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
     assert outcome.err.count("setting ") == 2
     assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
-    outcome = run_here("ingest", settings, "--root", tmp_path / "r", "--storage", "memory://m", "--slots", 0)
+    outcome = run_here("ingest", source, "--root", tmp_path / "r", "--storage", "memory://m", "--slots", 0)
     assert outcome.err == "tiered-index: --slots must be between 1 and 268435456, not 0\n"
     outcome = run_here("query", "t", "k", "--storage", tmp_path)
     assert outcome.err.startswith("tiered-index: --storage: not a storage URI")

@@ -139,6 +139,35 @@ def test_every_command_has_help_with_examples(name):
         assert option in result.stdout
 
 
+def all_commands(group=None, words=()):
+    """Yield every command's words and itself, groups too."""
+    group = group or typer.main.get_command(app)
+    yield words, group
+    for name, below in getattr(group, "commands", {}).items():
+        yield from all_commands(below, (*words, name))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), list(all_commands()), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_help_fits_80_columns_with_every_option_in_full(words, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, [*words, "--help"]).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for option in (name for parameter in shown.params for name in (*parameter.opts, *parameter.secondary_opts)):
+        assert not option.startswith("--") or any(option in line.split() for line in lines), option
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch):
+    monkeypatch.setenv("_TIERED_INDEX_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "tiered-index query --max")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    completed = CliRunner().invoke(app, [], prog_name="tiered-index")
+    assert completed.stdout.split() == ["--max", "--max-requests", "--max-bytes"]
+    monkeypatch.delenv("_TIERED_INDEX_COMPLETE")
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout
+
+
 def test_a_reader_that_leaves_is_no_error():
     program = (
         "from tiered_index.cli.session import command, Session\n"
