@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Option
 
-from tiered_index.cli.contents import Array, Contents, contents_of, opened
+from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.cli.options import CacheDir, File, FileItems, FileSlots, MaxBytes, MaxRequests, Timeout
-from tiered_index.cli.output import counted, human_bytes, human_count, states
+from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, human_duration, time_option
 from tiered_index.errors import CorruptFile
@@ -115,7 +115,10 @@ def files(session: Session) -> int:
         }
     )
     session.out.table(
-        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"), map(_row, listed), right="entries bytes"
+        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
+        [_row(file, short) for file, short in zip(listed, short_ids([f["file_id"] for f in listed]), strict=True)],
+        right="entries bytes",
+        brief=("file", "state", "from", "to", "entries", "bytes"),
     )
     session.out.line(
         f"{counted(len(listed), 'file')} ({states(by_state) or 'none'}), "
@@ -159,19 +162,23 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     }
 
 
-def _row(file: dict[str, Any]) -> tuple[object, ...]:
+def _row(file: dict[str, Any], short: str) -> tuple[object, ...]:
     table = file["table"]
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
     return (
-        file["file_id"],
+        Cell(file["file_id"], short),
         file["state"],
         file["lane"],
-        format_time(file["begin_ms"]),
-        format_time(file["end_ms"]),
+        _to_the_minute(file["begin_ms"]),
+        _to_the_minute(file["end_ms"]),
         None if file["entries"] is None else human_count(file["entries"]),
         None if file["bytes"] is None else human_bytes(file["bytes"]),
         file["error"] or file["path"] or file["object"] or window,
     )
+
+
+def _to_the_minute(time_ms: int) -> Cell:
+    return Cell(format_time(time_ms), f"{format_time(time_ms - time_ms % 60_000).removesuffix(':00Z')}Z")
 
 
 def _archived(segments: Sequence[ArchivedSegment]) -> str:

@@ -16,7 +16,8 @@ import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -111,6 +112,17 @@ def error_document(error: TieredIndexError) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that has a shorter form, for a table that would be too wide for the terminal."""
+
+    full: str
+    short: str
+
+    def __str__(self) -> str:
+        return self.full
+
+
 class Output:
     """Where the result of a command goes.
 
@@ -118,9 +130,10 @@ class Output:
     `as_json` the former is written, otherwise the latter, so that no command asks which one is wanted.
     """
 
-    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool = False, wide: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        self.wide = wide
         # the flag that the user types for a name of the library, of the command that runs
         self.flags: dict[str, str] = {}
         for stream in (sys.stdout, sys.stderr):
@@ -148,23 +161,37 @@ class Output:
         self._text(_printable_lines(text, "    "))
 
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = ""
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        title: str | None = None,
+        right: str = "",
+        brief: Sequence[str] = (),
     ) -> None:
-        """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
+        """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right.
+
+        Where it is wider than the terminal, only the columns in `brief` are written, a line a row, cells in their short
+        form; a pipe gets all, and so does a terminal with --wide.
+        """
         if self.as_json:
             return
-        heading = Text(printable(title)) if title is not None else None
-        table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
-        for name in columns:
-            table.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
-        width = None if self._terminal else _WIDE
         # drawn for stdout's encoding and colours, written as all else is
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
+        whole = self.wide or not self._terminal
         terminal = True if self._terminal else None
-        Console(file=drawn, force_terminal=terminal, width=width, highlight=False, soft_wrap=False).print(table)
+        console = Console(
+            file=drawn, force_terminal=terminal, width=_WIDE if whole else None, highlight=False, soft_wrap=False
+        )
+        rows = list(rows)
+        table = _table(columns, rows, title, right)
+        needed = console.measure(table, options=console.options.update(width=_WIDE)).maximum
+        if brief and needed > console.width:
+            places = [columns.index(name) for name in brief]
+            short = [[c.short if isinstance(c := row[place], Cell) else c for place in places] for row in rows]
+            table = _table(brief, short, title, right, brief=True)
+        console.print(table)
         drawn.seek(0)
         self._write(drawn.read())
 
@@ -229,6 +256,26 @@ class Output:
     def traceback(self, error: BaseException) -> None:
         """Show on stderr where an error came from."""
         tell(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None, right: str, *, brief: bool = False
+) -> Table:
+    heading = Text(printable(title)) if title is not None else None
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=heading,
+        title_justify="left",
+        pad_edge=False,
+        show_edge=not brief,
+        collapse_padding=brief,
+    )
+    for name in columns:
+        side: Literal["left", "right"] = "right" if name in right.split() else "left"
+        table.add_column(name, justify=side, overflow="ellipsis" if brief else "fold", no_wrap=brief)
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
+    return table
 
 
 def tell(text: str) -> None:

@@ -56,10 +56,11 @@ def _options(
     quiet: bool = _common(False, "--quiet", "-q", help="No progress, no notes."),
     verbose: bool = _common(False, "--verbose", "-v", help="Log what is being done."),
     debug: bool = _common(False, "--debug", help="Log everything; tracebacks."),
+    wide: bool = _common(False, "--wide", help="Tables with all columns, however narrow the terminal is."),
 ) -> Session:
     """Set logging up; return the session of one command line."""
     _set_up_logging(verbose=verbose, debug=debug)
-    return Session(Output(as_json=json, quiet=quiet), root, tuple(storage or ()), config, debug)
+    return Session(Output(as_json=json, quiet=quiet, wide=wide), root, tuple(storage or ()), config, debug)
 
 
 @dataclass(frozen=True)
