@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.session import Session, open_stored_index
+from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
@@ -73,9 +73,10 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
             raise InvalidArgument(f"{path} is a folder: give a file in it")
         yield _path_bytes(path)
         return
-    if config.storage is None:
+    uri = _uri(config)
+    if uri is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
-    with contextlib.closing(open_storage(config.storage, options=config.s3)) as storage:
+    with contextlib.closing(open_storage(uri, options=config.s3)) as storage:
         yield _object_bytes(storage, check_name(file))
 
 
@@ -84,6 +85,14 @@ def short_ids(file_ids: Sequence[str]) -> list[str]:
     short = [short_id(file_id) or file_id for file_id in file_ids]
     count = Counter(short)
     return [name if count[name] == 1 else file_id for name, file_id in zip(short, file_ids, strict=True)]
+
+
+def _uri(config: IndexConfig) -> str | None:
+    """Return the URI of the storage that is given, or that the root has; None where there is none."""
+    try:
+        return storage_uri(config)
+    except ConfigError:
+        return None
 
 
 def _place_of(session: Session, config: IndexConfig, file: str) -> str:
@@ -97,7 +106,7 @@ def _place_of(session: Session, config: IndexConfig, file: str) -> str:
             for path in folder.glob(f"*{file}{INDEX_SUFFIX}") if _is_there(folder) else ():
                 if (file_id := file_id_of(path.name)) is not None:
                     found[file_id] = [str(path)]
-    if not found and config.storage is not None:
+    if not found and _uri(config) is not None:
         with open_stored_index(config) as index:
             for stored in index.log.state.objects.values():
                 file_id = stored.shard.table if stored.shard is not None else stored.file_id

@@ -70,9 +70,8 @@ def topics(
         pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=begin, end_ms=end)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        session.out.table(
-            ("topic", "entries", "bytes", "first", "last"), map(_topic_row, answer.topics), right="entries bytes"
-        )
+        columns = ("topic", "entries", "bytes", "first", "last")
+        session.out.table(columns, map(_topic_row, answer.topics), right="entries bytes", brief=columns)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
@@ -82,7 +81,7 @@ def topics(
 
 def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
     more = "*" if topic.uncounted_files else ""
-    first, last = format_time(topic.begin_ms), format_time(topic.end_ms)
+    first, last = _to_the_minute(topic.begin_ms), _to_the_minute(topic.end_ms)
     return topic.topic, human_count(topic.entries) + more, human_bytes(topic.bytes) + more, first, last
 
 
@@ -167,7 +166,7 @@ def _row(file: dict[str, Any], short: str) -> tuple[object, ...]:
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
     return (
         Cell(file["file_id"], short),
-        file["state"],
+        Cell(file["state"], file["state"] if file["error"] is None else "damaged"),
         file["lane"],
         _to_the_minute(file["begin_ms"]),
         _to_the_minute(file["end_ms"]),
@@ -177,7 +176,9 @@ def _row(file: dict[str, Any], short: str) -> tuple[object, ...]:
     )
 
 
-def _to_the_minute(time_ms: int) -> Cell:
+def _to_the_minute(time_ms: int | None) -> Cell:
+    if time_ms is None:
+        return Cell("", "")
     return Cell(format_time(time_ms), f"{format_time(time_ms - time_ms % 60_000).removesuffix(':00Z')}Z")
 
 
@@ -203,7 +204,7 @@ def inspect(session: Session, file: File, slots: FileSlots = None, items: FileIt
 
       tiered-index inspect /data/index/uploaded/001700000000000-0123456789ab.index
 
-      tiered-index inspect data/001700000000000-0123456789ab/89abcdef01234567.index --storage s3://bucket/index --json
+      tiered-index inspect 456789ab --storage s3://bucket/index --json
 
       tiered-index inspect store/index/20231114221320000 --slots 5000000 --items 20000000
     """

@@ -139,7 +139,7 @@ class Output:
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a test's stand-in has no encoding
                 stream.reconfigure(errors="backslashreplace")
-        self._terminal = sys.stdout.isatty()
+        self._terminal = _is_terminal(sys.stdout)
 
     def answer(self, document: dict[str, Any], *, streamed: bool = False) -> None:
         """Write the one JSON document of a command, or the last line of its NDJSON."""
@@ -171,8 +171,8 @@ class Output:
     ) -> None:
         """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right.
 
-        Where it is wider than the terminal, only the columns in `brief` are written, a line a row, cells in their short
-        form; a pipe gets all, and so does a terminal with --wide.
+        Where it is wider than the terminal, only the columns in `brief` are written, cells in their short form, each on
+        one line but the first; a pipe gets all, and so does a terminal with --wide.
         """
         if self.as_json:
             return
@@ -272,7 +272,8 @@ def _table(
     )
     for name in columns:
         side: Literal["left", "right"] = "right" if name in right.split() else "left"
-        table.add_column(name, justify=side, overflow="ellipsis" if brief else "fold", no_wrap=brief)
+        one_line = brief and name != columns[0]
+        table.add_column(name, justify=side, overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
     for row in rows:
         table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
     return table
@@ -295,6 +296,10 @@ def _on_stdout(act: Callable[..., object], *arguments: str) -> None:
     except OSError as error:
         discard(sys.stdout)
         raise DiskFull(f"stdout can't be written: {error.strerror}") from error
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty()
 
 
 def discard(stream: TextIO) -> None:

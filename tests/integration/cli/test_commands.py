@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets
+from tiered_index.cli.contents import short_ids
 
 ENTRIES = 2 * MESSAGES
 
@@ -208,10 +210,36 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
         if f["file_id"] == path.stem
     )
     by_object = run_here("inspect", name, "--storage", original.uri, "--json").document
+    for short in (path.stem, path.stem[-8:]):
+        assert run_here("inspect", short, "--root", original.root, "--json").document == by_id
+        assert run_here("inspect", short, "--storage", original.uri, "--json").document == by_object
     assert by_object == by_path | {"file": name}
     assert "longest_slot_items" in run_here("inspect", path).out
     missing = run_here("inspect", "nowhere", "--json")
     assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
+
+
+def test_files_on_a_terminal_are_lines_of_80_columns_with_ids_that_other_commands_take(run_here, original, monkeypatch):
+    listed = run_here("files", "--root", original.root, "--json").document["files"]
+    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = re.sub("\x1b[^m]*m", "", run_here("files", "--root", original.root).out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[2:-1]] == [file["file_id"][-8:] for file in listed]
+    wide = run_here("files", "--root", original.root, "--wide").out
+    assert all(file["file_id"] in wide and file["path"] in wide for file in listed)
+
+
+def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here, tmp_path):
+    folder = tmp_path / "compacted"
+    folder.mkdir()
+    ids = ["001700000000000-0000aaaaaaaa", "001700000000000-1111aaaaaaaa"]
+    for file_id in ids:
+        (folder / f"{file_id}.index").touch()
+    refused = run_here("inspect", "aaaaaaaa", "--root", tmp_path)
+    assert (refused.code, refused.err) == (2, f"tiered-index: aaaaaaaa is the end of 2 files' ids: {', '.join(ids)}\n")
+    assert short_ids([*ids, "269321354f93ebc8"]) == [*ids, "4f93ebc8"]
 
 
 def test_inspect_an_unsealed_file_with_its_journal(run_here, original):
