@@ -38,7 +38,7 @@ _FEW = 20
 def print_failed(out: Output, failed: Iterable[FileReport]) -> None:
     """Print each file that could not be read, once."""
     for report in _once(failed):
-        out.line(f"not read: {report.file} ({report.place}{_of_source(report)}): {report.error}")
+        out.line(f"not read: {report.file} ({report.place}{_of_source(report)}): {out.in_flags(str(report.error))}")
 
 
 def print_not_read(out: Output, failed: Sequence[object]) -> None:

@@ -158,7 +158,7 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
     """Return the flag that stands for each name by which an error may call an option of a command."""
-    flags = {}
+    flags: dict[str, str] = {}
     for p in parameters:
         infos = (p.default, *getattr(p.annotation, "__metadata__", ()))
         if (info := next((i for i in infos if isinstance(i, OptionInfo)), None)) is not None:
