@@ -253,6 +253,7 @@ _SENTENCES = {
     "greater_than_equal": "must be at least {ge:.15g}",
     "greater_than": "must be greater than {gt:.15g}",
     "less_than_equal": "must be at most {le:.15g}",
+    "less_than": "must be less than {lt:.15g}",
     "is_subclass_of": "must be a class that derives from {class}",
     "model_": "must be a table of settings",
     "dataclass_": "must be a table of settings",
@@ -286,19 +287,24 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
     """Return where one of pydantic's errors is, and it in our words; no value, which may be a secret."""
     path = [str(part) for part in error["loc"]]
     name = ".".join(path) or "settings"
-    context = error.get("ctx", {})
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return path, _unknown(path[-1], _TABLES[path[0]] if path[1:] else IndexConfig.model_fields, *path[:-1])
+    sentence = in_our_words(error)
+    if error["type"] != "value_error":
+        return path, f"setting {name} {sentence}"
+    if name in _TABLES:
+        # of a table: it begins with the name of the setting
+        return [name, sentence.partition(" ")[0]], f"setting {name}.{sentence}"
+    return path, f"setting {name}: {sentence}"
+
+
+def in_our_words(error: ErrorDetails) -> str:
+    """Return what one of pydantic's errors says of a value. Only checks of our own show the value: it may be a secret."""
+    context = error.get("ctx", {})
     if error["type"] == "value_error":
-        problem = str(context["error"])
-        if name in _TABLES:
-            # of a table: it begins with the name of the setting
-            return [name, problem.partition(" ")[0]], f"setting {name}.{problem}"
-        return path, f"setting {name}: {problem}"
-    for kind, sentence in _SENTENCES.items():
-        if error["type"].startswith(kind):
-            return path, f"setting {name} {sentence.format_map(context)}"
-    return path, f"setting {name}: {error['msg']}"
+        return str(context["error"]).removesuffix(".")
+    sentence = next((ours for kind, ours in _SENTENCES.items() if error["type"].startswith(kind)), None)
+    return sentence.format_map(context) if sentence is not None else error["msg"]
 
 
 def _unknown(name: str, known: Iterable[str], *tables: str) -> str:

@@ -129,6 +129,23 @@ def test_bad_usage_is_code_2(arguments, capsys):
     assert '"error"' in captured.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["query", "t", "k", "--max", "x"], "Invalid value for '--max': must be a whole number"),
+        (["query", "t", "k", "--timeout", "x"], "Invalid value for '--timeout': must be a number"),
+        (["ingest", "a", "--patience", "-1"], "Invalid value for '--patience': must be at least 0"),
+        (["ingest", "a", "--preset", "x"], "Invalid value for '--preset': 'x' is not one of 'native', 'rocketmq'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_told_in_plain_words(arguments, said, capsys):
+    for more in ((), ("--json",)):
+        with pytest.raises(SystemExit):
+            run([*arguments, *more])
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert (json.loads(last)["error"]["message"] if more else last.removeprefix("Error: ")) == said
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_examples(name):
     result = CliRunner().invoke(app, [name, "--help"])
