@@ -299,7 +299,7 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
 
 
 def in_our_words(error: ErrorDetails) -> str:
-    """Return what one of pydantic's errors says of a value. Only checks of our own show the value: it may be a secret."""
+    """Return what one of pydantic's errors says of a value; only our own checks show it, as it may be a secret."""
     context = error.get("ctx", {})
     if error["type"] == "value_error":
         return str(context["error"]).removesuffix(".")

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index import IndexConfig
+from tiered_index import IndexConfig, IndexReader
 from tiered_index.config import ReaderSettings, Settings
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.storage.metering import PriceTable
 
 
@@ -174,6 +174,9 @@ def test_a_path_for_a_storage_suggests_a_file_uri(path):
         IndexConfig.load(storage=path)
     uri = Path(path).expanduser().absolute().as_uri()
     assert str(caught.value).endswith(f"sqlite://; did you mean {uri}?")
+    with pytest.raises(TieredIndexError) as caught:
+        IndexReader.open(path)
+    assert str(caught.value).endswith(f"; did you mean {uri}?")
 
 
 def test_typed_settings_are_those_of_the_configuration():
