@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 lock clean
+.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -100,5 +100,10 @@ lock: $(VENV)/.stamp-test ## renew requirements.lock
 		--no-emit-find-links --upgrade -o requirements.lock pyproject.toml
 	@sed -i '1i # Exact versions of everything the project can install, for all extras; `make lock` renews it.' requirements.lock
 
+dist: $(VENV)/.stamp-python ## the wheel, in dist/
+	@rm -rf build dist
+	@$(BIN)/python -m pip wheel -q --disable-pip-version-check --no-deps -w dist .
+	@ls dist/*.whl
+
 clean: ## remove the virtualenv and every cache
-	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	@rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -9,15 +9,15 @@ from __future__ import annotations
 import difflib
 import os
 import tomllib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack
 
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
 from tiered_index.format.schema import Schema
@@ -31,6 +31,8 @@ _PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's own tests, which are no settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
 _YEAR_S = 365.25 * 86400
+# Settings that are tables, and what stands in them
+_TABLES: dict[str, Collection[str]] = {"s3": S3Options.__dataclass_fields__, "prices": PriceTable.__dataclass_fields__}
 
 
 class IndexConfig(BaseSettings):
@@ -115,24 +117,29 @@ class IndexConfig(BaseSettings):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError("; ".join(map(_problem, error.errors()))) from error
-        except ConfigError:
+            raise ConfigError(_problems(error)) from error
+        except SettingsError as error:
+            name = next(each for each in _TABLES if f'"{each}"' in str(error))
+            raise ConfigError(
+                f"environment variable {_PREFIX}{name.upper()} must be a table of settings, as JSON"
+            ) from error
+
+    @field_validator("root", "cache_dir", "storage", *_TABLES, mode="wrap")
+    @classmethod
+    def _usable(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
+        try:
+            if info.field_name == "storage" and isinstance(value, Path):
+                value = str(value)
+            value = handler(value)
+            if info.field_name == "storage" and value is not None:
+                # refused here, before settings are logged or printed
+                split_uri(value)
+            return absolute_path(value) if isinstance(value, Path) else value
+        except StorageMisconfigured:
             raise
-        except ValueError as error:
-            raise ConfigError(f"configuration: {error}") from error
-
-    @field_validator("root", "cache_dir")
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        return absolute_path(value) if value is not None else None
-
-    @field_validator("storage")
-    @classmethod
-    def _without_credentials(cls, value: str | None) -> str | None:
-        # refused here, before settings are logged or printed
-        if value is not None:
-            split_uri(value)
-        return value
+        except ConfigError as error:
+            # gets the setting's name
+            raise ValueError(str(error)) from error
 
     @classmethod
     def settings_customise_sources(
@@ -155,24 +162,28 @@ class IndexConfig(BaseSettings):
         values: dict[str, Any] = {}
         if config_file is not None:
             try:
-                values = tomllib.loads(absolute_path(config_file).read_text())
-            except (OSError, tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{config_file}: {error}") from error
+                values = tomllib.loads(absolute_path(config_file).read_text("utf-8"))
+            except OSError as error:
+                raise ConfigError(f"{config_file} can't be read: {error.strerror}") from error
+            except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+                raise ConfigError(f"{config_file} is no TOML: {error}") from error
         for name in os.environ:
             if name.upper().startswith(_PREFIX) and not name.upper().startswith(_TESTS_PREFIX):
                 field, *inner = name[len(_PREFIX) :].lower().split("__")
-                if field not in cls.model_fields:
-                    raise ConfigError(f"environment variable {name}: {_unknown(field, cls.model_fields)}")
+                if field not in cls.model_fields or (inner and field not in _TABLES):
+                    raise ConfigError(
+                        f"environment variable {name}: {_unknown('.'.join((field, *inner)), cls.model_fields)}"
+                    )
                 # the environment wins over the file
                 _without(values, [field, *inner])
-        in_file = set(values)
-        values = _merged(values, {name: value for name, value in given.items() if value is not None})
+        in_file = values
+        given_values = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(**values)
+            return cls(**_merged(in_file, given_values))
         except ConfigError as error:
-            if in_file <= set(cls.model_fields):
+            if not isinstance(error.__cause__, ValidationError):
                 raise
-            raise ConfigError(f"{config_file}: {error}") from error
+            raise ConfigError(_problems(error.__cause__, given_values, in_file, config_file)) from error.__cause__
 
     def schema_of(self) -> Schema:
         """Return the schema of the index's entries."""
@@ -242,23 +253,58 @@ _SENTENCES = {
     "greater_than_equal": "must be at least {ge:.15g}",
     "greater_than": "must be greater than {gt:.15g}",
     "less_than_equal": "must be at most {le:.15g}",
+    "less_than": "must be less than {lt:.15g}",
     "is_subclass_of": "must be a class that derives from {class}",
     "model_": "must be a table of settings",
     "dataclass_": "must be a table of settings",
 }
 
 
-def _problem(error: ErrorDetails) -> str:
-    """Return one of pydantic's errors in our words; the value is not shown, since it may be a secret."""
-    name = ".".join(map(str, error["loc"])) or "settings"
+def _problems(
+    error: ValidationError,
+    given: dict[str, Any] | None = None,
+    in_file: dict[str, Any] | None = None,
+    file: Path | None = None,
+) -> str:
+    """Return what is wrong in our words, behind the environment variable or the file that says it."""
+    variables = {name.upper(): name for name in os.environ}
+    by_place: dict[str, list[str]] = {}
+    for each in error.errors():
+        path, problem = _problem(each)
+        names = [(_PREFIX + "__".join(path[:count])).upper() for count in range(len(path), 0, -1)]
+        variable = next((variables[name] for name in names if name in variables), None)
+        if given is None or _holds(given, path):
+            place = ""
+        elif variable is not None:
+            place = f"environment variable {variable}: "
+        else:
+            place = f"{file}: " if in_file and _holds(in_file, path) else ""
+        by_place.setdefault(place, []).append(problem)
+    return "; ".join(place + "; ".join(problems) for place, problems in by_place.items())
+
+
+def _problem(error: ErrorDetails) -> tuple[list[str], str]:
+    """Return where one of pydantic's errors is, and it in our words; no value, which may be a secret."""
+    path = [str(part) for part in error["loc"]]
+    name = ".".join(path) or "settings"
     if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-        *tables, last = error["loc"]
-        known = {"s3": S3Options.__dataclass_fields__, "prices": PriceTable.__dataclass_fields__}
-        return _unknown(str(last), known[str(tables[0])] if tables else IndexConfig.model_fields, *map(str, tables))
-    for kind, sentence in _SENTENCES.items():
-        if error["type"].startswith(kind):
-            return f"setting {name} {sentence.format_map(error.get('ctx', {}))}"
-    return f"setting {name}: {error['msg']}"
+        return path, _unknown(path[-1], _TABLES[path[0]] if path[1:] else IndexConfig.model_fields, *path[:-1])
+    sentence = in_our_words(error)
+    if error["type"] != "value_error":
+        return path, f"setting {name} {sentence}"
+    if name in _TABLES:
+        # of a table: it begins with the name of the setting
+        return [name, sentence.partition(" ")[0]], f"setting {name}.{sentence}"
+    return path, f"setting {name}: {sentence}"
+
+
+def in_our_words(error: ErrorDetails) -> str:
+    """Return what one of pydantic's errors says of a value; only our own checks show it, as it may be a secret."""
+    context = error.get("ctx", {})
+    if error["type"] == "value_error":
+        return str(context["error"]).removesuffix(".")
+    sentence = next((ours for kind, ours in _SENTENCES.items() if error["type"].startswith(kind)), None)
+    return sentence.format_map(context) if sentence is not None else error["msg"]
 
 
 def _unknown(name: str, known: Iterable[str], *tables: str) -> str:
@@ -274,6 +320,18 @@ def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:
         below = result.get(name)
         result[name] = _merged(below, value) if isinstance(below, dict) and isinstance(value, dict) else value
     return result
+
+
+def _holds(values: dict[str, Any], path: list[str]) -> bool:
+    """Return whether nested tables say what stands at `path`."""
+    inner: Any = values
+    for name in path:
+        if not isinstance(inner, dict):
+            return True
+        if name not in inner:
+            return False
+        inner = inner[name]
+    return True
 
 
 def _without(values: dict[str, Any], path: list[str]) -> None:

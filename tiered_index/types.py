@@ -358,6 +358,14 @@ def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Ta
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
+def format_time(time_ms: int | None) -> str:
+    """Return an ISO 8601 time in UTC, with milliseconds only where there are any; empty for None."""
+    if time_ms is None:
+        return ""
+    moment = EPOCH + timedelta(milliseconds=time_ms)
+    return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
+
+
 def parse_time(text: str) -> int:
     """Return the epoch milliseconds of a time as people write it, a bound of a range: a number of them, or ISO 8601.
 

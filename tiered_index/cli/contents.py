@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+import re
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +19,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.session import Session
+from tiered_index.cli.session import Session, open_stored_index, storage_uri
+from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -29,7 +32,7 @@ from tiered_index.errors import (
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, recognise
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_header
-from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of, short_id
 from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.files.compacted import read_runs
@@ -39,6 +42,9 @@ from tiered_index.storage.base import ByteRange, Storage
 from tiered_index.storage.checks import check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
+
+# A file's id, or the end of one or of a window table's
+_ID = re.compile(rf"(?:[0-9]{{15}}-)?[0-9a-f]{{{SHORT_ID},16}}")
 
 
 @dataclass(frozen=True)
@@ -57,9 +63,9 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     """Yield a path's, a file id's or an object's bytes. Raises `InvalidArgument`, `StorageUnavailable`."""
     config = session.config()
     path = Path(file)
-    if config.root is not None and file_id_of(file + INDEX_SUFFIX) is not None and not _is_there(path):
-        found = [config.root / state / (file + INDEX_SUFFIX) for state in reversed(STATES)]
-        path = next((candidate for candidate in found if _is_there(candidate)), path)
+    if _ID.fullmatch(file) and not _is_there(path):
+        file = _place_of(session, config, file)
+        path = Path(file)
     if path.name.endswith(JOURNAL_SUFFIX):
         path = path.with_suffix(INDEX_SUFFIX)
     if _is_there(path):
@@ -67,10 +73,51 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
             raise InvalidArgument(f"{path} is a folder: give a file in it")
         yield _path_bytes(path)
         return
-    if config.storage is None:
-        raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --root)")
-    with contextlib.closing(open_storage(config.storage, options=config.s3)) as storage:
+    uri = _uri(config)
+    if uri is None:
+        raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
+    with contextlib.closing(open_storage(uri, options=config.s3)) as storage:
         yield _object_bytes(storage, check_name(file))
+
+
+def short_ids(file_ids: Sequence[str]) -> list[str]:
+    """Return what each file may be called beside the others: the end of its id, longer where another ends so, too."""
+    short = [short_id(file_id) or file_id for file_id in file_ids]
+    count = Counter(short)
+    return [name if count[name] == 1 else file_id for name, file_id in zip(short, file_ids, strict=True)]
+
+
+def _uri(config: IndexConfig) -> str | None:
+    """Return the URI of the storage that is given, or that the root has; None where there is none."""
+    try:
+        return storage_uri(config)
+    except ConfigError:
+        return None
+
+
+def _place_of(session: Session, config: IndexConfig, file: str) -> str:
+    """Return the local file's path, or the object's name, of an id or its end; `file` itself where there is none.
+
+    Raises `InvalidArgument` where it is the end of several, or a table of several objects, and as `open_stored_index`.
+    """
+    found: dict[str, list[str]] = {}
+    if config.root is not None:
+        for folder in (config.root / state for state in STATES):
+            for path in folder.glob(f"*{file}{INDEX_SUFFIX}") if _is_there(folder) else ():
+                if (file_id := file_id_of(path.name)) is not None:
+                    found[file_id] = [str(path)]
+    if not found and _uri(config) is not None:
+        with open_stored_index(config) as index:
+            for stored in index.log.state.objects.values():
+                file_id = stored.shard.table if stored.shard is not None else stored.file_id
+                if file_id.endswith(file):
+                    found.setdefault(file_id, []).append(stored.name)
+    if len(found) > 1:
+        raise InvalidArgument(f"{file} is the end of {len(found)} files' ids: {', '.join(sorted(found))}")
+    names = next(iter(found.values()), [file])
+    if len(names) > 1:
+        raise InvalidArgument(f"{file} is a table of {len(names)} objects: give one of {', '.join(sorted(names))}")
+    return names[0]
 
 
 def _is_there(path: Path) -> bool:

@@ -1,7 +1,8 @@
 """What a lookup cost and what it could not read, for people; and the bounds of what one command may spend.
 
-The table is 100 columns wide, and its columns add up to the totals below it. The bounds are of the whole command, and
-each page gets what is left: requests and bytes count from the first lookup, the time from opening the index.
+The table is 80 columns wide, a file is called there by the end of its id, and its columns add up to the totals below
+it. The bounds are of the whole command, and each page gets what is left: requests and bytes count from the first
+lookup, the time from opening the index.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Generic, TypeVar
 from tiered_index.cli.output import Output, counted, error_document, human_bytes
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, TieredIndexError
+from tiered_index.format.names import short_id
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.session import Writer
 from tiered_index.service.lookup.budget import LookupLimits
@@ -26,9 +28,9 @@ from tiered_index.storage.context import deadline_at
 from tiered_index.types import Explain, FileReport, LostFile, QueryResult, TopicsResult
 
 _SKIPPED = "skipped_"
-_FILE_WIDTH = 28
+_FILE_WIDTH = 11
 # Names and widths; those of texts are negative.
-_COLUMNS = (("outcome", -9), ("place", -9), ("requests", 8), ("KiB", 9), ("USD/1M", 8), ("ms", 8), ("matched", 7))
+_COLUMNS = (("outcome", -9), ("place", -9), ("requests", 8), ("KiB", 8), ("USD/1M", 7), ("ms", 7), ("matched", 7))
 # At most so many files are named by an error.
 _FEW = 20
 _LOST_SHOWN = 5
@@ -37,7 +39,7 @@ _LOST_SHOWN = 5
 def print_failed(out: Output, failed: Iterable[FileReport]) -> None:
     """Print each file that could not be read, once."""
     for report in _once(failed):
-        out.line(f"not read: {report.file} ({report.place}{_of_source(report)}): {report.error}")
+        out.line(f"not read: {report.file} ({report.place}{_of_source(report)}): {out.in_flags(str(report.error))}")
 
 
 def print_not_read(out: Output, failed: Sequence[object]) -> None:
@@ -136,11 +138,16 @@ def _sum(reports: Sequence[FileReport]) -> FileReport:
 def _print_file(out: Output, file: FileReport) -> None:
     kind = ("skipped", f"by {file.outcome.removeprefix(_SKIPPED)}") if _is_skipped(file) else (file.outcome, file.place)
     cost, ms = f"{file.cost_usd * 1e6:.2f}", f"{file.elapsed_ms:.2f}"
+    short = short_id(file.file)
     _print_row(
-        out, file.file, [*kind, f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}"]
+        out,
+        short or file.file,
+        [*kind, f"{file.requests:,}", f"{file.bytes / 1024:,.1f}", cost, ms, f"{file.matched:,}"],
     )
-    if below := _between(file) + _of_source(file):
-        out.line(f"  {below.removeprefix(', ')}")
+    if below := ", ".join(filter(None, (short and file.file, _between(file)))):
+        out.line(f"  {below}")
+    if file.source is not None:
+        out.line(f"  {file.source}")
 
 
 def _print_row(out: Output, file: str, cells: Sequence[str]) -> None:

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import numpy as np
 from typer import Option
 
-from tiered_index.cli.contents import Array, Contents, contents_of, opened
+from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.cli.options import CacheDir, File, FileItems, FileSlots, MaxBytes, MaxRequests, Timeout
-from tiered_index.cli.output import counted, human_bytes, human_count, states
+from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, human_duration, time_option
 from tiered_index.errors import CorruptFile
@@ -70,9 +70,8 @@ def topics(
         pages = Pages(open_lookup, nothing, None, budget, every=False, begin_ms=begin, end_ms=end)
         (answer,) = pages
         session.out.answer(answer.to_dict() | pages.seen() | pages.error())
-        session.out.table(
-            ("topic", "entries", "bytes", "first", "last"), map(_topic_row, answer.topics), right="entries bytes"
-        )
+        columns = ("topic", "entries", "bytes", "first", "last")
+        session.out.table(columns, map(_topic_row, answer.topics), right="entries bytes", brief=columns)
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
@@ -82,7 +81,7 @@ def topics(
 
 def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
     more = "*" if topic.uncounted_files else ""
-    first, last = format_time(topic.begin_ms), format_time(topic.end_ms)
+    first, last = _to_the_minute(topic.begin_ms), _to_the_minute(topic.end_ms)
     return topic.topic, human_count(topic.entries) + more, human_bytes(topic.bytes) + more, first, last
 
 
@@ -115,7 +114,10 @@ def files(session: Session) -> int:
         }
     )
     session.out.table(
-        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"), map(_row, listed), right="entries bytes"
+        ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
+        [_row(file, short) for file, short in zip(listed, short_ids([f["file_id"] for f in listed]), strict=True)],
+        right="entries bytes",
+        brief=("file", "state", "from", "to", "entries", "bytes"),
     )
     session.out.line(
         f"{counted(len(listed), 'file')} ({states(by_state) or 'none'}), "
@@ -159,19 +161,25 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
     }
 
 
-def _row(file: dict[str, Any]) -> tuple[object, ...]:
+def _row(file: dict[str, Any], short: str) -> tuple[object, ...]:
     table = file["table"]
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
     return (
-        file["file_id"],
-        file["state"],
+        Cell(file["file_id"], short),
+        Cell(file["state"], file["state"] if file["error"] is None else "damaged"),
         file["lane"],
-        format_time(file["begin_ms"]),
-        format_time(file["end_ms"]),
+        _to_the_minute(file["begin_ms"]),
+        _to_the_minute(file["end_ms"]),
         None if file["entries"] is None else human_count(file["entries"]),
         None if file["bytes"] is None else human_bytes(file["bytes"]),
         file["error"] or file["path"] or file["object"] or window,
     )
+
+
+def _to_the_minute(time_ms: int | None) -> Cell:
+    if time_ms is None:
+        return Cell("", "")
+    return Cell(format_time(time_ms), f"{format_time(time_ms - time_ms % 60_000).removesuffix(':00Z')}Z")
 
 
 def _archived(segments: Sequence[ArchivedSegment]) -> str:
@@ -196,7 +204,7 @@ def inspect(session: Session, file: File, slots: FileSlots = None, items: FileIt
 
       tiered-index inspect /data/index/uploaded/001700000000000-0123456789ab.index
 
-      tiered-index inspect data/001700000000000-0123456789ab/89abcdef01234567.index --storage s3://bucket/index --json
+      tiered-index inspect 456789ab --storage s3://bucket/index --json
 
       tiered-index inspect store/index/20231114221320000 --slots 5000000 --items 20000000
     """

@@ -174,9 +174,12 @@ def ingest(
         False, "--skip-missing", help="Report what was deleted unread, or rewritten, and go on."
     ),
     begin_from: Literal["begin", "checkpoint"] = _of_store(
-        "begin", "--from", help="Where to begin with a store that the index doesn't know."
+        "begin",
+        "--from",
+        metavar="PLACE",
+        help="begin or checkpoint: where to begin with a store that the index doesn't know.",
     ),
-    poll: float = _of_store(0.2, min=0.01, help="Seconds between looks at the end of the log."),
+    poll: float = _of_store(0.2, min=0.01, metavar="S", help="Seconds between looks at the end of the log."),
     archive_segments: bool = _of_store(
         False, "--archive-segments", help="Upload each closed segment of the commit log."
     ),

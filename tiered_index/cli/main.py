@@ -10,6 +10,7 @@ import sys
 from typing import Any
 
 import typer
+from pydantic import ValidationError
 from typer import Option
 
 from tiered_index._version import __version__
@@ -25,6 +26,7 @@ from tiered_index.cli.spark.audit import audit
 from tiered_index.cli.spark.build import build, compact
 from tiered_index.cli.spark.build import merge as merge_on_spark
 from tiered_index.cli.spark.lookup import lookup
+from tiered_index.config import in_our_words
 from tiered_index.errors import DiskFull
 
 USAGE = 2
@@ -47,7 +49,6 @@ app = typer.Typer(
     help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an "
     "object store.",
     epilog=_EPILOG,
-    add_completion=False,
     pretty_exceptions_enable=False,
     **_APPLICATION,
 )
@@ -85,6 +86,8 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
     try:
         code = program(args=given, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
+        if isinstance(error.__context__, ValidationError):
+            error.message = "; ".join(map(in_our_words, error.__context__.errors()))
         if "--json" in given:
             Output(as_json=True).error(error.__class__.__name__, error.format_message())
         else:

@@ -47,7 +47,9 @@ _NAMES = {
 @command
 def verify(
     session: Session,
-    files: list[str] | None = Argument(None, metavar="[FILE]...", help="Paths, file ids, objects' names; none: all."),
+    files: list[str] | None = Argument(
+        None, metavar="[FILE]...", help="Paths, ids or their ends, objects' names; none: all."
+    ),
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
     slots: FileSlots = None,
     items: FileItems = None,

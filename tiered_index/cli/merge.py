@@ -152,6 +152,7 @@ def _write_plan(out: Output, name: str, made: MergePlan, jobs: Sequence[dict[str
         ],
         title=f"windows of {name}",
         right="windows sources entries bytes shards requests cost",
+        brief=("from", "sources", "entries", "source bytes", "shards", "cost $"),
     )
     out.line(
         f"windows of {name}: {counted(sum(len(job['sources']) for job in jobs), 'object')} would become "

@@ -19,7 +19,9 @@ Wait = Annotated[bool, Option("--wait", help="Seal, compact and upload everythin
 Patience = Annotated[float, Option(min=0, help="Seconds to wait out a full disk or a lost storage.")]
 
 # What reads single files: inspect, dump, verify.
-File = Annotated[str, Argument(metavar="FILE", help="A path, a file id, or an object's name.", show_default=False)]
+File = Annotated[
+    str, Argument(metavar="FILE", help="A path, a file's id or its end, an object's name.", show_default=False)
+]
 FileSlots = Annotated[int | None, Option(help="Hash slots of an unsealed file that has no journal.")]
 FileItems = Annotated[int | None, Option(help="Items of an unsealed file that has no journal.")]
 

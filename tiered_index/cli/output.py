@@ -12,18 +12,22 @@ import io
 import json
 import logging
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from dataclasses import dataclass
+from typing import Any, Literal, TextIO
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from tiered_index.cli.times import format_time
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError
 
+_TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
@@ -108,6 +112,17 @@ def error_document(error: TieredIndexError) -> dict[str, Any]:
     return {"error": {"type": type(error).__name__, "message": str(error), **describe_error(error)}}
 
 
+@dataclass(frozen=True)
+class Cell:
+    """A cell of a table that has a shorter form, for a table that would be too wide for the terminal."""
+
+    full: str
+    short: str
+
+    def __str__(self) -> str:
+        return self.full
+
+
 class Output:
     """Where the result of a command goes.
 
@@ -115,17 +130,22 @@ class Output:
     `as_json` the former is written, otherwise the latter, so that no command asks which one is wanted.
     """
 
-    def __init__(self, *, as_json: bool, quiet: bool = False) -> None:
+    def __init__(self, *, as_json: bool, quiet: bool = False, wide: bool = False) -> None:
         self.as_json = as_json
         self.quiet = quiet
+        self.wide = wide
+        # the flag that the user types for a name of the library, of the command that runs
+        self.flags: dict[str, str] = {}
         for stream in (sys.stdout, sys.stderr):
             if hasattr(stream, "reconfigure"):  # a test's stand-in has no encoding
                 stream.reconfigure(errors="backslashreplace")
-        self._terminal = sys.stdout.isatty()
+        self._terminal = _is_terminal(sys.stdout)
 
     def answer(self, document: dict[str, Any], *, streamed: bool = False) -> None:
         """Write the one JSON document of a command, or the last line of its NDJSON."""
         if self.as_json:
+            if isinstance(error := document.get("error"), dict):
+                document = document | {"error": error | {"message": self.in_flags(error["message"])}}
             self._write(_json(document, indent=2 if self._terminal and not streamed else None))
 
     def record(self, record: dict[str, Any]) -> None:
@@ -141,23 +161,37 @@ class Output:
         self._text(_printable_lines(text, "    "))
 
     def table(
-        self, columns: Sequence[str], rows: Iterable[Sequence[object]], *, title: str | None = None, right: str = ""
+        self,
+        columns: Sequence[str],
+        rows: Iterable[Sequence[object]],
+        *,
+        title: str | None = None,
+        right: str = "",
+        brief: Sequence[str] = (),
     ) -> None:
-        """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right."""
+        """Write a table; columns whose names are in `right` (separated by blanks) are aligned to the right.
+
+        Where it is wider than the terminal, only the columns in `brief` are written, cells in their short form, each on
+        one line but the first; a pipe gets all, and so does a terminal with --wide.
+        """
         if self.as_json:
             return
-        heading = Text(printable(title)) if title is not None else None
-        table = Table(box=SIMPLE_HEAD, title=heading, title_justify="left", pad_edge=False)
-        for name in columns:
-            table.add_column(name, justify="right" if name in right.split() else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
-        width = None if self._terminal else _WIDE
         # drawn for stdout's encoding and colours, written as all else is
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
+        whole = self.wide or not self._terminal
         terminal = True if self._terminal else None
-        Console(file=drawn, force_terminal=terminal, width=width, highlight=False, soft_wrap=False).print(table)
+        console = Console(
+            file=drawn, force_terminal=terminal, width=_WIDE if whole else None, highlight=False, soft_wrap=False
+        )
+        rows = list(rows)
+        table = _table(columns, rows, title, right)
+        needed = console.measure(table, options=console.options.update(width=_WIDE)).maximum
+        if brief and needed > console.width:
+            places = [columns.index(name) for name in brief]
+            short = [[c.short if isinstance(c := row[place], Cell) else c for place in places] for row in rows]
+            table = _table(brief, short, title, right, brief=True)
+        console.print(table)
         drawn.seek(0)
         self._write(drawn.read())
 
@@ -199,8 +233,16 @@ class Output:
         if not self.as_json:
             self.note(text)
 
+    def in_flags(self, text: str) -> str:
+        """Return what the library says in the words of the command line: its flags, and ISO times."""
+        text = _TIMES.sub(lambda time: f"{time[1]} {format_time(int(time[2]))}", text)
+        for name in sorted(self.flags, key=len, reverse=True):
+            text = re.sub(rf"(?<![\w.'\"-]){name}(?![\w'\"])", self.flags[name], text)
+        return text
+
     def error(self, kind: str, message: str, **details: Any) -> None:
         """Report an error on stderr: one line, or one JSON document."""
+        message = self.in_flags(message)
         if self.as_json:
             tell(_json({"error": {"type": kind, "message": message, **details}}))
         else:
@@ -214,6 +256,27 @@ class Output:
     def traceback(self, error: BaseException) -> None:
         """Show on stderr where an error came from."""
         tell(_printable_lines("".join(traceback.format_exception(error)).removesuffix("\n")) + "\n")
+
+
+def _table(
+    columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None, right: str, *, brief: bool = False
+) -> Table:
+    heading = Text(printable(title)) if title is not None else None
+    table = Table(
+        box=SIMPLE_HEAD,
+        title=heading,
+        title_justify="left",
+        pad_edge=False,
+        show_edge=not brief,
+        collapse_padding=brief,
+    )
+    for name in columns:
+        side: Literal["left", "right"] = "right" if name in right.split() else "left"
+        one_line = brief and name != columns[0]
+        table.add_column(name, justify=side, overflow="ellipsis" if one_line else "fold", no_wrap=one_line)
+    for row in rows:
+        table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
+    return table
 
 
 def tell(text: str) -> None:
@@ -233,6 +296,10 @@ def _on_stdout(act: Callable[..., object], *arguments: str) -> None:
     except OSError as error:
         discard(sys.stdout)
         raise DiskFull(f"stdout can't be written: {error.strerror}") from error
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    return stream.isatty()
 
 
 def discard(stream: TextIO) -> None:

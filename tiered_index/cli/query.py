@@ -15,7 +15,7 @@ from typer import Argument, Option
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
 from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
-from tiered_index.cli.output import Output, counted, human_bytes, states
+from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.times import format_time, time_option
 from tiered_index.config import IndexConfig
@@ -195,14 +195,20 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
         streamed=is_stream,
     )
     if items:
-        columns = len(_COLUMNS) if any(item.source is not None for item in items) else -1
-        out.table(_COLUMNS[:columns], [_row(item)[:columns] for item in items], right="queue offset size")
+        columns = _COLUMNS if any(item.source is not None for item in items) else _COLUMNS[:-1]
+        sources = {item.source or "" for item in items}
+        # the ends of URIs are enough where they differ
+        is_short = len({source.rpartition("/")[2] for source in sources}) == len(sources)
+        rows = [_row(item, is_short=is_short)[: len(columns)] for item in items]
+        out.table(columns, rows, right="queue offset size", brief=[name for name in columns if name != "topic id"])
     out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}")
     return pages.finish(out)
 
 
-def _row(item: IndexItem) -> tuple[object, ...]:
-    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, item.source
+def _row(item: IndexItem, *, is_short: bool) -> tuple[object, ...]:
+    source = item.source or ""
+    shown = Cell(source, source.rpartition("/")[2] if is_short else source)
+    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, shown
 
 
 _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)

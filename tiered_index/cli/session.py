@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Concatenate, ParamSpec
 
 import typer
+from typer.models import OptionInfo
 
 from tiered_index.cli.explaining import print_not_read
 from tiered_index.cli.output import Output, PrintableFormatter, describe_error, discard
@@ -55,10 +56,11 @@ def _options(
     quiet: bool = _common(False, "--quiet", "-q", help="No progress, no notes."),
     verbose: bool = _common(False, "--verbose", "-v", help="Log what is being done."),
     debug: bool = _common(False, "--debug", help="Log everything; tracebacks."),
+    wide: bool = _common(False, "--wide", help="Tables with all columns, however narrow the terminal is."),
 ) -> Session:
     """Set logging up; return the session of one command line."""
     _set_up_logging(verbose=verbose, debug=debug)
-    return Session(Output(as_json=json, quiet=quiet), root, tuple(storage or ()), config, debug)
+    return Session(Output(as_json=json, quiet=quiet, wide=wide), root, tuple(storage or ()), config, debug)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,20 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
     return [p.replace(annotation=hints[p.name]) for p in inspect.signature(function).parameters.values()]
 
 
+def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dict[str, str]:
+    """Return the flag that stands for each name by which an error may call an option of a command."""
+    flags: dict[str, str] = {}
+    for p in parameters:
+        infos = (p.default, *getattr(p.annotation, "__metadata__", ()))
+        if (info := next((i for i in infos if isinstance(i, OptionInfo)), None)) is not None:
+            flag = next((d for d in info.param_decls or () if d.startswith("--")), "--" + p.name.replace("_", "-"))
+            names = [p.name] if "_" in p.name else []
+            if given[p.name] is not None:
+                names += [f"{p.name}_ms", f"{p.name}_s", f"setting {p.name}", f"{p.name} must be"]
+            flags |= {name: flag + name.removeprefix(p.name) if " must" in name else flag for name in names}
+    return flags
+
+
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
     """Return `function` as a typer command; what it returns is the exit code."""
     common = _parameters(_options)
@@ -161,8 +177,10 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
+        flags = _flags(parameters, kwargs)
         given: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in common}
         session = _options(**given)
+        session.out.flags = flags
 
         def act() -> int:
             for value in kwargs.values():

@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
 
 import typer
 
-from tiered_index.types import EPOCH, MAX_TIMESTAMP_MS, parse_time
+from tiered_index.types import MAX_TIMESTAMP_MS, parse_time
+from tiered_index.types import format_time as format_time  # of this module, too: commands show and parse times
 
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _MAX_DURATION_S = MAX_TIMESTAMP_MS // 1000
-
-
-def format_time(time_ms: int | None) -> str:
-    """Return an ISO 8601 time in UTC, with milliseconds only where there are any; empty for None."""
-    if time_ms is None:
-        return ""
-    moment = EPOCH + timedelta(milliseconds=time_ms)
-    return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
 def parse_duration(text: str) -> int:

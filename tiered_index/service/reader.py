@@ -135,7 +135,8 @@ class IndexReader(Lookups[ItemT]):
         if storage is not None and not isinstance(storage, str):
             several = list(storage) if isinstance(storage, Sequence) else []
             if not several or not all(isinstance(uri, str) and uri for uri in several):
-                raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}")
+                near = f"; did you mean {storage.absolute().as_uri()}?" if isinstance(storage, Path) else ""
+                raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}{near}")
             storage = None
         if config is None:
             config = IndexConfig.load(storage=storage, root=root, item_type=item_type, **settings)

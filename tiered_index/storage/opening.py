@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlsplit
 
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectExists, StorageMisconfigured, TieredIndexError
 from tiered_index.storage.base import PAGE, ObjectInfo, Storage
@@ -34,6 +34,8 @@ KNOWN_SCHEMES = ("file", "memory", "s3", "sqlite")
 _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 # Only a word is repeated in a message; anything else may be a secret
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
+# A word, or what begins as a path does and looks like one to its end
+_PATH = re.compile(r"(?:[.~]{0,2}/)[\w ./~+-]*|\.{1,2}|[a-z][a-z_-]{0,30}/?", re.IGNORECASE)
 _BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
 
 
@@ -69,11 +71,14 @@ def open_storage(
 
 
 def split_uri(uri: str) -> SplitResult:
-    """Return a storage URI's parts. Raises `ConfigError` for an unknown scheme or parameter, or credentials. Pure."""
+    """Return a storage URI's parts. Raises `ConfigError` for an unknown scheme or parameter, or credentials."""
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme.lower() not in KNOWN_SCHEMES:
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""
-        raise ConfigError(f"not a storage URI{shown}: it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}")
+        near = f"; did you mean file://{quote(str(absolute_path(uri)))}?" if _PATH.fullmatch(uri) else ""
+        raise ConfigError(
+            f"not a storage URI{shown}: it starts with {', '.join(f'{s}://' for s in KNOWN_SCHEMES)}{near}"
+        )
     try:
         parts = urlsplit(uri)
     except ValueError:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets
+from tiered_index.cli.contents import short_ids
 
 ENTRIES = 2 * MESSAGES
 
@@ -89,6 +91,47 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
     assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["query", "t", "k", "--max", 0], "--max must be at least 1, not 0"),
+        (["query", "t", "k", "--timeout", 0], "--timeout must be a positive number of seconds, not 0.0"),
+        (["query", "t", "k", "--max-bytes", -1], "--max-bytes must be a whole number, 0 or more, not -1"),
+        (
+            ["query", "t", "k", "--begin", "2024-01-01", "--end", 1],
+            "--begin 2024-01-01T00:00:00Z is after --end 1970-01-01T00:00:00.001Z",
+        ),
+        (["orphans", "--older-than", 1], "--older-than must be 3600 or more, not 1: an upload may be under way"),
+    ],
+)
+def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, said):
+    outcome = run_here(*arguments, "--root", original.root)
+    assert (outcome.code, outcome.err) == (2, f"tiered-index: {said}\n")
+    assert run_here(*arguments, "--root", original.root, "--json").error["message"] == said
+
+
+def test_a_flag_is_named_only_where_it_was_typed(run_here, original, tmp_path):
+    settings = tmp_path / "settings.toml"
+    (source := tmp_path / "source.ndjson").touch()
+    settings.write_text('query_threads = "max_count"\nslots = 2.5')
+    outcome = run_here("query", "t", "k", "--config", settings, "--root", original.root)
+    assert outcome.err.count("setting ") == 2
+    assert outcome.err.startswith(f"tiered-index: {settings}: setting ")
+    outcome = run_here("ingest", source, "--root", tmp_path / "r", "--storage", "memory://m", "--slots", 0)
+    assert outcome.err == "tiered-index: --slots must be between 1 and 268435456, not 0\n"
+    outcome = run_here("query", "t", "k", "--storage", tmp_path)
+    assert outcome.err.startswith("tiered-index: --storage: not a storage URI")
+    assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")
+
+
+def test_spark_lookup_checks_where_answers_go_before_spark_starts(run_here, original, tmp_path, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.spark.lookup.spark_of", None)
+    for out in (tmp_path, original.uri):
+        outcome = run_here("spark", "lookup", "--keys", "none", "--storage", original.uri, "--out", out)
+        assert outcome.code == 2
+        assert "already: answers are written to a" in outcome.err
+
+
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):
     for path in damaged.objects():
         path.unlink()
@@ -167,10 +210,36 @@ def test_inspect_a_compacted_file_by_path_id_and_object(run_here, original):
         if f["file_id"] == path.stem
     )
     by_object = run_here("inspect", name, "--storage", original.uri, "--json").document
+    for short in (path.stem, path.stem[-8:]):
+        assert run_here("inspect", short, "--root", original.root, "--json").document == by_id
+        assert run_here("inspect", short, "--storage", original.uri, "--json").document == by_object
     assert by_object == by_path | {"file": name}
     assert "longest_slot_items" in run_here("inspect", path).out
     missing = run_here("inspect", "nowhere", "--json")
     assert (missing.code, missing.error["type"]) == (2, "InvalidArgument")
+
+
+def test_files_on_a_terminal_are_lines_of_80_columns_with_ids_that_other_commands_take(run_here, original, monkeypatch):
+    listed = run_here("files", "--root", original.root, "--json").document["files"]
+    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("NO_COLOR", "1")
+    lines = re.sub("\x1b[^m]*m", "", run_here("files", "--root", original.root).out).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[2:-1]] == [file["file_id"][-8:] for file in listed]
+    wide = run_here("files", "--root", original.root, "--wide").out
+    assert all(file["file_id"] in wide and file["path"] in wide for file in listed)
+
+
+def test_an_id_that_is_the_end_of_several_is_refused_and_listed_in_full(run_here, tmp_path):
+    folder = tmp_path / "compacted"
+    folder.mkdir()
+    ids = ["001700000000000-0000aaaaaaaa", "001700000000000-1111aaaaaaaa"]
+    for file_id in ids:
+        (folder / f"{file_id}.index").touch()
+    refused = run_here("inspect", "aaaaaaaa", "--root", tmp_path)
+    assert (refused.code, refused.err) == (2, f"tiered-index: aaaaaaaa is the end of 2 files' ids: {', '.join(ids)}\n")
+    assert short_ids([*ids, "269321354f93ebc8"]) == [*ids, "4f93ebc8"]
 
 
 def test_inspect_an_unsealed_file_with_its_journal(run_here, original):

@@ -129,6 +129,23 @@ def test_bad_usage_is_code_2(arguments, capsys):
     assert '"error"' in captured.err.splitlines()[-1]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["query", "t", "k", "--max", "x"], "Invalid value for '--max': must be a whole number"),
+        (["query", "t", "k", "--timeout", "x"], "Invalid value for '--timeout': must be a number"),
+        (["ingest", "a", "--patience", "-1"], "Invalid value for '--patience': must be at least 0"),
+        (["ingest", "a", "--preset", "x"], "Invalid value for '--preset': 'x' is not one of 'native', 'rocketmq'"),
+    ],
+)
+def test_a_wrong_value_of_an_option_is_told_in_plain_words(arguments, said, capsys):
+    for more in ((), ("--json",)):
+        with pytest.raises(SystemExit):
+            run([*arguments, *more])
+        last = capsys.readouterr().err.splitlines()[-1]
+        assert (json.loads(last)["error"]["message"] if more else last.removeprefix("Error: ")) == said
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help_with_examples(name):
     result = CliRunner().invoke(app, [name, "--help"])
@@ -137,6 +154,35 @@ def test_every_command_has_help_with_examples(name):
     assert f"tiered-index {name}" in result.stdout
     for option in ("--root", "--storage", "--config", "--json", "--debug"):
         assert option in result.stdout
+
+
+def all_commands(group=None, words=()):
+    """Yield every command's words and itself, groups too."""
+    group = group or typer.main.get_command(app)
+    yield words, group
+    for name, below in getattr(group, "commands", {}).items():
+        yield from all_commands(below, (*words, name))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"), list(all_commands()), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
+)
+def test_help_fits_80_columns_with_every_option_in_full(words, shown, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    lines = CliRunner().invoke(app, [*words, "--help"]).stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    for option in (name for parameter in shown.params for name in (*parameter.opts, *parameter.secondary_opts)):
+        assert not option.startswith("--") or any(option in line.split() for line in lines), option
+
+
+def test_a_shell_completes_commands_and_options(monkeypatch):
+    monkeypatch.setenv("_TIERED_INDEX_COMPLETE", "complete_bash")
+    monkeypatch.setenv("COMP_WORDS", "tiered-index query --max")
+    monkeypatch.setenv("COMP_CWORD", "2")
+    completed = CliRunner().invoke(app, [], prog_name="tiered-index")
+    assert completed.stdout.split() == ["--max", "--max-requests", "--max-bytes"]
+    monkeypatch.delenv("_TIERED_INDEX_COMPLETE")
+    assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout
 
 
 def test_a_reader_that_leaves_is_no_error():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index import IndexConfig
+from tiered_index import IndexConfig, IndexReader
 from tiered_index.config import ReaderSettings, Settings
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.storage.metering import PriceTable
 
 
@@ -108,6 +108,8 @@ def test_a_wrong_value_is_named(setting):
         ({"upload_part_bytes": 5}, "setting upload_part_bytes must be at least 5242880"),
         ({"item_type": int}, "setting item_type must be a class that derives from IndexItem"),
         ({"s3": 7}, "setting s3 must be a table of settings"),
+        ({"s3": {"endpoint_url": "x"}}, "setting s3.endpoint_url must look like https://host[:port]"),
+        ({"root": "a\0b"}, r"setting root: not a path of this system: 'a\x00b': embedded null byte"),
     ],
     ids=repr,
 )
@@ -129,6 +131,52 @@ def test_the_nearest_name_with_where_it_stands(toml, monkeypatch):
     monkeypatch.setenv("TIERED_INDEX_ITEMZ", "1")
     with pytest.raises(ConfigError, match="TIERED_INDEX_ITEMZ: unknown setting 'itemz'; did you mean 'items'"):
         IndexConfig.load()
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('slots = "x"', "{file}: setting slots must be a whole number"),
+        ("[s3]\nmax_attempts = -5", "{file}: setting s3.max_attempts must be positive, not -5"),
+        ("slots = \n", "{file} is no TOML: Invalid value (at line 1, column 9)"),
+        (None, "{file} can't be read: No such file or directory"),
+    ],
+)
+def test_a_wrong_value_of_a_file_is_named_with_the_file(text, message, tmp_path):
+    file = tmp_path / "index.toml"
+    if text is not None:
+        file.write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        IndexConfig.load(file, items=10, s3={"region": "here"})
+    assert str(caught.value) == message.format(file=file)
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "message"),
+    [
+        ("SLOTS", "x", ": setting slots must be a whole number"),
+        ("slots__x", "1", ": unknown setting 'slots.x'; did you mean 'slots'?"),
+        ("S3", "x", " must be a table of settings, as JSON"),
+        ("S3", '{"regon": 1}', ": unknown setting 's3.regon'; did you mean 's3.region'?"),
+        ("S3__BACKOFF_S", "-1", ": setting s3.backoff_s must not be negative, not -1.0"),
+    ],
+)
+def test_a_wrong_value_of_the_environment_is_named_with_the_variable(variable, value, message, toml, monkeypatch):
+    monkeypatch.setenv(f"TIERED_INDEX_{variable}", value)
+    with pytest.raises(ConfigError) as caught:
+        IndexConfig.load(toml("[s3]\nmax_attempts = 9"))
+    assert str(caught.value) == f"environment variable TIERED_INDEX_{variable}{message}"
+
+
+@pytest.mark.parametrize("path", ["/data/my index", "~/cold", "./cold", "cold", Path("/data/cold")], ids=str)
+def test_a_path_for_a_storage_suggests_a_file_uri(path):
+    with pytest.raises(ConfigError) as caught:
+        IndexConfig.load(storage=path)
+    uri = Path(path).expanduser().absolute().as_uri()
+    assert str(caught.value).endswith(f"sqlite://; did you mean {uri}?")
+    with pytest.raises(TieredIndexError) as caught:
+        IndexReader.open(path)
+    assert str(caught.value).endswith(f"; did you mean {uri}?")
 
 
 def test_typed_settings_are_those_of_the_configuration():

@@ -33,6 +33,7 @@ from tiered_index.format.layout import PRESETS, Layout
 SUITES = {suite.name: suite for suite in (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD)}
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
+_BRIEF = ("figure", "median", "unit", "met")
 _QUICK = (500_000, 2_000_000)
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 """The suites as typer wants its choices."""
@@ -204,7 +205,7 @@ def print_report(
     )
     out.line(f"preset {layout.preset.name}: {geometry}; median of {setting.rounds} rounds")
     for suite, group in itertools.groupby(figures, key=lambda figure: figure.suite):
-        out.table(_COLUMNS, [_row(figure) for figure in group], title=suite, right="median min max")
+        out.table(_COLUMNS, [_row(figure) for figure in group], title=suite, right="median min max", brief=_BRIEF)
         for table in tables:
             if table.suite == suite:
                 out.table(table.columns, [tuple(map(_cell, row)) for row in table.rows], title=table.title)

@@ -73,16 +73,18 @@ def lookup(
     given = {"topic": topic, "begin_ms": begin, "end_ms": end}
     if both := [name for name, value in given.items() if value is not None and name in columns]:
         raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
+    from tiered_index.spark.lookup.files import check_out, read_keys, write_answers
+
+    if out is not None:
+        # before Spark, which takes seconds to start
+        check_out(out, config.s3)
     spark = spark_of(master, conf)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    from tiered_index.spark.lookup.files import check_out, read_keys, write_answers
     from tiered_index.spark.lookup.lookup import look_up
 
     kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
     columns |= {name: F.lit(value).cast(kinds[name]) for name, value in given.items() if value is not None}
-    if out is not None:
-        check_out(out, config.s3)
     begun = time.monotonic()
     result = look_up(
         spark,

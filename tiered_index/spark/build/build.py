@@ -30,6 +30,7 @@ from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
@@ -173,7 +174,7 @@ def _check(plan: BuildPlan, results: Sequence[PartitionResult]) -> None:
         written = counts[table.window.table]
         if written != table.window.entries:
             raise InvalidArgument(
-                f"the source changes while it is read: the window from {table.window.begin_s} had "
+                f"the source changes while it is read: the window from {format_time(table.window.begin_s * 1000)} had "
                 f"{table.window.entries:,} entries when it was counted and {written:,} when it was read; "
                 "build from a copy that stands still"
             )

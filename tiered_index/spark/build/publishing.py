@@ -25,6 +25,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan
 from tiered_index.storage.base import Storage
+from tiered_index.types import format_time
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
@@ -46,8 +47,9 @@ def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storag
                     continue
                 if mode == "error":
                     raise InvalidArgument(
-                        f"the {_outline(mine)[0]:,} entries whose times can't be right, from {begin_s} (epoch seconds) "
-                        f"on, are in the index already, in {theirs[0].name}: take mode append or replace"
+                        f"the {_outline(mine)[0]:,} entries whose times can't be right, from "
+                        f"{format_time(begin_s * 1000)} on, are in the index already, in {theirs[0].name}: "
+                        "take mode append or replace"
                     )
                 names += stored
     return tuple(names)
@@ -159,12 +161,12 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
         if shard.window_s == QUARANTINE_S or not (met := [w for w in windows if w[0] < end and begin < w[1]]):
             continue
         if mode == "error":
-            where = f"the window from {met[0][0]} (epoch seconds)"
+            where = f"the window from {format_time(met[0][0] * 1000)}"
             raise InvalidArgument(f"{where} has a table already, {shard.table}: take mode append or replace")
         if begin < met[0][0] or end > met[0][1]:
             raise InvalidArgument(
-                f"table {shard.table} has {shard.window_s:,} s from {begin} on, more than the window of "
-                f"{met[0][1] - met[0][0]:,} s that would replace it: build windows that are as long"
+                f"table {shard.table} has {shard.window_s:,} s from {format_time(begin * 1000)} on, more than the "
+                f"window of {met[0][1] - met[0][0]:,} s that would replace it: build windows that are as long"
             )
         replaced += [stored.name for stored in shards]
     return tuple(replaced)
