@@ -7,6 +7,8 @@ import re
 from functools import cache
 from pathlib import Path
 
+from tiered_index import errors
+
 TOP = Path(__file__).parents[2]
 DOCS = TOP / "docs"
 DECISIONS = sorted((DOCS / "decisions").glob("[0-9]*.md"))
@@ -68,6 +70,23 @@ def test_short_pages_stay_short():
     lines = (TOP / "CONTRIBUTING.md").read_text().splitlines()
     assert len(lines) <= 90
     assert max(map(len, lines)) <= 120
+
+
+def test_troubleshooting_has_every_error_and_exit_code():
+    text = (DOCS / "troubleshooting.md").read_text()
+    by_code, by_error = text.split("\n## By error\n")
+    codes = re.findall(r"^\| (\d+) \|", (DOCS / "using.md").read_text(), re.M)
+    rows = dict(re.findall(r"^\| (\d+) \| (.*) \|$", by_code, re.M))
+    assert codes and set(codes) <= set(rows)
+    sections = dict(re.findall(r"^### (\w+)\n\n(.*?)(?=\n### |\Z)", by_error, re.M | re.S))
+    for name in errors.__all__:
+        code = str(getattr(errors, name).exit_code)
+        if name in {"TieredIndexError", "StorageError"}:  # bases, which the page explains in passing
+            assert f"`{name}` is the base of" in by_error
+            continue
+        assert sections[name].startswith(f"Exit code {code}. ") and "- **Do** " in sections[name], name
+        assert f"[`{name}`](#{name.lower()})" in rows[code]
+    assert set(sections) <= set(errors.__all__)
 
 
 def test_the_index_of_decisions_has_each_once_and_by_its_title():
