@@ -378,6 +378,32 @@ def test_list_pages_skips_foreign_keys_and_is_lazy(s3: S3Storage, scripted: Scri
     assert "continuation-token=next" in scripted.requests[1].path
 
 
+PAGE_OF_HTML = b"<html><head><title>Welcome</title></head><body/></html>"
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "kind", "error_type"),
+    [
+        (200, PAGE_OF_HTML, "text/html", StorageMisconfigured),  # else a writer would begin an index there
+        (200, b"", "text/plain", StorageMisconfigured),
+        (404, PAGE_OF_HTML, "text/html; charset=utf-8", StorageMisconfigured),  # else an object would seem lost
+        (404, b'{"detail": "Not Found"}', "application/json", StorageMisconfigured),
+        (501, PAGE_OF_HTML, "text/html", StorageMisconfigured),
+        (503, PAGE_OF_HTML, "text/html", StorageUnavailable),
+    ],
+)
+def test_an_endpoint_that_is_no_s3_is_said_to_be_none(
+    s3: S3Storage, scripted: ScriptedServer, status: int, body: bytes, kind: str, error_type: type[TieredIndexError]
+) -> None:
+    scripted.answers(Answer(status, body, {"Content-Type": kind}))
+    with pytest.raises(error_type, match="this is no S3 service: correct the endpoint's URL"):
+        list(s3.list())
+    assert len(scripted.requests) == 1
+    if status >= 400:
+        with pytest.raises(error_type, match="no S3 service"):
+            s3.get_range("object", 0, 10)
+
+
 def test_a_listing_out_of_order_or_without_end_is_refused(s3: S3Storage, scripted: ScriptedServer) -> None:
     scripted.answers(listing("pre/fix/b", "pre/fix/a"))
     with pytest.raises(StorageMisconfigured, match="order"):

@@ -88,6 +88,11 @@ _INSUFFICIENT_STORAGE = 507
 _THROTTLED = {429, 503}
 _REDIRECTS = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
 _FIRST_REFUSAL = 400
+_NOT_IMPLEMENTED = 501
+# an error of S3 is XML
+_FOREIGN_TYPES = ("text/html", "text/plain", "application/json")
+_HAS_NO_BODY = {"HeadObject", "HeadBucket"}
+NO_S3 = "this is no S3 service: correct the endpoint's URL"
 _CALLER_CODES = {
     "EntityTooLarge",
     "EntityTooSmall",
@@ -132,6 +137,8 @@ def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredInd
         return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")
     if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
         return StorageMisconfigured(f"{text}: set AWS_CA_BUNDLE to the certificate authority of this endpoint")
+    if isinstance(error, boto.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
+        return StorageMisconfigured(f"{text}: the endpoint does not speak TLS: is it http:// that is meant?")
     if isinstance(error, _UNREACHABLE) or (isinstance(error, OSError) and not isinstance(error, BotoCoreError)):
         return RequestFault(text)
     return StorageMisconfigured(text)
@@ -154,10 +161,27 @@ def _code_and_status(error: ClientError) -> tuple[str, int]:
     return response.get("Error", {}).get("Code", ""), response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
 
 
+def _foreign_type(error: ClientError, code: str, status: int) -> str | None:
+    """Return the type of an error's body that is not S3's; None: it is S3's, or has no body."""
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # without a code in the body botocore takes the status for one
+    has_code = code not in {"", str(status)}
+    if has_code or error.operation_name in _HAS_NO_BODY or headers.get("content-length") == "0":
+        return None
+    return kind if kind in _FOREIGN_TYPES else None
+
+
 def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> TieredIndexError:
     code, status = _code_and_status(error)
     said = f"{code} {error.response.get('Error', {}).get('Message', '')}".rstrip()
     text = f"{doing} in {uri}: {said}"
+    if foreign := _foreign_type(error, code, status):
+        text = f"{doing} in {uri}: the answer ({status}) is {foreign}"
+        if status in _THROTTLED or (status >= 500 and status != _NOT_IMPLEMENTED):
+            gateway = f"{text}, of a gateway whose service is away, or {NO_S3}"
+            return RequestFault(gateway, is_throttled=status in _THROTTLED)
+        return StorageMisconfigured(f"{text}: {NO_S3}")
     if code in {"NoSuchKey", "NoSuchUpload"} or (status == 404 and code in {"404", "NotFound", ""}):
         what = "the unfinished uploads of " if code == "NoSuchUpload" else ""
         return ObjectNotFound(name, what + uri)

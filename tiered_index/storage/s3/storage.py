@@ -27,7 +27,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
 from tiered_index.storage.base import MAX_NAME_BYTES, PAGE, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
 from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
-from tiered_index.storage.s3.failures import translate
+from tiered_index.storage.s3.failures import NO_S3, translate
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
 from tiered_index.storage.s3.retry import RetryLoop, S3Calls, count_requests
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 _MAX_KEY_BYTES = 1024
 _URI_OPTIONS = ("endpoint_url", "region", "profile", "addressing_style")
 _NAMES_SHOWN = 3
+_IN_LISTINGS = {"IsTruncated", "Name", "Bucket", "Contents", "Uploads"}
 _AMAZON = (".amazonaws.com", ".amazonaws.com.cn", ".api.aws")
 
 
@@ -245,6 +246,9 @@ class S3Storage(Storage):
         parameters = {"Prefix": self._base + prefix, **asked}
         while True:
             answer = self._call(operation, doing, **parameters)
+            if not answer.keys() & _IN_LISTINGS:
+                # any page would pass for a listing of nothing
+                raise StorageMisconfigured(f"{doing} in {self.uri}: the answer is no listing: {NO_S3}")
             for item in answer.get(member, ()):
                 key = str(item["Key"])
                 # what was not asked for would be deleted as something else than it is
