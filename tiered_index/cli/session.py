@@ -9,9 +9,13 @@ import contextlib
 import functools
 import inspect
 import logging
+import math
 import os
 import re
+import signal
 import sys
+import threading
+import time
 import typing
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -40,6 +44,8 @@ UNEXPECTED = 70
 _CLOSED_PIPE = 141
 _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
+# where repeated requests are logged: by its name, since the module loads boto3
+_RETRIES = "tiered_index.storage.s3.retry"
 P = ParamSpec("P")
 
 _common = partial(typer.Option, rich_help_panel="Common options")
@@ -59,8 +65,20 @@ def _options(
     wide: bool = _common(False, "--wide", help="Tables with all columns, however narrow the terminal is."),
 ) -> Session:
     """Set logging up; return the session of one command line."""
-    _set_up_logging(verbose=verbose, debug=debug)
+    _set_up_logging(verbose=verbose, debug=debug, quiet=quiet)
     return Session(Output(as_json=json, quiet=quiet, wide=wide), root, tuple(storage or ()), config, debug)
+
+
+def _time_limit(
+    *,
+    timeout: float | None = _common(
+        None, metavar="SECONDS", help="End after this time with exit code 6; a repeat goes on.", show_default=False
+    ),
+) -> float | None:
+    """Return the seconds that the command may take. Raises `InvalidArgument`."""
+    if timeout is not None and not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise InvalidArgument(f"--timeout is a number of seconds greater than 0, not {timeout}")
+    return timeout
 
 
 @dataclass(frozen=True)
@@ -171,9 +189,14 @@ def _flags(parameters: list[inspect.Parameter], given: Mapping[str, Any]) -> dic
 
 
 def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., None]:
-    """Return `function` as a typer command; what it returns is the exit code."""
-    common = _parameters(_options)
-    parameters = [*_parameters(function)[1:], *common]
+    """Return `function` as a typer command; what it returns is the exit code.
+
+    One that has no `timeout` of its own ends as `_TimeLimit` says.
+    """
+    own, common, limit = _parameters(function)[1:], _parameters(_options), _parameters(_time_limit)
+    if any(p.name == "timeout" for p in own):
+        limit = []
+    parameters = [*own, *common, *limit]
 
     @functools.wraps(function)
     def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -181,13 +204,18 @@ def command(function: Callable[Concatenate[Session, P], int]) -> Callable[..., N
         given: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in common}
         session = _options(**given)
         session.out.flags = flags
+        limits: dict[str, Any] = {p.name: kwargs.pop(p.name) for p in limit}
 
         def act() -> int:
             for value in kwargs.values():
                 if isinstance(value, Path):
                     # what no file can be called is bad usage, whatever the command would do with it
                     absolute_path(value)
-            return function(session, *args, **kwargs)
+            timeout_s = _time_limit(**limits) if limits else None
+            if timeout_s is None:
+                return function(session, *args, **kwargs)
+            with _TimeLimit(session, function.__name__.replace("_", "-"), timeout_s):
+                return function(session, *args, **kwargs)
 
         code = _guarded(session, act)
         if code:
@@ -211,6 +239,9 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
     except BrokenPipeError:
         discard(sys.stdout)  # nobody reads on
         return _CLOSED_PIPE
+    except _TimeUp as time_up:
+        time_up.limit.report()
+        return BudgetExceeded.exit_code
     except KeyboardInterrupt:
         session.out.note("interrupted")
         return _INTERRUPTED
@@ -223,6 +254,54 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
     return code
 
 
+# what closing may take after the time of a command
+_GRACE_S = 2.0
+
+
+class _TimeUp(BaseException):
+    """The time of a command is up; no `Exception`, so that nothing goes on after it."""
+
+    def __init__(self, limit: _TimeLimit) -> None:
+        super().__init__()
+        self.limit = limit
+
+
+class _TimeLimit:
+    """Ends what is done within after `timeout_s`, whatever it waits for, as an interrupt does; main thread only.
+
+    Where closing the index waits, too (for the storage, to release the lease), the process ends a moment later, as by a
+    crash: a repeat recovers.
+    """
+
+    def __init__(self, session: Session, name: str, timeout_s: float) -> None:
+        self._session = session
+        self._name = name
+        self._timeout_s = timeout_s
+        self._is_up = self._is_reported = False
+
+    def __enter__(self) -> None:
+        signal.signal(signal.SIGALRM, self._ring)
+        signal.setitimer(signal.ITIMER_REAL, self._timeout_s, _GRACE_S)
+
+    def __exit__(self, *_: object) -> None:
+        if not self._is_up:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+
+    def _ring(self, *_: object) -> None:
+        if not self._is_up:
+            self._is_up = True
+            raise _TimeUp(self)
+        self.report()
+        os._exit(BudgetExceeded.exit_code)
+
+    def report(self) -> None:
+        """Say on stderr, once, that the time was up."""
+        if not self._is_reported:
+            self._is_reported = True
+            message = f"{self._name} did not end within --timeout {self._timeout_s:g} (seconds); it can be run again"
+            self._session.out.error(BudgetExceeded.__name__, message, exit_code=BudgetExceeded.exit_code)
+
+
 def _report(session: Session, error: Exception, message: str, details: dict[str, Any]) -> None:
     if session.debug:
         session.out.traceback(error)
@@ -231,7 +310,21 @@ def _report(session: Session, error: Exception, message: str, details: dict[str,
         print_not_read(session.out, error.failed)
 
 
-def _set_up_logging(*, verbose: bool, debug: bool) -> None:
+class _OneASecond(logging.Filter):
+    """Lets records pass that come a second after the one before."""
+
+    _passed_s = -math.inf
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Return whether it is time to say something again."""
+        now_s = time.monotonic()
+        if now_s - self._passed_s < 1.0:
+            return False
+        self._passed_s = now_s
+        return True
+
+
+def _set_up_logging(*, verbose: bool, debug: bool, quiet: bool = False) -> None:
     level = logging.DEBUG if debug else logging.INFO if verbose else logging.WARNING
     logger = logging.getLogger("tiered_index")
     logger.setLevel(level)
@@ -240,6 +333,9 @@ def _set_up_logging(*, verbose: bool, debug: bool) -> None:
     formatter = PrintableFormatter("%(levelname)s %(name)s: %(message)s")
     handler.setFormatter(formatter)
     logger.handlers = [handler]
+    retries = logging.getLogger(_RETRIES)
+    retries.setLevel(level if quiet or verbose or debug else logging.INFO)
+    retries.filters = [] if verbose or debug else [_OneASecond()]
     if logging.lastResort is not None:
         # other packages' warnings quote what servers answer
         logging.lastResort.setFormatter(formatter)

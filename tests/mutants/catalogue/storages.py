@@ -130,8 +130,8 @@ MUTANTS = (
         "s3-one-attempt-too-many",
         "a passing fault is repeated once more than the bound says",
         "storage/s3/retry.py",
-        "if count >= (self.max_attempts if is_request else self.transfer_attempts):",
-        "if count > (self.max_attempts if is_request else self.transfer_attempts):",
+        "if count >= most:",
+        "if count > most:",
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
     ),
     Mutant(

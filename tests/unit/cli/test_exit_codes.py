@@ -5,6 +5,7 @@ process.
 from __future__ import annotations
 
 import json
+import logging
 import pickle
 import subprocess
 import sys
@@ -81,6 +82,23 @@ def test_an_error_can_be_pickled(error):
         assert (type(copy), str(copy), copy.args, vars(copy)) == (type(error), str(error), error.args, vars(error))
 
 
+def test_retries_are_told_once_a_second_unless_quiet():
+    def act(session):
+        for number in range(3):
+            logging.getLogger("tiered_index.storage.s3.retry").info("attempt %d", number)
+        return 0
+
+    assert invoke(act).stderr == "INFO tiered_index.storage.s3.retry: attempt 0\n"
+    assert invoke(act, "--quiet").stderr == ""
+    assert len(invoke(act, "--verbose").stderr.splitlines()) == 3
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_a_time_that_cannot_be_is_bad_usage(seconds):
+    result = invoke(lambda session: 0, "--timeout", seconds)
+    assert (result.exit_code, "--timeout is a number of seconds" in result.stderr) == (2, True)
+
+
 def test_a_returned_code_is_the_exit_code():
     assert invoke(lambda session: 6).exit_code == 6
     assert invoke(lambda session: 0).exit_code == 0
@@ -152,7 +170,7 @@ def test_every_command_has_help_with_examples(name):
     assert result.exit_code == 0
     assert "Examples" in result.stdout
     assert f"tiered-index {name}" in result.stdout
-    for option in ("--root", "--storage", "--config", "--json", "--debug"):
+    for option in ("--root", "--storage", "--config", "--json", "--debug", "--timeout"):
         assert option in result.stdout
 
 

@@ -5,6 +5,7 @@ botocore's own repeats are off in a client of ours; only its redirects to a buck
 
 from __future__ import annotations
 
+import logging
 import random
 import time
 from collections import Counter
@@ -19,6 +20,7 @@ from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, Reque
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
+_log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 5.0
 # a service that throttles is given more time
 _THROTTLED_BACKOFF_S = 0.5
@@ -30,7 +32,8 @@ class RetryLoop:
     """Requests to the storage `uri`: at most `max_attempts` of one call may end in a `RequestFault`, and at most
     `transfer_attempts` in another `PassingFault`, so that a call makes at most the sum of both less one.
 
-    The wait after fault n of a kind is drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5 s.
+    The wait after fault n of a kind is drawn evenly from 0 to `backoff_s * 2**n` ("full jitter"), at most 5 s. Each is
+    logged (INFO).
     """
 
     uri: str
@@ -78,13 +81,15 @@ class RetryLoop:
         faults[type(fault)] += 1
         count = faults[type(fault)]
         is_request = isinstance(fault, RequestFault)
-        if count >= (self.max_attempts if is_request else self.transfer_attempts):
+        most = self.max_attempts if is_request else self.transfer_attempts
+        if count >= most:
             raise StorageUnavailable(f"{fault} ({count} attempts)") from cause
         backoff_s = max(self.backoff_s, _THROTTLED_BACKOFF_S) if fault.is_throttled else self.backoff_s
         wait_s = self.uniform(0, min(_LONGEST_WAIT_S, backoff_s * 2**count))
         left_s = remaining_s()
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
+        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, fault)
         self.sleep(wait_s)
 
 

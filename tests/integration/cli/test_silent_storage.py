@@ -1,0 +1,50 @@
+"""A storage that does not answer: what is told meanwhile, and that each command ends in time."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import pytest
+
+from tests.integration.cli.conftest import write_source
+from tests.storage.scripted_server import error, scripted_server
+
+KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
+LINE = "tiered-index: {} did not end within --timeout {} (seconds); it can be run again\n"
+
+
+@pytest.fixture
+def silent():
+    """The URI of a storage that takes connections and never answers."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+@pytest.mark.parametrize("command", ["files", "verify", "orphans", "merge", "dump x", "spark merge"])
+def test_a_command_ends_in_time(run_here, silent, command):
+    begun_s = time.monotonic()
+    done = run_here(*command.split(), "--storage", silent, "--timeout", 0.3, environment=KEYS)
+    name = command.split()[-1] if command.startswith("spark") else command.split()[0]
+    assert (done.code, done.out, done.err) == (6, "", LINE.format(name, 0.3))
+    assert time.monotonic() - begun_s < 15
+
+
+def test_a_writer_whose_closing_waits_ends_in_time_and_a_repeat_goes_on(script, run_here, silent, tmp_path):
+    line = ("ingest", write_source(tmp_path / "messages.ndjson", 0, 10), "--root", tmp_path / "root")
+    first = run_here(*line, "--storage", f"file://{tmp_path}/store", "--json").document
+    write_source(tmp_path / "messages.ndjson", 10, 20)
+    done = script(*line, "--storage", silent, "--timeout", 0.5, environment=KEYS, timeout=30)
+    assert (done.code, done.out, done.err) == (6, "", LINE.format("ingest", 0.5))
+    again = run_here(*line, "--json").document
+    assert (again["resumed_from"], again["messages"]) == (first["position"], 10)
+
+
+def test_retries_are_told_from_the_first_on(run_here):
+    with scripted_server() as server:
+        server.answers(error(500, "InternalError"), error(404, "NoSuchBucket"))
+        done = run_here("files", "--storage", f"s3://bucket/p?endpoint_url={server.endpoint_url}", environment=KEYS)
+    told, last = done.err.splitlines()
+    assert "attempt 1 of 5 failed, the next one in 0." in told
+    assert "listing 'checkpoint/' in s3://bucket/p" in told and "500" in told
+    assert (done.code, "NoSuchBucket" in last) == (3, True)
