@@ -184,21 +184,27 @@ class Freshness:
     `source` is the index's URI. `as_of_ms` is the time of the newest published entry, in epoch milliseconds with a
     resolution of one second; None: nothing is published. `positions` say for each source of entries (a RocketMQ store,
     a file, a stream) up to where, exclusive, all of it is published.
+
+    `not_asked` is why the storage could not be asked, where a root was read without it: the answer has everything that
+    the root's writer wrote; of what others published it has what that writer knew, of which the other fields tell.
     """
 
     source: str
     as_of_ms: int | None
     positions: Mapping[str, int]
+    not_asked: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict."""
-        return {"source": self.source, "as_of_ms": self.as_of_ms, "positions": dict(self.positions)}
+        """Return the fields as a JSON-ready dict; a `not_asked` of None is left out."""
+        known = {"source": self.source, "as_of_ms": self.as_of_ms, "positions": dict(self.positions)}
+        return known if self.not_asked is None else known | {"not_asked": self.not_asked}
 
 
 class Answer:
     """Base of the answers to lookups: what they could see.
 
-    `freshness` says for each index that was read from its storage alone how far that was filled. `unknown_topics` has
+    `freshness` says for each index that was read from its storage alone, or from its root while the storage could not
+    be asked, how far the storage was filled. `unknown_topics` has
     the lookup's topic where nothing was found, and none of the files in its range, as far as they were read, has it.
     `lost` are the files given up for good that may have held answers within its range: it is complete but for them.
     """

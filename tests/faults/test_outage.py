@@ -9,7 +9,7 @@ import shutil
 
 import pytest
 
-from tiered_index import IndexReader
+from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BackPressure, LockHeld, StorageUnavailable, WriterFenced
 from tiered_index.service.log.records import LogRecord
 from tiered_index.storage.local.storage import LocalStorage
@@ -241,7 +241,7 @@ def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world,
     settle(world)
 
 
-def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make_world):
+def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(make_world):
     world = make_world()
     world.settings["local_keep_s"] = 86400
     world.open()
@@ -254,15 +254,36 @@ def test_a_reader_allowed_partial_answers_survives_a_storage_that_goes_down(make
         world.clock.advance(11)
         world.service.seal()  # the folders change too
         world.service.run_lifecycle()
+        world.check(reader.query)
+        (seen,) = reader.query("orders", "a").freshness
+        assert seen.not_asked is not None
+        assert seen.as_of_ms == world.service.log_state.newest_ms
+        (many,) = reader.query_many([Lookup(topic="orders", key="a")])
+        assert many.freshness == (seen,)
+        world.clock.advance(86_401)
+        world.put(3)
+        world.flush()
+        world.service.run_lifecycle()  # nobody keeps the writer from the storage: the older file leaves the root
+        older = {file.file_id: file for file in reader.files() if file.place == "storage" and file.file_id != "log"}
+        assert len(older) == world.service.health()["files"]["storage"] > 0
+        behind_ms = max(file.second_max + 1 for file in older.values()) * 1000
         with pytest.raises(StorageUnavailable):
             reader.query("orders", "a")
         result = reader.query("orders", "a", max_count=1000, allow_partial=True)
         assert result.status == "partial"
-        assert [report.file for report in result.failed] == ["log"]
-        assert len(result) == len(world.model.query("orders", "a", max_count=None))
+        assert {report.file for report in result.failed} <= set(older)
+        later = reader.query("orders", "a", begin_ms=behind_ms)
+        assert later.status == "complete"
+        assert later.freshness[0].not_asked is not None
+        (world.root / "log").unlink()
+        with pytest.raises(StorageUnavailable):
+            reader.query("orders", "a", begin_ms=behind_ms)
+        result = reader.query("orders", "a", max_count=1000, allow_partial=True)
+        assert "log" in [report.file for report in result.failed]
         storage.clear()
         world.clock.advance(11)
         world.check(reader.query)
+        assert reader.query("orders", "a").freshness == ()
 
 
 @pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])

@@ -25,7 +25,7 @@ from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.context import deadline_at
-from tiered_index.types import Explain, FileReport, LostFile, QueryResult, TopicsResult
+from tiered_index.types import Explain, FileReport, Freshness, LostFile, QueryResult, TopicsResult
 
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 11
@@ -266,9 +266,16 @@ class Pages(Generic[R]):
             self._explains.append(answer.explain)
         return answer
 
+    @property
+    def _not_asked(self) -> Freshness | None:
+        """The index whose root was read without its storage."""
+        return next((index for index in self.last.freshness if index.not_asked is not None), None)
+
     @cached_property
     def _seen(self) -> Mapping[str, Writer | None]:
         """Who writes each index that was read from its storage alone; nothing where that can't be read in time."""
+        if self._not_asked is not None:
+            return {}
         with contextlib.suppress(TieredIndexError), self.budget.clock():
             return self.reader.writers() if self.last.freshness and self.reader is not None else {}
         return {}
@@ -285,6 +292,10 @@ class Pages(Generic[R]):
         """Return for people up to which time the answers are complete; empty where they aren't, or have everything."""
         if not self.last.freshness or self.status == "partial":
             return ""
+        if self._not_asked is not None:
+            published_ms = self._not_asked.as_of_ms
+            known = "the storage: nothing" if published_ms is None else f"the storage as of {format_time(published_ms)}"
+            return f" as far as the root knows ({known})"
         oldest = min(self.last.freshness, key=lambda index: (index.as_of_ms is None, index.as_of_ms or 0))
         several = (
             f" ({oldest.source}, the oldest of {len(self.last.freshness)})" if len(self.last.freshness) > 1 else ""
@@ -357,6 +368,8 @@ class Pages(Generic[R]):
 
     def finish(self, out: Output, more: str = "") -> int:
         """Tell people what follows the answers, `more` before the cost, and return the exit code as `settle`."""
+        if self._not_asked is not None:
+            out.line(f"the storage could not be asked: {self._not_asked.not_asked}")
         for hint in self._hints:
             out.line(hint)
         if self.last.cursor is not None:

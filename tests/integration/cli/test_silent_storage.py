@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import time
 
 import pytest
 
-from tests.integration.cli.conftest import write_source
+from tests.integration.cli.conftest import BEGIN_MS, write_source
 from tests.storage.scripted_server import error, scripted_server
 
 KEYS = {"AWS_ACCESS_KEY_ID": "a", "AWS_SECRET_ACCESS_KEY": "b", "AWS_DEFAULT_REGION": "us-east-1"}
@@ -48,3 +49,26 @@ def test_retries_are_told_from_the_first_on(run_here):
     assert "attempt 1 of 5 failed, the next one in 0." in told
     assert "listing 'checkpoint/' in s3://bucket/p" in told and "500" in told
     assert (done.code, "NoSuchBucket" in last) == (3, True)
+
+
+def test_a_root_answers_without_its_storage_and_says_so(run_here, tmp_path):
+    root = tmp_path / "root"
+    line = ("ingest", write_source(tmp_path / "messages.ndjson", 0, 10), "--root", root)
+    assert run_here(*line, "--storage", f"file://{tmp_path}/store", "--wait").code == 0
+    marker = json.loads((root / "tiered_index.json").read_text())
+    marker["storage"] = "s3://bucket/p?endpoint_url=http://127.0.0.1:9"
+    (root / "tiered_index.json").write_text(json.dumps(marker))
+    once = KEYS | {"TIERED_INDEX_S3__MAX_ATTEMPTS": "1"}
+    query = ("query", "orders", "own-5", "--root", root)
+    told = run_here(*query, environment=once)
+    assert told.code == 0
+    assert "1 found, complete as far as the root knows (the storage as of 2023-11-14T22:13:29Z)\n" in told.out
+    assert "the storage could not be asked: listing 'checkpoint/' in s3://bucket/p" in told.out
+    document = run_here(*query, "--json", environment=once).document
+    assert (document["status"], document["as_of_ms"]) == ("complete", BEGIN_MS + 9000)
+    assert "Could not connect" in document["freshness"][0]["not_asked"]
+    for gone in (root / "uploaded").iterdir():
+        gone.unlink()
+    assert run_here(*query, environment=once).code == 3
+    (root / "log").unlink()
+    assert run_here(*query, environment=once).code == 3

@@ -20,6 +20,7 @@ from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
 from tiered_index.service.threads.workers import synchronized
+from tiered_index.types import Freshness
 
 
 def unmap(mapping: mmap.mmap) -> None:
@@ -106,6 +107,14 @@ class LocalHandle:
 
     def let_go(self) -> None:
         """Do nothing: nothing is mapped."""
+
+
+class RootOnly(list[Handle]):
+    """What may hold answers as far as a root knows, whose storage could not be asked; `freshness` says so."""
+
+    def __init__(self, found: Iterable[Handle], freshness: Freshness) -> None:
+        super().__init__(found)
+        self.freshness = freshness
 
 
 class Catalog:

@@ -167,6 +167,10 @@ class StorageLog:
         self._read_on(self.state)
         return self.state
 
+    def recall(self, state: LogState) -> None:
+        """Go to a state of this log that was kept, where it is later."""
+        self._advance(state)
+
     def _read_on(self, state: LogState) -> int:
         """Read what follows `state` and go there, as far as it can be read; return the number reached."""
         replay = LogReplay(state)

@@ -38,7 +38,7 @@ from tiered_index.service.answers.rows import (
     order_key,
     query_digest,
 )
-from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.path import MissingObject, lost_error
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.log.state import LogState
@@ -68,6 +68,10 @@ class Files(NamedTuple):
     """Returns what may hold answers in an inclusive range of epoch seconds."""
     freshness: tuple[Freshness, ...] = ()
     """How far the storages that are read alone were filled before `handles` was called."""
+
+    def seen(self, found: Sequence[Handle]) -> tuple[Freshness, ...]:
+        """Return what is to be said of an answer from `found`, which `handles` returned."""
+        return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
 
 
 T = TypeVar("T")
@@ -254,7 +258,7 @@ class QueryEngine:
             cursor=cursor,
             failed=failed,
             explain=_explain(scan, started, elsewhere, self._fold(top.folded)),
-            freshness=files.freshness,
+            freshness=files.seen(handles),
             unknown_topics=() if len(rows) or lookup.after is not None else tuple(_unknown([lookup.topic], handles)),
             item_type=self.item_type,
             lost=_among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
@@ -328,7 +332,7 @@ class QueryEngine:
             return _among(lost, low, high, *hashes)
 
         results = QueryResults(
-            *(batch, rows, starts, more, failed, explain, files.freshness, unknown, self.schema, self._make),
+            *(batch, rows, starts, more, failed, explain, files.seen(handles), unknown, self.schema, self._make),
             *(self.item_type, pages, given_up),
         )
         if short and not scan.errors:
@@ -360,14 +364,15 @@ class QueryEngine:
         scan = Scan(
             look, lambda _: None, lambda _: False, lambda: 0, newest=0, allow_partial=allow_partial, budget=budget
         )
-        self._read(scan, files.handles(*within), missing)
+        handles = files.handles(*within)
+        self._read(scan, handles, missing)
         failed = tuple(report for report, _ in scan.errors)
         result = TopicsResult(
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
             explain=_explain(scan, started, NOTHING, 0),
-            freshness=files.freshness,
+            freshness=files.seen(handles),
             lost=_among(self.lost_objects(), *within),
         )
         return _within_budget(scan, result)

@@ -2,8 +2,10 @@
 
 A lookup with a deadline waits for the log at most half of its remaining time, and is then answered from what was read
 before, while the reading goes on in a thread of its own; one without waits for the reading that another has begun.
-Where the log has been overdue for too long it is a file that the budget did not reach for. Threads: every method from
-any.
+Where the log has been overdue for too long it is a file that the budget did not reach for. While the storage can't be
+asked, the root and the log that its writer has kept there are everything that the root's writer knows of: what lies in
+the root is read, what lies in the storage alone fails as it is needed, and the answer says so.
+Threads: every method from any.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, NotAnIndex, StorageError, TieredIndexError
 from tiered_index.format.schema import Schema
-from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
@@ -59,13 +61,16 @@ class IndexView:
         # a reading of the log that has not begun
         self._waiting: Future[LogState] | None = None
         self._closed = False
+        self._root: Root | None = None
         self._root_view: RootView | None = None
+        # what of the root's log was read
+        self._kept: bytes | None = None
         self._changes: object = None
         self.catalog = Catalog()
         marker: Marker | None = None
         if config.root is not None:
             allow_many_files()
-            root = Root(config.root, Disk())
+            self._root = root = Root(config.root, Disk())
             marker = root.read_marker()
             if marker is None:
                 raise NotAnIndex(
@@ -110,7 +115,8 @@ class IndexView:
             if must_answer or marker is None:
                 raise
             # the root alone was asked for: what lies only in the storage fails when a lookup needs it
-            self._log_error = error
+            self._failed(error)
+            self._recall(marker.index_id)
             return IndexDescriptor(marker.index_id, marker.layout, marker.offset_space)
         if marker is not None:
             check_descriptor(
@@ -219,17 +225,25 @@ class IndexView:
         """Bring the catalog, with the handles `before`, up to `state`."""
         apply_log_state(self.catalog, before, state, self.cold, lambda _: None)
         if self._root_view is None:
-            self.freshness = Freshness(source=self.storage.uri, as_of_ms=state.newest_ms, positions=state.positions)
+            self.freshness = self._published(state)
+
+    def _published(self, state: LogState, away: StorageError | None = None) -> Freshness:
+        """Return what the storage has at `state`; `away` is why it could not be asked for a later one."""
+        not_asked = None if away is None else str(away)
+        uri, as_of_ms = self.storage.uri, state.newest_ms
+        return Freshness(source=uri, as_of_ms=as_of_ms, positions=state.positions, not_asked=not_asked)
 
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""
         if self._root_view is None:
             found, error = list(self.catalog.overlapping(second_min, second_max)), self._log_error
         else:
-            handles, error = self._local_and_stored(self._root_view)
+            handles, error, away = self._local_and_stored(self._root_view)
             found = [
                 handle for handle in handles if handle.second_min <= second_max and handle.second_max >= second_min
             ]
+            if away is not None:
+                return RootOnly(found, self._published(self._log.state, away))
         if error is None and self._is_too_old(begun_s):
             error = BudgetExceeded(
                 f"the log of {self.storage.uri} was last read {begun_s - self._refreshed_s:.0f} s ago, "
@@ -242,19 +256,26 @@ class IndexView:
         try:
             read()
         except (StorageError, CorruptFile) as error:
-            self._log_error = error
+            self._failed(error)
             self.tries += 1
-            self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
+
+    def _failed(self, error: TieredIndexError) -> None:
+        self._log_error = error
+        self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must check afterwards that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
-        found, error = self._local_and_stored(self._root_view)
-        return found + _unread(error)
+        found, error, away = self._local_and_stored(self._root_view)
+        return found + _unread(error or away)
 
-    def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None]:
-        """Return the files of root and storage, and why the log could not be read where that was necessary."""
+    def _local_and_stored(
+        self, root_view: RootView
+    ) -> tuple[list[Handle], TieredIndexError | None, StorageError | None]:
+        """Return the files of root and storage, why the log could not be read where that was necessary, and why the
+        storage could not be asked where the root's own log had to do.
+        """
         # Local files first, then the log: a file that leaves the root in between is in at least one of them. It needn't
         # be read again where the folders, after the look, are as they were before it was last read.
         local = {handle.file_id: handle for handle in root_view.look()}
@@ -267,10 +288,33 @@ class IndexView:
             except BudgetExceeded as error:
                 unread = error  # of this lookup only
             self._changes = changes if unread is None else None
+        away: StorageError | None = None
+        # after the look: what left the root before it is named by the log that is kept there now
+        if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
+            unread, away = None, unread
         stored = {handle.file_id: handle for handle in self.catalog.all()}
         handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         handles += stored.values()
-        return handles, unread
+        return handles, unread, away
+
+    def _recall(self, index_id: str, *, show: bool = False) -> bool:
+        """Go to the log that the root's writer has kept there, where that is later; return whether there is one."""
+        assert self._root is not None
+        kept = self._root.kept_log()
+        if kept is None or kept == self._kept:
+            return kept is not None
+        try:
+            state = LogState.decode(kept, str(self._root.path))
+        except CorruptFile:
+            return False
+        if state.genesis is None or state.genesis.index_id != index_id:
+            return False
+        self._log.recall(state)
+        if show:
+            with self._lock:
+                self._show(self.catalog.all(), self._log.state)
+        self._kept = kept
+        return True
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -2,6 +2,7 @@
 
 ```
 root/tiered_index.json   which index this is, its layout, its storage
+root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
 root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
@@ -23,7 +24,7 @@ import resource
 import secrets
 import socket
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -162,6 +163,24 @@ class Root:
         """A fresh temporary path in a state's folder."""
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
+    def keep_log(self, checkpoint: bytes) -> None:
+        """Keep the storage's log, durably. Where that fails none is kept: it may never be older than a deletion."""
+        path = self.path / "log"
+        try:
+            self.write_file(path, [checkpoint], f"writing {path}")
+        except TieredIndexError as error:
+            _log.warning("readers can't do without the storage for now: %s", error)
+            # a disk that refuses this, too, deletes nothing else
+            with contextlib.suppress(OSError):
+                self.disk.unlink(path)
+
+    def kept_log(self) -> bytes | None:
+        """Return what `keep_log` has kept; None: nothing, or it can't be read."""
+        try:
+            return (self.path / "log").read_bytes()
+        except OSError:
+            return None
+
     def read_marker(self) -> Marker | None:
         """Return the marker, None for an empty or absent root. Raises `NotAnIndex` for somebody else's folder."""
         try:
@@ -278,15 +297,19 @@ _HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=
 
 
 class Deletions:
-    """What is to be deleted from one root. Only what is never made anew under its name may be given to it."""
+    """What is to be deleted from one root. Only what is never made anew under its name may be given to it. `before` is
+    called before each deletion.
+    """
 
     def __init__(self, disk: Disk) -> None:
+        self.before: Callable[[], None] = lambda: None
         self._disk = disk
         self._lock = threading.Lock()
         self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
 
     def unlink(self, paths: list[Path]) -> None:
         """Delete files in this order, each durably before the next; what can't be deleted is left for `again`."""
+        self.before()
         for number, path in enumerate(paths):
             try:
                 self._disk.unlink(path)
