@@ -14,7 +14,7 @@ from tests.property.index_machine import asked_keys, asked_topics, ranges
 from tests.property.published import mark
 from tests.property.rules_of_readers import PLAIN, SOURCED, ReadingMachine, askers
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
-from tiered_index.service.answers.batch import QueryResults
+from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reading.parts import source_number
 
 counts = st.sampled_from([1, 3, 64])

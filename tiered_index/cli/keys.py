@@ -28,7 +28,7 @@ from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_t
 from tiered_index.cli.output import Output, counted
 from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidArgument
-from tiered_index.service.answers.batch import QueryResults
+from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.service.reader import IndexReader

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import weakref
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
-from tiered_index.errors import BackPressure, InvalidArgument, TieredIndexError
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
     batch_columns,
@@ -34,8 +33,7 @@ from tiered_index.service.answers.validation import (
     message_row,
 )
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.files.unsealed import UnsealedFile
+from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
@@ -311,23 +309,9 @@ class IndexService(Lookups[ItemT]):
         see yet. `quarantined_entries` and `folded_entries` (see `Explain`) count since this service was opened, the
         latter at each lookup that meets them.
         """
-        buffered = self._buffer.size
-        handles = self._catalog.all()
-        own = [h for h in handles if isinstance(h, UnsealedFile) or (isinstance(h, CompactedFile) and h.stored is None)]
-        problems = [f"{name}: {error}" for name, error in self._errors()]
-        return {
-            "index_id": self.index_id,
-            "writer_epoch": self._session.epoch,
-            "fenced": self._session.fenced is not None,
-            "buffered_entries": buffered,
-            "buffered_bytes": self._buffer.size_bytes,
-            "quarantined_entries": self._flusher.quarantined,
-            "folded_entries": self._engine.folded,
-            "local_bytes": self._lifecycle.local_bytes(),
-            "files": dict(Counter(handle.place for handle in handles)),
-            "unpublished": {"files": len(own), "entries": buffered + sum(handle.count for handle in own)},
-            "problems": problems,
-        }
+        (parts,) = self._opened
+        errors = parts.errors((self._writer, self._rounds))
+        return {**parts.health(), "problems": [f"{name}: {error}" for name, error in errors]}
 
     def close(self) -> None:
         """Flush, stop the workers, release lease and lock; raise the first error after everything is released.
@@ -426,27 +410,6 @@ class IndexService(Lookups[ItemT]):
 
     def _read_log(self, uri: str) -> LogState:
         return self._log_reader.call(self._lifecycle.refresh)
-
-    def _errors(self) -> list[tuple[str, BaseException]]:
-        errors: list[tuple[str, BaseException]] = []
-        if self._flusher.error is not None:
-            errors.append(("flush", self._flusher.error))
-        errors += [(f"{one.name} files", one.trouble) for one in self._appenders if one.trouble is not None]
-        if self._buffer.refusal is not None:
-            errors.append(("put", BackPressure(self._buffer.refusal)))
-        errors += list(self._lifecycle.errors.items())
-        errors += [(handle.file_id, handle.error) for handle in self._catalog.all() if isinstance(handle, DamagedFile)]
-        if self._session.log_error is not None:
-            errors.append(("log", self._session.log_error))
-        # typed errors are reported where they occurred; any other error of a worker is a defect and must be visible
-        errors += [
-            (worker.name, worker.error)
-            for worker in (self._writer, self._rounds)
-            if worker.error and not isinstance(worker.error, TieredIndexError)
-        ]
-        if self._session.fenced is not None:
-            errors.append(("writer", self._session.fenced))
-        return errors
 
     def _check_writable(self) -> None:
         self._check_open()

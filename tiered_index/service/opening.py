@@ -11,8 +11,10 @@ import itertools
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import replace
+from typing import Any
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -23,6 +25,7 @@ from tiered_index.errors import (
     InvalidArgument,
     StorageError,
     StorageMisconfigured,
+    TieredIndexError,
     without_frames,
 )
 from tiered_index.format.layout import PRESETS, Layout
@@ -31,6 +34,7 @@ from tiered_index.service.answers.topics import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
@@ -44,6 +48,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.threads.pool import close_until_s
+from tiered_index.service.threads.workers import Worker
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
@@ -159,6 +164,45 @@ class Parts:
                 appender.active = None
 
         return [close_pools, release_files, self.catalog.clear, self.lock.release, self.storage.close]
+
+    def health(self) -> dict[str, Any]:
+        """Return the summary of `IndexService.health`, its problems apart."""
+        buffered, handles = self.buffer.size, self.catalog.all()
+        own = [h for h in handles if isinstance(h, UnsealedFile) or (isinstance(h, CompactedFile) and h.stored is None)]
+        return {
+            "index_id": self.marker.index_id,
+            "writer_epoch": self.session.epoch,
+            "fenced": self.session.fenced is not None,
+            "buffered_entries": buffered,
+            "buffered_bytes": self.buffer.size_bytes,
+            "quarantined_entries": self.flusher.quarantined,
+            "folded_entries": self.engine.folded,
+            "local_bytes": self.lifecycle.local_bytes(),
+            "files": dict(Counter(handle.place for handle in handles)),
+            "unpublished": {"files": len(own), "entries": buffered + sum(handle.count for handle in own)},
+        }
+
+    def errors(self, workers: Iterable[Worker]) -> list[tuple[str, BaseException]]:
+        """Return every present error, with what it is of."""
+        errors: list[tuple[str, BaseException]] = []
+        if self.flusher.error is not None:
+            errors.append(("flush", self.flusher.error))
+        errors += [(f"{one.name} files", one.trouble) for one in self.appenders if one.trouble is not None]
+        if self.buffer.refusal is not None:
+            errors.append(("put", BackPressure(self.buffer.refusal)))
+        errors += list(self.lifecycle.errors.items())
+        errors += [(handle.file_id, handle.error) for handle in self.catalog.all() if isinstance(handle, DamagedFile)]
+        if self.session.log_error is not None:
+            errors.append(("log", self.session.log_error))
+        # typed errors are reported where they occurred; any other error of a worker is a defect and must be visible
+        errors += [
+            (worker.name, worker.error)
+            for worker in workers
+            if worker.error and not isinstance(worker.error, TieredIndexError)
+        ]
+        if self.session.fenced is not None:
+            errors.append(("writer", self.session.fenced))
+        return errors
 
 
 def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage | None) -> Parts:

@@ -161,7 +161,7 @@ MUTANTS = (
     Mutant(
         "failed-batch-called-complete",
         "a batched answer is called complete though a file could not be read",
-        "service/answers/batch.py",
+        "service/answers/results.py",
         '"partial" if failed else "truncated" if more',
         '"truncated" if more',
         (f"{MANY}::test_a_lost_object_fails_the_batch_or_is_named",),
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "lost-object-is-a-short-list",
         "an object that is gone though the log names it is passed over",
-        "service/lookup/query.py",
+        "service/lookup/missing.py",
         "if lost and not self.allow_partial:",
         "if lost and not self._read_log:",
         (f"{DAMAGE}::test_a_lost_object_is_a_failure_never_a_short_list",),
@@ -185,7 +185,7 @@ MUTANTS = (
     Mutant(
         "removed-object-not-looked-up-again",
         "a lookup fails where an object was removed by a later record",
-        "service/lookup/query.py",
+        "service/lookup/missing.py",
         "if error.name in state.objects]",
         "if state.objects or state.number]",
         (f"{DAMAGE}::test_an_object_that_a_later_record_removed_makes_a_reader_look_again[False]",),

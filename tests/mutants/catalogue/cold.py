@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "lost-objects-one-by-one",
         "each object that is gone makes a lookup look at the log and begin again",
-        "service/lookup/query.py",
+        "service/lookup/missing.py",
         "return len(lost) < len(missing)",
         "return True",
         (
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "given-up-passes-are-the-logs",
         "what was read of files before the log had moved on counts as read of the log",
-        "service/lookup/query.py",
+        "service/lookup/missing.py",
         "self._reported, scan.outdated = True, self._outdated",
         "self._reported = True",
         (

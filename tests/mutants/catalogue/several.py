@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "lost-object-beside-a-damaged-log",
         "an object is gone, the log damaged: no partial answer is to be had",
-        "service/lookup/query.py",
+        "service/lookup/missing.py",
         "meant = unread  # nobody knows what became of it",
         "raise",
         (f"{LOGS}::test_an_object_that_is_gone_and_a_damaged_log",),

@@ -13,7 +13,7 @@ from typing import Generic, Self, TypeVar
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.answers.batch import QueryResults
+from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import check_lookups, check_range, unseen
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.cold.caches import CacheUse
@@ -22,7 +22,8 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.query import Files, MissingObjects, QueryEngine
+from tiered_index.service.lookup.missing import MissingObjects
+from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
 
