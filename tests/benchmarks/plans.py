@@ -28,7 +28,7 @@ from tests.benchmarks.messages import TOPIC, key_in_one
 from tiered_index.cli.bench.setting import require
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
 from tiered_index.format.compacted import GROUP_BYTES
-from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.hashing import key_hashes, normal_hashes
 from tiered_index.format.trailer import GROUP_DTYPE, Trailer, parse_trailer
 from tiered_index.service.cold.path import MAX_SPAN_BYTES, ColdSettings
 from tiered_index.service.log.records import StoredObject
@@ -171,15 +171,14 @@ def _with_object(
     settings: ColdSettings,
 ) -> list[PlanCost]:
     """Return the plans with what they read of one object for `questions` (at least one)."""
-    slots = trailer.metadata.slot_map.slots_of(questions["key_hash"])
+    key_hash = key_hashes(questions["java_hash"], trailer.metadata.layout.hash)
+    slots = trailer.metadata.slot_map.slots_of(key_hash)
     starts, ends = units[GROUP_BYTES].met(slots)
     request = request_bytes(settings)
     near, added = _joined(starts, ends, settings.coalesce_gap_bytes)
     filtered = worth_a_filter(stored, int(added.sum()) + request * int((~near).sum()), request)
     if filtered:
-        hashes = filter_hashes(
-            questions["key_hash"], questions["fingerprint"] if trailer.metadata.layout.schema.keyed else None
-        )
+        hashes = filter_hashes(key_hash, questions["fingerprint"] if trailer.metadata.layout.schema.keyed else None)
         words = np.frombuffer(
             storage.get_range(stored.name, stored.trailer_position, stored.filter_length), "<u4"
         ).reshape(-1, 8)

@@ -39,6 +39,7 @@ def stored(folder, fill):
         storage=f"file://{folder}/cold",
         clock=ManualClock(sum(large_store.java()["store_ms_steps"])),
         preset="rocketmq",
+        hash="abs",
         slots=tiered["slots"],
         items=tiered["items"],
         offset_space="commitlog",

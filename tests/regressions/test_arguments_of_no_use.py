@@ -15,7 +15,8 @@ from tiered_index.format.names import log_name
 NOW_MS = 1_700_000_000_000
 DEEP = b"[" * 100_000
 BAD_LOOKUPS = {
-    "pairs": [("t", "k")],
+    "pairs of others": [("t", 5)],
+    "triples": [("t", "k", 5)],
     "None among them": [Lookup(topic="t", key="k"), None],
     "None": None,
     "a number": 5,

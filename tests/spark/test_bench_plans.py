@@ -19,7 +19,7 @@ from tests.spark.looked_up import SETTINGS, looked_up, plan_of
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, Merging
 from tiered_index import Lookup
 from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
-from tiered_index.format.hashing import key_hash
+from tiered_index.format.hashing import key_hash, key_hashes
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold import path as cold_path
 from tiered_index.service.merge import plan as plan_module
@@ -195,5 +195,5 @@ def test_cost_follows_from_requests_and_bytes():
 def test_questions_are_those_of_messages():
     questions = questions_for(np.array([5, 7, 5]), keyed=True)
     assert questions.dtype == LOOKUP and len(questions) == 2
-    assert set(questions["key_hash"].tolist()) == {key_hash(TOPIC, key_in_one(n)) for n in (5, 7)}
+    assert set(key_hashes(questions["java_hash"], "abs").tolist()) == {key_hash(TOPIC, key_in_one(n)) for n in (5, 7)}
     assert (questions["second_min"] == 0).all() and (questions["fingerprint"] > 0).all()

@@ -17,9 +17,8 @@ TOPICS = frozenset({7})
 
 
 def question(second_min: int, second_max: int, after: tuple[int, ...] | None = None) -> PreparedLookup:
-    return PreparedLookup(
-        "t", "k", key_hash("t", "k"), fingerprint("t", "k"), BEGIN_S + second_min, BEGIN_S + second_max, 64, after
-    )
+    hashes = key_hash("t", "k", "abs"), key_hash("t", "k", "mask"), fingerprint("t", "k")
+    return PreparedLookup("t", "k", *hashes, BEGIN_S + second_min, BEGIN_S + second_max, 64, after)
 
 
 def made(count: int) -> npt.NDArray[Any]:

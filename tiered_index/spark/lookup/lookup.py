@@ -87,7 +87,7 @@ class LookupResult:
             return {}
         once = self.answers.select(_LOOKUP, "status").distinct()
         with typed_errors("counting answers"):
-            return {row["status"]: row["count"] for row in once.groupBy("status").count().collect()}
+            return {row["status"]: row["count"] for row in once.groupBy("status").count().sort("status").collect()}
 
     def release(self) -> None:
         """Let Spark forget what was read. `frame` would read it anew, as far as it is still there."""

@@ -89,7 +89,8 @@ class RetryLoop:
         left_s = remaining_s()
         if left_s is not None and wait_s >= left_s:
             raise BudgetExceeded(f"timeout_s leaves no time to repeat what failed: {fault}") from cause
-        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, fault)
+        # the text alone: a handler may keep what it is given, and the error's trace holds what was to be sent
+        _log.info("attempt %d of %d failed, the next one in %.1f s: %s", count, most, wait_s, str(fault))
         self.sleep(wait_s)
 
 
