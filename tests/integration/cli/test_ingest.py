@@ -154,6 +154,23 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     assert "--column is for files" in run_here("ingest", made.folder, *names, *where).error["message"]
 
 
+def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, made):
+    made.folder.mkdir(exist_ok=True)
+    path = made.folder / "orders.csv"
+    path.write_text("order_id,buyer,queue_id,offset,size,timestamp_ms\nA-1,B-1,0,1,10,1700000000000\n")
+    where = ("--root", made.root, "--storage", made.uri, *SMALL, "--json")
+    wanted = [("key=order_id", "topic=orders"), ("key=order_id", "topic=copies"), ("key=buyer", "topic=orders")]
+    for column, constant in wanted:
+        document = run_here("ingest", path, "--column", column, "--constant", constant, *where).document
+        assert (document["resumed_from"], document["entries"]) == (0, 1)
+    for topic, key in (("orders", "A-1"), ("copies", "A-1"), ("orders", "B-1")):
+        assert found(made, topic, key) == [1]
+    again = ("--constant", "topic=copies", "--column", "size=size", "--column", "key=order_id")
+    assert run_here("ingest", path, *again, *where).document["resumed_from"] == path.stat().st_size
+    path.write_text(path.read_text().replace("A-1", "A-2"))
+    assert "--restart" in run_here("ingest", path, "--column", "key=order_id", "--constant", "topic=new", *where).err
+
+
 def test_another_writer_is_named(script, made):
     write_source(made.source, 0, 10)
     with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):

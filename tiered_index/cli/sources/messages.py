@@ -5,6 +5,8 @@ A message has its keys in `keys`, a list of text, or in `key`, one key or a list
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,6 +53,12 @@ class Fields:
         chosen = [name for name in _KEYS if name in self.columns or name in self.constants]
         wanted = (*FIELDS, *(chosen or _KEYS), "topic_id")
         return {name: self.columns.get(name, name) for name in wanted if name not in self.constants}
+
+    def fingerprint(self) -> str:
+        """Return ``/`` and a hash of what differs from columns of the fields' names; nothing where nothing does."""
+        said = [{n: c for n, c in self.columns.items() if n != c}, dict(self.constants)]
+        text = json.dumps(said, sort_keys=True).encode()
+        return f"/{hashlib.sha256(text).hexdigest()[:16]}" if any(said) else ""
 
     def check_columns(self, there: Sequence[str], whose: str) -> None:
         """Raise `InvalidArgument` where a source of rows lacks a column or has several for the keys."""

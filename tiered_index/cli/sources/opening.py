@@ -2,6 +2,8 @@
 
 The name, `file:PATH#LENGTH-HASH`, holds the absolute path or URI and a fingerprint of the content: it tells the same
 file, also one that has grown at its end, from another one at the same path. Positions count in the source's `unit`.
+Where --column or --constant make other messages of it, ``/`` and a hash of what they say follow, so that the position
+of the one is not that of the other.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from tiered_index.cli.sources.places import LocalFile, Place, Stdin
 from tiered_index.cli.sources.text import GZIP_MAGIC, CsvSource, NdjsonSource
 from tiered_index.errors import CorruptFile, InvalidArgument
 
-_NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})", re.DOTALL)
+_NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?", re.DOTALL)
 _NDJSON_SUFFIXES = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _CSV_SUFFIXES = (".csv", ".csv.gz")
 _HEAD_BYTES = 4096
@@ -74,19 +76,23 @@ def source_name(source: Source, known: Iterable[str], *, restart: bool) -> str |
     """
     if isinstance(source.place, Stdin):
         return None
-    candidates = []
+    fields = source.fields.fingerprint()
+    changed = same = False
     for name in known:
         match = _NAME.fullmatch(name)
         if match is None or match["path"] != str(source.place):
             continue
         length, found = source.fingerprint(int(match["length"]))
-        if (length, found) == (int(match["length"]), match["hash"]):
+        if (length, found) != (int(match["length"]), match["hash"]):
+            changed = True
+        elif (match["fields"] or "") == fields:
             return name
-        candidates.append(name)
-    if candidates and not restart:
+        else:
+            same = True
+    if changed and not same and not restart:
         raise InvalidArgument(
             f"{source.place} is not the file that was taken before: its beginning differs. Give it another name, "
             "or take it from its start with --restart"
         )
     length, found = source.fingerprint(None)
-    return f"file:{source.place}#{length}-{found}"
+    return f"file:{source.place}#{length}-{found}{fields}"
