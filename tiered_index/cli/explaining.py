@@ -179,6 +179,8 @@ _MOMENT_S = 1e-6
 
 # Times that are in 1970 as milliseconds, and from 2001 to 2286 as seconds
 _LIKE_SECONDS = range(10**9, 10**10)
+# Unknown topics that are named
+_MOST_TOPICS = 5
 
 R = TypeVar("R", QueryResult, MessagesResult, TopicsResult)
 
@@ -315,18 +317,23 @@ class Pages(Generic[R]):
     @cached_property
     def _hints(self) -> list[str]:
         """Why nothing was found, where that may surprise."""
-        if self._found or self.cursor is not None or self.exceeded is not None or self.reader is None:
+        unknown = self.last.unknown_topics
+        if (self._found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return []
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
             return ["the index has no entries yet"]
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = []
-        for topic in self.last.unknown_topics:
+        for topic in unknown[:_MOST_TOPICS]:
             near = difflib.get_close_matches(topic, topics, 1)
             hints.append(
                 f"no file that was read has topic {topic!r}" + (f"; did you mean {near[0]!r}?" if near else "")
             )
+        if len(unknown) > _MOST_TOPICS:
+            hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
+        if self._found:
+            return hints
         first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
         if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
             hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")

@@ -169,3 +169,14 @@ def test_no_keys_have_an_empty_table(run_here, cluster, tmp_path):
     out = tmp_path / "answers.parquet"
     assert run_here("query", "--keys", tmp_path / "k.csv", "--storage", cluster.uris[0], "--out", out).code == 0
     assert pq.read_table(out).num_rows == 0 and "fingerprint" in pq.read_schema(out).names
+
+
+def test_topics_that_no_file_has_are_told_beside_what_was_found(run_here, cluster, tmp_path):
+    file = tmp_path / "k.csv"
+    file.write_text("topic,key\nt,k1\n" + "".join(f"tt{n},k1\n" for n in range(7)))
+    where = ("query", "--keys", file, "--storage", cluster.uris[0])
+    done = run_here(*where)
+    assert "1 with entries" in done.out and "no file that was read has topic 'tt0'" in done.out
+    assert "'tt4'" in done.out and "has topic 'tt5'" not in done.out and "nor any of 2 more topics" in done.out
+    file.write_text("topic,key\nt,k1\n")
+    assert "no file that was read" not in run_here(*where, "--begin", 1000).out
