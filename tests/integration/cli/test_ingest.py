@@ -171,6 +171,14 @@ def test_a_file_under_another_topic_or_key_is_taken_from_its_start(run_here, mad
     assert "--restart" in run_here("ingest", path, "--column", "key=order_id", "--constant", "topic=new", *where).err
 
 
+def test_a_pipe_by_its_name_is_refused_at_once(run_here, made):
+    made.folder.mkdir(exist_ok=True)
+    pipe = made.folder / "messages.ndjson"
+    os.mkfifo(pipe)
+    done = run_here("ingest", pipe, "--root", made.root, "--storage", made.uri, *SMALL)
+    assert done.code == 2 and f"{pipe} is a pipe or a device" in done.err and f"- and < {pipe}" in done.err
+
+
 def test_another_writer_is_named(script, made):
     write_source(made.source, 0, 10)
     with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):

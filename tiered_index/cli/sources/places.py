@@ -129,6 +129,8 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
     """Yield what `source` names. Raises `InvalidArgument`, and as the storage."""
     path = local_path(source)
     if path is not None:
+        if path.exists() and not path.is_file() and not path.is_dir():
+            raise InvalidArgument(f"{path} is a pipe or a device, which is read only once: give - and < {path}")
         yield LocalFile(path)
         return
     if source == STDIN:
