@@ -150,6 +150,7 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     assert run_here("ingest", path, "--column", "kee=order_id", *where).error["message"] == (
         "--column: 'kee' is no field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, topic_id"
     )
+    assert "--constant: 'kee' is no field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
     assert "only the newest is answered" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
     assert "--column is for files" in run_here("ingest", made.folder, *names, *where).error["message"]
 

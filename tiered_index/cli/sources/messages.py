@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.cli.options import given_columns
+from tiered_index.cli.options import given_columns, pairs
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.answers.rows import check_topic
@@ -38,13 +38,13 @@ class Fields:
     @classmethod
     def given(cls, column: Sequence[str] | None, constant: Sequence[str] | None) -> Fields:
         """Return what the options --column and --constant say. Raises `InvalidArgument` naming the option."""
-        columns, constants = given_columns(column, constant)
         known = (*FIELDS, "key", "topic_id")
-        for option, names in (("--column", columns), ("--constant", constants)):
+        for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
             if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
                 raise InvalidArgument(
                     f"{option}: {unknown[0]!r} is no field of a message; these are {', '.join(known)}"
                 )
+        columns, constants = given_columns(column, constant)
         return cls(columns, {n: value if n in ("topic", "key") else int(value) for n, value in constants.items()})
 
     @cached_property
