@@ -17,10 +17,15 @@ def run() -> None:
 
 
 def _open_closed_streams() -> None:
-    """Have what a shell has closed (``>&-``) go nowhere: else the next file that is opened would take its number."""
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    """Have what a shell has closed (``>&-``) go nowhere: else the next file that is opened would take its number.
+
+    A closed stdin stays None: a command that reads it must not take it for an empty one.
+    """
+    for name in ("stdin", "stdout", "stderr"):
         if getattr(sys, name) is None:
-            setattr(sys, name, open(os.open(os.devnull, os.O_RDWR), mode, encoding="utf-8"))  # noqa: SIM115 - until the process ends
+            number = os.open(os.devnull, os.O_RDWR)
+            if name != "stdin":
+                setattr(sys, name, open(number, "w", encoding="utf-8"))  # noqa: SIM115 - until the process ends
 
 
 if __name__ == "__main__":

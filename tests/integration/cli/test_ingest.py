@@ -180,6 +180,14 @@ def test_a_pipe_by_its_name_is_refused_at_once(run_here, made):
     assert done.code == 2 and f"{pipe} is a pipe or a device" in done.err and f"- and < {pipe}" in done.err
 
 
+def test_a_closed_stdin_is_not_an_empty_one(made):
+    command = [str(SCRIPT), "ingest", "-", "--root", str(made.root), "--storage", made.uri]
+    done = subprocess.run(
+        ["sh", "-c", '"$@" <&-', "sh", *command], capture_output=True, text=True, env=clean_environment()
+    )
+    assert done.returncode == 2 and "stdin is closed" in done.stderr
+
+
 def test_another_writer_is_named(script, made):
     write_source(made.source, 0, 10)
     with IndexService.open(root=made.root, storage=made.uri, slots=32, items=400):
