@@ -231,6 +231,7 @@ class Pages(Generic[R]):
         # set where the index is opened
         self.reader: IndexReader | None = None
         self._found = 0
+        self._first: dict[str, Freshness] = {}
         self._explains: list[Explain] = []
         self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
         self._failed: dict[tuple[str | None, str], FileReport] = {}
@@ -256,7 +257,12 @@ class Pages(Generic[R]):
                 return
 
     def _added(self, answer: R) -> R:
-        self.last = answer
+        for index in answer.freshness:
+            # together the pages have no more than the first of them saw, or one that read a root without its storage
+            first = self._first.setdefault(index.source, index)
+            if first.not_asked is None and index.not_asked is not None:
+                self._first[index.source] = replace(first, not_asked=index.not_asked)
+        self.last = answer if answer is self.nothing else replace(answer, freshness=tuple(self._first.values()))
         self._found += len(answer)
         self._partial = self._partial or answer.status == "partial"
         self._failed |= {(report.source, report.file): report for report in answer.failed}
