@@ -311,6 +311,8 @@ class Pages(Generic[R]):
             if oldest.as_of_ms is not None
             else "so far: nothing is published yet"
         )
+        if oldest.as_of_ms is not None and (empty := sum(index.as_of_ms is None for index in self.last.freshness)):
+            several = f"{several[:-1]}; of {empty:,} nothing is published yet)"
         writer = self._seen.get(oldest.source)
         if writer is None:
             return f" {until}{several}"

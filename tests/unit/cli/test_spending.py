@@ -148,3 +148,12 @@ def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) 
     assert len(list(asked)) == 2
     assert asked.seen()["freshness"][0]["not_asked"] == "no answer"
     assert asked.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
+
+
+def test_of_several_indexes_one_that_has_published_nothing_is_told() -> None:
+    known = Freshness(source="s3://b/i", as_of_ms=1_700_000_000_000, positions={})
+    several = replace(answer(None), freshness=(known, Freshness(source="s3://b/j", as_of_ms=None, positions={})))
+    asked = pages(Asked(several), CommandBudget(None, None, None))
+    assert len(list(asked)) == 1
+    said = " as of 2023-11-14T22:13:20Z (s3://b/i, the oldest of 2; of 1 nothing is published yet)"
+    assert asked.as_of() == said
