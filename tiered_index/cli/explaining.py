@@ -327,7 +327,8 @@ class Pages(Generic[R]):
             return []
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
-            return ["the index has no entries yet"]
+            # what it had may have been given up
+            return [] if self.last.lost or self.last.as_of_ms is not None else ["the index has no entries yet"]
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = []
         for topic in self.last.unknown_topics:
