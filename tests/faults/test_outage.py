@@ -286,6 +286,34 @@ def test_a_reader_of_a_root_does_without_the_storage_as_far_as_the_root_reaches(
         assert reader.query("orders", "a").freshness == ()
 
 
+def test_what_was_read_of_the_log_before_the_storage_failed_is_not_claimed_by_answers(make_world):
+    world = make_world()
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.service.run_lifecycle()
+    storage = FaultStorage(world.storage)
+    with IndexReader.open(root=world.root, storage_backend=storage, clock=world.clock, refresh_interval_s=10) as reader:
+        storage.fail("*", times=None)
+        world.clock.advance(11)
+        (before,) = reader.query("orders", "a").freshness
+        kept = (world.root / "log").read_bytes()
+        for _ in range(2):
+            world.clock.advance(60)
+            world.put(9)
+            world.service.seal()
+            world.confirm()
+            world.service.run_lifecycle()
+        (world.root / "log").write_bytes(kept)  # as where somebody else has published
+        storage.clear()
+        storage.fail("get", nth=3, times=None)
+        (after,) = reader.query("orders", "a").freshness
+        assert after.not_asked is not None
+        assert reader._views[0].log_state.newest_ms > before.as_of_ms
+        assert (after.as_of_ms, after.positions) == (before.as_of_ms, before.positions)
+
+
 @pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
 def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_world, tmp_path, empty):
     folder = tmp_path / "store"

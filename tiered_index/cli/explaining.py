@@ -233,6 +233,7 @@ class Pages(Generic[R]):
         # set where the index is opened
         self.reader: IndexReader | None = None
         self._found = 0
+        self._first: dict[str, Freshness] = {}
         self._explains: list[Explain] = []
         self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
         self._failed: dict[tuple[str | None, str], FileReport] = {}
@@ -258,7 +259,12 @@ class Pages(Generic[R]):
                 return
 
     def _added(self, answer: R) -> R:
-        self.last = answer
+        for index in answer.freshness:
+            # together the pages have no more than the first of them saw, or one that read a root without its storage
+            first = self._first.setdefault(index.source, index)
+            if first.not_asked is None and index.not_asked is not None:
+                self._first[index.source] = replace(first, not_asked=index.not_asked)
+        self.last = answer if answer is self.nothing else replace(answer, freshness=tuple(self._first.values()))
         self._found += len(answer)
         self._partial = self._partial or answer.status == "partial"
         self._failed |= {(report.source, report.file): report for report in answer.failed}
@@ -307,6 +313,8 @@ class Pages(Generic[R]):
             if oldest.as_of_ms is not None
             else "so far: nothing is published yet"
         )
+        if oldest.as_of_ms is not None and (empty := sum(index.as_of_ms is None for index in self.last.freshness)):
+            several = f"{several[:-1]}; of {empty:,} nothing is published yet)"
         writer = self._seen.get(oldest.source)
         if writer is None:
             return f" {until}{several}"
@@ -322,7 +330,8 @@ class Pages(Generic[R]):
             return []
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
-            return ["the index has no entries yet"]
+            # what it had may have been given up
+            return [] if self.last.lost or self.last.as_of_ms is not None else ["the index has no entries yet"]
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = []
         for topic in unknown[:_MOST_TOPICS]:

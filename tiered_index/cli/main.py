@@ -89,7 +89,7 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         if isinstance(error.__context__, ValidationError):
             error.message = "; ".join(map(in_our_words, error.__context__.errors()))
         if "--json" in given:
-            Output(as_json=True).error(error.__class__.__name__, error.format_message())
+            Output(as_json=True).error(error.__class__.__name__, error.format_message(), exit_code=USAGE)
         else:
             error.message = printable(error.message)
             text = io.StringIO()
@@ -98,8 +98,9 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         code = USAGE
     except typer.Abort:
         code = INTERRUPTED
-    except OSError as error:  # of help and usage: commands report theirs themselves
+    except (OSError, DiskFull) as error:  # of help, usage and version: commands report theirs themselves
         discard(sys.stdout)
-        Output(as_json="--json" in given).error("DiskFull", f"stdout can't be written: {error.strerror}")
+        message = f"stdout can't be written: {error.strerror}" if isinstance(error, OSError) else str(error)
+        Output(as_json="--json" in given).error("DiskFull", message, exit_code=DiskFull.exit_code)
         code = DiskFull.exit_code
     sys.exit(code if isinstance(code, int) else 0)

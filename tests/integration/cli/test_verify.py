@@ -121,6 +121,17 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     assert run_here(*asked, "--json").document["lost"] == [told]
 
 
+def test_an_index_of_which_all_was_given_up_was_not_always_empty(run_here, damaged):
+    for path in damaged.objects():
+        path.unlink()
+        assert run_here("recover", "--storage", damaged.uri, "--lost", path.parent.name.rstrip("%")).code == 0
+    said = run_here("query", "--storage", damaged.uri, "t", "k").out
+    assert "complete except " in said
+    assert " as of " in said
+    assert " yet" not in said
+    assert run_here("query", "--storage", damaged.uri, "t", "k", "--json").document["as_of_ms"] is not None
+
+
 def test_a_damaged_log_record(run_here, damaged):
     path = damaged.objects("log")[3]
     flip(path, 20)

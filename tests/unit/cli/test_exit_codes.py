@@ -144,7 +144,7 @@ def test_bad_usage_is_code_2(arguments, capsys):
         run([*arguments, "--json"])
     assert ended.value.code == 2
     captured = capsys.readouterr()
-    assert '"error"' in captured.err.splitlines()[-1]
+    assert json.loads(captured.err.splitlines()[-1])["error"]["exit_code"] == 2
 
 
 @pytest.mark.parametrize(

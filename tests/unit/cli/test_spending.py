@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.storage.context import remaining_s
-from tiered_index.types import Explain, QueryResult
+from tiered_index.types import Explain, Freshness, QueryResult
 
 NOTHING = QueryResult(items=(), status="partial")
 
@@ -125,3 +126,34 @@ def test_an_index_that_cannot_be_opened_in_time_is_an_answer_without_any() -> No
 def test_what_can_be_no_bound_is_refused_before_anything_is_opened(limits: tuple[Any, Any, Any]) -> None:
     with pytest.raises(InvalidArgument):
         CommandBudget(*limits)
+
+
+def fresh(cursor: str | None, as_of_ms: int, not_asked: str | None = None) -> QueryResult:
+    known = Freshness(source="s3://b/i", as_of_ms=as_of_ms, positions={}, not_asked=not_asked)
+    return replace(answer(cursor), freshness=(known,))
+
+
+def test_pages_together_are_as_old_as_the_first_one() -> None:
+    asked = pages(Asked(fresh("a", 1_700_000_000_000), fresh(None, 1_700_000_009_000)), CommandBudget(None, None, None))
+    assert len(list(asked)) == 2
+    assert asked.seen()["as_of_ms"] == 1_700_000_000_000
+    assert asked.as_of() == " as of 2023-11-14T22:13:20Z"
+
+
+@pytest.mark.parametrize("away_at", [0, 1])
+def test_pages_say_that_the_storage_was_not_asked_for_one_of_them(away_at: int) -> None:
+    both = [answer("a"), answer(None)]
+    both[away_at] = fresh(both[away_at].cursor, 1_700_000_000_000, "no answer")
+    asked = pages(Asked(*both), CommandBudget(None, None, None))
+    assert len(list(asked)) == 2
+    assert asked.seen()["freshness"][0]["not_asked"] == "no answer"
+    assert asked.as_of() == " as far as the root knows (the storage as of 2023-11-14T22:13:20Z)"
+
+
+def test_of_several_indexes_one_that_has_published_nothing_is_told() -> None:
+    known = Freshness(source="s3://b/i", as_of_ms=1_700_000_000_000, positions={})
+    several = replace(answer(None), freshness=(known, Freshness(source="s3://b/j", as_of_ms=None, positions={})))
+    asked = pages(Asked(several), CommandBudget(None, None, None))
+    assert len(list(asked)) == 1
+    said = " as of 2023-11-14T22:13:20Z (s3://b/i, the oldest of 2; of 1 nothing is published yet)"
+    assert asked.as_of() == said

@@ -67,6 +67,7 @@ def root(tmp_path_factory):
         (">/dev/full", "query t k", 7, "tiered-index: stdout can't be written: No space left on device\n"),
         (">/dev/full", "query t k --json", 7, '"exit_code": 7'),
         (">/dev/full", "--help", 7, "can't be written"),
+        (">/dev/full", "--version", 7, "tiered-index: stdout can't be written: No space left on device\n"),
     ],
 )
 def test_streams_that_are_closed_or_full(root, redirect, arguments, code, word):

@@ -77,8 +77,10 @@ class LogState:
 
     @cached_property
     def newest_ms(self) -> int | None:
-        """The time of the newest entry of all objects, epoch milliseconds to the second; None: there is no object."""
-        return max((o.second_max * 1000 for o in self.objects.values()), default=None)
+        """The time of the newest entry that was published, epoch milliseconds to the second, also of what was given up;
+        None: there is none.
+        """
+        return max((o.second_max * 1000 for o in (*self.objects.values(), *self.lost.values())), default=None)
 
     @property
     def stores(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from typing import NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
@@ -45,6 +46,13 @@ _RETRY_S = 1.0
 _OVERDUE_S = 30.0
 
 
+class _Away(NamedTuple):
+    """Why the storage could not be asked, and what the files of the root's own log say of it."""
+
+    error: StorageError
+    freshness: Freshness
+
+
 class IndexView:
     """An index that somebody else writes; a given `backend` is closed by the view. Raises as `IndexReader.open`."""
 
@@ -57,6 +65,8 @@ class IndexView:
         self._refreshing = threading.Lock()
         # how often the log was read, or could not be
         self.tries = 0
+        # the state that the catalog shows; a reading that failed may have brought the log itself further
+        self._shown = LogState()
         self._joining = threading.Lock()
         # a reading of the log that has not begun
         self._waiting: Future[LogState] | None = None
@@ -224,6 +234,7 @@ class IndexView:
     def _show(self, before: list[Handle], state: LogState) -> None:
         """Bring the catalog, with the handles `before`, up to `state`."""
         apply_log_state(self.catalog, before, state, self.cold, lambda _: None)
+        self._shown = state
         if self._root_view is None:
             self.freshness = self._published(state)
 
@@ -243,7 +254,7 @@ class IndexView:
                 handle for handle in handles if handle.second_min <= second_max and handle.second_max >= second_min
             ]
             if away is not None:
-                return RootOnly(found, self._published(self._log.state, away))
+                return RootOnly(found, away.freshness)
         if error is None and self._is_too_old(begun_s):
             error = BudgetExceeded(
                 f"the log of {self.storage.uri} was last read {begun_s - self._refreshed_s:.0f} s ago, "
@@ -268,13 +279,11 @@ class IndexView:
         if self._root_view is None:
             return self.catalog.all()
         found, error, away = self._local_and_stored(self._root_view)
-        return found + _unread(error or away)
+        return found + _unread(error or (away.error if away is not None else None))
 
-    def _local_and_stored(
-        self, root_view: RootView
-    ) -> tuple[list[Handle], TieredIndexError | None, StorageError | None]:
-        """Return the files of root and storage, why the log could not be read where that was necessary, and why the
-        storage could not be asked where the root's own log had to do.
+    def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None, _Away | None]:
+        """Return the files of root and storage, why the log could not be read where that was necessary, and what is to
+        be said where the storage could not be asked and the root's own log had to do.
         """
         # Local files first, then the log: a file that leaves the root in between is in at least one of them. It needn't
         # be read again where the folders, after the look, are as they were before it was last read.
@@ -288,10 +297,12 @@ class IndexView:
             except BudgetExceeded as error:
                 unread = error  # of this lookup only
             self._changes = changes if unread is None else None
-        away: StorageError | None = None
+        away: _Away | None = None
         # after the look: what left the root before it is named by the log that is kept there now
         if isinstance(unread, StorageError) and self._recall(self.genesis.index_id, show=True):
-            unread, away = None, unread
+            # before the files: they may be of a later state, never of an earlier one
+            away = _Away(unread, self._published(self._shown, unread))
+            unread = None
         stored = {handle.file_id: handle for handle in self.catalog.all()}
         handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
         handles += stored.values()
