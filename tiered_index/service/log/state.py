@@ -80,7 +80,8 @@ class LogState:
         """The time of the newest entry that was published, epoch milliseconds to the second, also of what was given up;
         None: there is none.
         """
-        return max((o.second_max * 1000 for o in (*self.objects.values(), *self.lost.values())), default=None)
+        seconds = [o.second_max for o in self.objects.values()] + [o.second_max for o in self.lost.values()]
+        return max(seconds) * 1000 if seconds else None
 
     @property
     def stores(self) -> tuple[str, ...]:
