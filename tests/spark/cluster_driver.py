@@ -24,7 +24,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -126,10 +126,11 @@ class Address:
     mark: Path
     gone: bool
     driver: int
+    request_stats: Any = None
 
     def open(self) -> Storage:
         """Return the storage."""
-        inner = self.address.open()
+        inner = replace(self.address, request_stats=self.request_stats).open()
         if os.getpid() == self.driver:
             return Standing(inner, _STANDS[self.name])
         writing._PART_BYTES = _PART_BYTES

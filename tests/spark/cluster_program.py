@@ -15,7 +15,7 @@ import os
 import signal
 import sys
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,10 +85,11 @@ class Troubled:
     marks: Path
     trouble: str
     driver: int
+    request_stats: Any = None
 
     def open(self) -> Storage:
         """Return the storage."""
-        inner = self.address.open()
+        inner = replace(self.address, request_stats=self.request_stats).open()
         return inner if os.getpid() == self.driver else Troubling(inner, self.marks, self.trouble)
 
 

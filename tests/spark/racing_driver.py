@@ -16,7 +16,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -73,10 +73,11 @@ class Address:
     address: StorageAddress
     meeting: Meeting
     driver: int
+    request_stats: Any = None
 
     def open(self) -> Storage:
         """Return the storage."""
-        inner = self.address.open()
+        inner = replace(self.address, request_stats=self.request_stats).open()
         return Met(inner, self.meeting) if os.getpid() == self.driver else inner
 
 
