@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 lock dist clean
+.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -28,9 +28,9 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python pyproject.toml requirements.lock
 
 # Spark and its Java are needed by development only: the demo installs neither. Java comes while pip is at work, and all cores compile.
 $(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock deploy/find-java.sh
-	@echo "installing tiered_index with the extras 'bench', 'demo', 'server', 'spark' and 'test' (versions from requirements.lock)"
+	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'server', 'spark' and 'test' (versions from requirements.lock)"
 	@bash deploy/find-java.sh & java=$$!; \
-	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,server,spark,test]' \
+	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,server,spark,test]' \
 		|| { wait $$java; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$java
@@ -93,6 +93,14 @@ bench-spark: $(VENV)/.stamp-test ## jobs on Spark beside one process, Parquet an
 
 bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)
+
+# the peers' packages are for this one task; MariaDB's server is Debian's package mariadb-server-core, and is left out without
+$(VENV)/.stamp-peers: $(VENV)/.stamp-test
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
+	@touch $@
+
+bench-peers: $(VENV)/.stamp-peers ## the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
+	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)
 
 lock: $(VENV)/.stamp-test ## renew requirements.lock
 	@$(BIN)/python -m pip install -q pip-tools

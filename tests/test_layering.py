@@ -17,8 +17,14 @@ LAZY = {
         "storage/opening.py",
         "tiered_index.storage.s3.storage",
     ): "boto3 takes longer to load than everything else together",
+    (
+        "storage/opening.py",
+        "tiered_index.storage.sqlite.storage",
+    ): "few indexes lie in a database, and each command line would load SQLite",
+    ("service/lookup/lookups.py", "tiered_index.service.lookup.export"): "a lookup of one key needs no Arrow",
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
-    ("spark/session.py", "tiered_index.spark.datasource.stream"): "the same",
+    ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
+    ("kernels.py", "tiered_index.loops"): "numba takes half a second to load, which only large batches earn",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 

@@ -33,6 +33,7 @@ def test_the_package_shows_what_a_user_imports():
     assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
     assert set(tiered_index.__all__) == {
         "AsyncIndexReader",
+        "ExpiryPlan",
         "Fetched",
         "FileReport",
         "Freshness",
@@ -48,10 +49,12 @@ def test_the_package_shows_what_a_user_imports():
         "MessageSource",
         "MessagesResult",
         "QueryResult",
+        "Retention",
         "TopicSummary",
         "TopicsResult",
         "__version__",
         "column",
+        "expire",
         "hash_key",
         "hash_key_sql",
         "merge",
@@ -97,7 +100,7 @@ def test_fields_are_contracts():
         "key_hash",
         "source",
     ]
-    seen = ["freshness", "unknown_topics", "lost"]
+    seen = ["freshness", "unknown_topics", "lost", "expired_before_ms"]
     assert fields(QueryResult) == [
         "items",
         "status",

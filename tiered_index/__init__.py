@@ -15,10 +15,13 @@ from tiered_index._version import __version__
 
 if TYPE_CHECKING:
     from tiered_index.config import IndexConfig
-    from tiered_index.format.hashing import hash_key_sql
+    from tiered_index.format.hash_sql import hash_key_sql
     from tiered_index.format.hashing import key_hash as hash_key
+    from tiered_index.retention import Retention
     from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.index import IndexService
+    from tiered_index.service.lifecycle.expiry import ExpiryPlan
+    from tiered_index.service.lifecycle.expiry import expire_index as expire
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
     from tiered_index.service.merge.run import MergeOptions, MergeReport
     from tiered_index.service.merge.run import merge_index as merge
@@ -38,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncIndexReader",
+    "ExpiryPlan",
     "Fetched",
     "FileReport",
     "Freshness",
@@ -53,23 +57,28 @@ __all__ = [
     "MessageSource",
     "MessagesResult",
     "QueryResult",
+    "Retention",
     "TopicSummary",
     "TopicsResult",
     "__version__",
     "column",
+    "expire",
     "hash_key",
     "hash_key_sql",
     "merge",
 ]
 
 # What is called otherwise where it is made
-_THERE = {"hash_key": "key_hash", "merge": "merge_index"}
+_THERE = {"expire": "expire_index", "hash_key": "key_hash", "merge": "merge_index"}
 # Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
 _NAMES = {
     "config": ("IndexConfig",),
-    "format.hashing": ("hash_key", "hash_key_sql"),
+    "format.hash_sql": ("hash_key_sql",),
+    "format.hashing": ("hash_key",),
+    "retention": ("Retention",),
     "service.async_reader": ("AsyncIndexReader",),
     "service.index": ("IndexService",),
+    "service.lifecycle.expiry": ("ExpiryPlan", "expire"),
     "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),

@@ -7,11 +7,12 @@ key is an error in every source. Instances are immutable.
 from __future__ import annotations
 
 import difflib
+import json
 import os
 import tomllib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import ErrorDetails
@@ -19,8 +20,9 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 
 from tiered_index.errors import ConfigError, StorageMisconfigured
 from tiered_index.format.hashing import HashRule
-from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout
+from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
 from tiered_index.format.schema import Schema
+from tiered_index.retention import Retention, parse_bytes, parse_duration
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import split_uri
@@ -32,7 +34,12 @@ _PREFIX = "TIERED_INDEX_"
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
 _YEAR_S = 365.25 * 86400
 # Settings that are tables, and what stands in them
-_TABLES: dict[str, Collection[str]] = {"s3": S3Options.__dataclass_fields__, "prices": PriceTable.__dataclass_fields__}
+_TABLES: dict[str, Collection[str]] = {
+    "s3": S3Options.__dataclass_fields__,
+    "prices": PriceTable.__dataclass_fields__,
+    "retention": Retention.__dataclass_fields__,
+}
+_AGES = ("age_s", "segments_age_s", "grace_s")
 
 
 class IndexConfig(BaseSettings):
@@ -57,6 +64,9 @@ class IndexConfig(BaseSettings):
     )
     hash: Literal["abs", "mask"] | None = Field(
         None, description="hash rule of new files of preset rocketmq; None: the index's, of a new index mask"
+    )
+    layout: Literal["packed", "plain"] | None = Field(
+        None, description="layout of compacted files; None: packed, for preset rocketmq, which knows no other, plain"
     )
     slots: int | None = Field(None, description="hash slots a file; None: the preset's")
     items: int | None = Field(None, description="items a file, one of them unused; None: the preset's")
@@ -98,13 +108,16 @@ class IndexConfig(BaseSettings):
     prices: PriceTable = Field(
         default_factory=PriceTable, description="price list for estimated costs; S3 Standard's as of 2026-11"
     )
+    retention: Retention = Field(
+        default_factory=Retention, description="what is kept and how long; the rest expires. Nothing does by default"
+    )
     lease_ttl_s: float = Field(60, gt=0, description="how long a dead writer keeps another host waiting")
     lifecycle_interval_s: float = Field(
         1.0, gt=0, description="pause between rounds of sealing, compacting, uploading, retiring"
     )
     refresh_interval_s: float = Field(30, ge=0, description="how often the log is read for others' records")
     checkpoint_every: int | None = Field(
-        None, gt=0, description="log records between checkpoints; None: one, more for each MiB of state"
+        None, gt=0, description="log records between checkpoints; None: one, more for each 6 MiB of state"
     )
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
@@ -123,6 +136,30 @@ class IndexConfig(BaseSettings):
             raise ConfigError(
                 f"environment variable {_PREFIX}{name.upper()} must be a table of settings, as JSON"
             ) from error
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_number(cls, value: Any, info: ValidationInfo) -> Any:
+        annotation = cls.model_fields[str(info.field_name)].annotation
+        if isinstance(value, bool) and annotation is not bool and bool not in get_args(annotation):
+            raise ValueError(f"must not be {str(value).lower()}")  # which pydantic takes for 1 or 0
+        return value
+
+    @field_validator("retention", mode="before")
+    @classmethod
+    def _with_units(cls, value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        parsed = dict(value)
+        for name, parse in (("max_bytes", parse_bytes), *((name, parse_duration) for name in _AGES)):
+            if isinstance(parsed.get(name), str):
+                parsed[name] = parse(parsed[name])
+        topics = parsed.get("topics")
+        if isinstance(topics, str):  # of the environment
+            topics = parsed["topics"] = json.loads(topics)
+        if isinstance(topics, Mapping):
+            parsed["topics"] = {p: parse_duration(age) if isinstance(age, str) else age for p, age in topics.items()}
+        return parsed
 
     @field_validator("root", "cache_dir", "storage", *_TABLES, mode="wrap")
     @classmethod
@@ -189,9 +226,17 @@ class IndexConfig(BaseSettings):
         """Return the schema of the index's entries."""
         return Schema.of(self.item_type) if self.item_type is not None else PRESETS[self.preset].schema
 
-    def layout(self) -> Layout:
+    def packs(self, preset: Preset) -> bool:
+        """Return whether compacted files of a preset are packed. Raises `ConfigError` where they can't be."""
+        if self.layout == "packed" and preset is ROCKETMQ:
+            raise ConfigError("layout = packed is for preset native: RocketMQ could not read the files")
+        return self.layout != "plain" and preset is not ROCKETMQ
+
+    def geometry(self) -> Layout:
         """Return the geometry of new files. Raises `ConfigError` for an impossible one."""
         preset = PRESETS[self.preset]
+        # raises what it has against it
+        self.packs(preset)
         slots = preset.slots if self.slots is None else self.slots
         items = preset.items if self.items is None else self.items
         # the rule of RocketMQ's newest release, 5.5.1
@@ -204,6 +249,7 @@ class ReaderSettings(TypedDict, total=False):
 
     preset: Literal["native", "rocketmq"] | None
     hash: Literal["abs", "mask"] | None
+    layout: Literal["packed", "plain"] | None
     slots: int | None
     items: int | None
     offset_space: Literal["commitlog", "tiered_queue", "custom"] | None
@@ -227,6 +273,7 @@ class ReaderSettings(TypedDict, total=False):
     cache_max_bytes: int | None
     filter_after_probes: int | None
     prices: PriceTable | dict[str, Any] | None
+    retention: Retention | dict[str, Any] | None
     lease_ttl_s: float | None
     lifecycle_interval_s: float | None
     refresh_interval_s: float | None
@@ -249,6 +296,7 @@ _SENTENCES = {
     "float_": "must be a number",
     "string_": "must be text",
     "path_": "must be a path",
+    "dict_type": "must be a table",
     "literal_error": "must be one of {expected}",
     "greater_than_equal": "must be at least {ge:.15g}",
     "greater_than": "must be greater than {gt:.15g}",

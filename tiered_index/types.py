@@ -17,7 +17,7 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, overload
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, overload
 
 from typing_extensions import TypeVar
 
@@ -207,11 +207,13 @@ class Answer:
     be asked, how far the storage was filled. `unknown_topics` has
     the lookup's topic where nothing was found, and none of the files in its range, as far as they were read, has it.
     `lost` are the files given up for good that may have held answers within its range: it is complete but for them.
+    `expired_before_ms`: what is older has expired and is in no answer; None where the range does not reach before it.
     """
 
     freshness: tuple[Freshness, ...]
     unknown_topics: tuple[str, ...]
     lost: tuple[LostFile, ...]
+    expired_before_ms: int | None
 
     @property
     def as_of_ms(self) -> int | None:
@@ -228,7 +230,17 @@ class Answer:
             "as_of_ms": self.as_of_ms,
             "freshness": [index.to_dict() for index in self.freshness],
             "lost": [one.to_dict() for one in self.lost],
+            "expired_before_ms": self.expired_before_ms,
         }
+
+
+class LaterFields(Protocol[ItemT]):
+    """What of a `QueryResult` takes time and isn't always asked for."""
+
+    def items(self) -> tuple[ItemT, ...]: ...
+    def explain(self) -> Explain: ...
+    def table(self) -> pa.Table:
+        """Return what `items_table` does of the items, without making them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,12 +256,26 @@ class QueryResult(Answer, Generic[ItemT]):
     status: Status
     cursor: str | None = None
     failed: tuple[FileReport, ...] = ()
-    explain: Explain = Explain()
+    explain: Explain = field(default_factory=Explain)
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     lost: tuple[LostFile, ...] = ()
+    expired_before_ms: int | None = None
     timestamp_resolution_ms: int = 1000
     item_type: type[IndexItem] = field(default=IndexItem, repr=False)
+
+    # without `items` and `explain` it has `_later`, a `LaterFields`, and makes them, once, when they are looked at
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            later = self.__dict__.get("_later")
+            if later is None or name not in ("items", "explain"):
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            # of two threads that look at once, both get what the first one made
+            return self.__dict__.setdefault(name, getattr(later, name)())
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {each.name: getattr(self, each.name) for each in dataclasses.fields(self)}
 
     def __len__(self) -> int:
         return len(self.items)
@@ -268,9 +294,10 @@ class QueryResult(Answer, Generic[ItemT]):
         """Return the entries as an Arrow table: a row each, a column for each field, whether there are rows or not.
 
         `timestamp_ms` is int64 (epoch milliseconds), `offset` int64, other numbers have their stored width, `source`
-        is null where one index is read.
+        is null where one index is read. The answer's items aren't made for it.
         """
-        return items_table(self.items, self.item_type)
+        later: LaterFields[ItemT] | None = self.__dict__.get("_later")
+        return items_table(self.items, self.item_type) if later is None else later.table()
 
     def to_pandas(self) -> pd.DataFrame:
         """Return `to_arrow` as a pandas DataFrame; needs pandas, which this package does not install."""
@@ -322,6 +349,7 @@ class TopicsResult(Answer):
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     lost: tuple[LostFile, ...] = ()
+    expired_before_ms: int | None = None
     cursor: ClassVar[None] = None  # the answer is whole
 
     def __len__(self) -> int:
@@ -346,19 +374,26 @@ def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Ta
 
     Numbers have the width in which they are stored (`timestamp_ms`: int64, epoch milliseconds), bytes are binary.
     """
+    return table_of(
+        {f.name: [getattr(item, f.name) for item in items] for f in dataclasses.fields(item_type)}, item_type
+    )
+
+
+def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table:
+    """Return `items_table` of the items whose fields are `columns`: lists or arrays by name."""
     # loaded when used: every command imports this module
     import numpy as np
     import pyarrow as pa
 
-    columns = {}
+    table = {}
     for f in dataclasses.fields(item_type):
         if "dtype" in f.metadata:
             dtype = np.dtype(f.metadata["dtype"])
             kind = pa.binary() if dtype.kind == "S" else pa.from_numpy_dtype(dtype.newbyteorder("="))
         else:
             kind = pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
-        columns[f.name] = pa.array([getattr(item, f.name) for item in items], kind)
-    return pa.table(columns)
+        table[f.name] = pa.array(columns[f.name], kind)
+    return pa.table(table)
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

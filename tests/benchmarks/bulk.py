@@ -43,7 +43,7 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
 from tiered_index.spark import build, look_up
-from tiered_index.spark.lookup.files import write_answers
+from tiered_index.spark.lookup.keys import write_answers
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
@@ -181,7 +181,7 @@ def _tell_plans(
     batches.sort(key=lambda batch: -batch.count)
     with open_storage(storage) as opened:
         state = StorageLog(opened, SystemClock()).open()
-        keyed = config.layout().schema.keyed
+        keyed = config.geometry().schema.keyed
         questions = [questions_for(batch.numbers, keyed=keyed) for batch in batches]
         costs = plan_costs(opened, state, questions, ColdSettings.of(config))
     for batch, plans in zip(batches, costs, strict=True):

@@ -31,8 +31,7 @@ from tiered_index.cli.bench.cold import (
     warm,
 )
 from tiered_index.cli.bench.figures import Meter, Table
-from tiered_index.cli.bench.messages import ABSENT, TOPIC, key_array, keys_of
-from tiered_index.cli.bench.setting import Setting, require, scratch
+from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
 from tiered_index.config import IndexConfig
 from tiered_index.format.hashing import code_units, hash_batch, key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout

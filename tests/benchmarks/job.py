@@ -140,7 +140,7 @@ def run_job(spark: SparkSession, job: Job, tell: Tell) -> None:
         few = message_frame(spark, _WARM_ENTRIES, 1, 2)
         build(spark, few, storage=f"file://{warm}/index", window=MERGE_SOURCES_S, config=config)
         merge(spark, storage=f"file://{warm}/index", window="1d")
-    options = merge_options(job.entries, job.days, config.layout().schema.item.itemsize)
+    options = merge_options(job.entries, job.days, config.geometry().schema.item.itemsize)
     for number in range(job.rounds):
         keep = job.prepare and number == 0
         target = folder / "index" if keep else Path(tempfile.mkdtemp(prefix="built-", dir=folder))

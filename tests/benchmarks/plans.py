@@ -62,7 +62,6 @@ REQUEST_S, IN_FLIGHT, BYTES_A_SECOND = 0.030, 64, 100_000_000
 EGRESS_PER_GIB_USD = 0.09
 """What bytes cost that leave the region, where the settings' prices have none: Amazon S3's list price to the internet.
 """
-_PIECE_BYTES = 32 << 20
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
@@ -256,15 +255,17 @@ def _trailer(storage: Storage, stored: StoredObject) -> Trailer:
 def _units_of(storage: Storage, stored: StoredObject, trailer: Trailer) -> dict[int, _Units]:
     """Return the units of an object by their size; those of 16 KiB are the directory's groups."""
     groups = trailer.directory.groups
-    begin = int(groups["offset"][0])
-    slots, starts = _slot_arrays(storage, stored, trailer, begin)
+    slots, firsts = _slots_of(storage, stored, trailer)
+    starts = positions_of(trailer, firsts)
     ends = np.append(starts[1:], stored.trailer_position)
+    # where items would be if they were not packed decides where units begin
+    unpacked = np.append(firsts, stored.count) * trailer.metadata.layout.schema.item.itemsize
     units = {SLOT: _Units(SLOT, slots, starts, ends)}
     for size in UNITS[1:-1]:
-        cut = np.diff((starts - begin) // size, prepend=-1) != 0
-        cut |= ends - starts >= size
-        firsts = starts[cut]
-        units[size] = _Units(size, slots[cut], firsts, np.append(firsts[1:], stored.trailer_position))
+        cut = np.diff(unpacked[:-1] // size, prepend=-1) != 0
+        cut |= np.diff(unpacked) >= size
+        begins = starts[cut]
+        units[size] = _Units(size, slots[cut], begins, np.append(begins[1:], stored.trailer_position))
         # the first one has the empty slots before it, too
         units[size].first_slots[0] = groups["first_slot"][0]
     offsets = groups["offset"].astype(np.int64)
@@ -272,18 +273,24 @@ def _units_of(storage: Storage, stored: StoredObject, trailer: Trailer) -> dict[
     return units
 
 
-def _slot_arrays(storage: Storage, stored: StoredObject, trailer: Trailer, begin: int) -> tuple[Int64, Int64]:
-    """Return the slots of an object that hold items (i64, n), in order, and where their arrays begin."""
-    item = trailer.metadata.layout.schema.item
+def positions_of(trailer: Trailer, items: Int64) -> Int64:
+    """Return where items (their numbers, n) begin; of packed ones, as if all of a run were of one length."""
+    runs = trailer.directory.all_runs()
+    counts = np.cumsum([0, *(run.count for run in runs)])
+    return np.interp(items, counts, [*(run.offset for run in runs), trailer.tail.position]).astype(np.int64)
+
+
+def _slots_of(storage: Storage, stored: StoredObject, trailer: Trailer) -> tuple[Int64, Int64]:
+    """Return the slots of an object that hold items (i64, n), in order, and the numbers of their first items."""
     slot_map = trailer.metadata.slot_map
-    step = _PIECE_BYTES // item.itemsize * item.itemsize
     parts: list[tuple[Int64, Int64]] = []
-    last = -1
-    for start in range(begin, stored.trailer_position, step):
-        data = storage.get_range(stored.name, start, min(step, stored.trailer_position - start))
-        slots = slot_map.slots_of(normal_hashes(np.frombuffer(data, item)["key_hash"]))
+    last, count = -1, 0
+    for run in trailer.directory.all_runs():
+        data = storage.get_range(stored.name, run.offset, run.length)
+        hashes = normal_hashes(trailer.metadata.items_of(data, run.count, stored.name)["key_hash"])
+        slots = slot_map.slots_of(hashes)
         firsts = np.flatnonzero(np.diff(slots, prepend=last))
-        parts.append((slots[firsts], start + firsts * item.itemsize))
-        last = int(slots[-1])
+        parts.append((slots[firsts], count + firsts))
+        last, count = int(slots[-1]), count + run.count
     found = [np.concatenate(columns) for columns in zip(*parts, strict=True)]
     return found[0], found[1]

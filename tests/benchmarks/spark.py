@@ -27,8 +27,7 @@ from tests.benchmarks.lookups import LookupKeys, keys_by_kind, lookups_table, me
 from tests.benchmarks.messages import PLAIN, TOPIC, TUNED
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, cores_of
 from tests.benchmarks.year import year_table
-from tiered_index.cli.bench.figures import Meter, Spec, Table, at_most
-from tiered_index.cli.bench.machine import pinned
+from tiered_index.cli.bench.figures import Meter, Spec, Table, at_most, pinned
 from tiered_index.cli.bench.setting import FLUSH_ENTRIES, require
 from tiered_index.cli.demo.command import place_of
 from tiered_index.clock import SystemClock
@@ -215,7 +214,7 @@ def _merge_alone(folder: Path, config: IndexConfig, entries: int, days: int, thr
     with copy_of(folder, "parts") as parts, LocalStorage(parts) as storage, _on_cores(threads):
         log = StorageLog(storage, SystemClock())
         log.open()
-        options = merge_options(entries, days, config.layout().schema.item.itemsize)
+        options = merge_options(entries, days, config.geometry().schema.item.itemsize)
         begun = time.perf_counter()
         report = merge(storage, log, SystemClock(), options, threads=threads)
         require(report.entries, entries, "entries that were merged")

@@ -19,7 +19,7 @@ from tests.support.cold_index import ColdIndex, cold_index, columns, publish, pu
 from tests.support.counting_proxy import Action, CountingProxy, Request, counting_proxy
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageMisconfigured, StorageUnavailable
-from tiered_index.service.threads.pool import DaemonPool
+from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.model import Answer

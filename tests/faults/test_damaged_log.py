@@ -10,7 +10,7 @@ from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.names import checkpoint_name, log_name, number_of
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import decode_document, encode_document
+from tiered_index.service.log.records import LOG_VERSION, decode_document, encode_document
 from tiered_index.testing.storage_faults import FaultStorage
 
 
@@ -151,8 +151,8 @@ def test_a_record_or_checkpoint_of_a_later_version_is_refused_by_name(published)
     world = published
     number = world.service.log_state.number + 1
     document = decode_document(world.storage.get(log_name(1)), "x")
-    world.storage.put(log_name(number), encode_document(document | {"version": 2, "number": number}))
-    with pytest.raises(UnsupportedVersion, match="log version 2"):
+    world.storage.put(log_name(number), encode_document(document | {"version": LOG_VERSION + 1, "number": number}))
+    with pytest.raises(UnsupportedVersion, match=f"log version {LOG_VERSION + 1}"):
         reopened(world.storage, world)
     with pytest.raises(UnsupportedVersion):
         IndexReader.open(storage_backend=world.storage, clock=world.clock)

@@ -27,13 +27,13 @@ When = Literal["before", "after"]
 
 
 class TinyParts(MemoryStorage):
-    min_part_bytes = 1 << 10
+    min_part_bytes = 1 << 8
 
 
 @pytest.fixture
 def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
     """Return a function that makes an index of two days in several files, whose shards take an upload in parts."""
-    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 10)
+    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 8)
     made: list[Merging] = []
 
     def make() -> Merging:

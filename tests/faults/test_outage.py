@@ -215,6 +215,24 @@ def test_a_writer_that_was_taken_over_meanwhile_is_fenced(world, make_world):
     assert sum(o.count for o in world.service.log_state.objects.values()) == count
 
 
+def test_a_writer_that_starts_without_its_storage_counts_as_unpublished_what_waits_alone(world):
+    world.open(storage=world.reach)
+    world.put(20)
+    world.service.seal()
+    world.service.run_lifecycle()
+    assert world.service.health()["unpublished"] == {"files": 0, "entries": 0}
+    world.service.close()
+    take_down(world)
+    world.open(storage=world.reach)
+    health = world.service.health()
+    assert "uploaded" in health["files"] and health["unpublished"] == {"files": 0, "entries": 0}
+    world.put(1)
+    world.flush()
+    assert world.service.health()["unpublished"]["files"] == 1
+    world.reach.clear()
+    settle(world)
+
+
 def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world, make_world):
     world.open(storage=world.reach)
     world.put(20)
@@ -349,3 +367,37 @@ def test_a_storage_that_is_not_mounted_is_not_taken_for_the_end_of_the_log(make_
     assert sum(o.count for o in world.service.log_state.objects.values()) == len(world.model.entries)
     with IndexReader.open(storage_backend=world.storage, clock=world.clock) as reader:
         world.check(reader.query)
+
+
+@pytest.mark.parametrize("empty", [False, True], ids=["gone", "an empty folder in its place"])
+def test_a_storage_that_is_not_mounted_is_not_taken_for_one_without_news(make_world, tmp_path, empty):
+    folder = tmp_path / "store"
+    world = make_world(LocalStorage(folder))
+    world.settings["local_keep_s"] = 86400
+    world.open()
+    world.put(9)
+    world.service.seal()
+    world.confirm()
+    world.service.run_lifecycle()
+    kept = {"clock": world.clock, "refresh_interval_s": 10}
+    with (
+        IndexReader.open(root=world.root, **kept) as beside,
+        IndexReader.open(storage=folder.as_uri(), **kept) as alone,
+    ):
+        folder.rename(tmp_path / "away")
+        if empty:
+            folder.mkdir()
+        world.clock.advance(11)
+        world.check(beside.query)
+        world.service.seal()
+        with pytest.raises(StorageUnavailable, match="mounted"):
+            alone.query("orders", "a")
+        (seen,) = beside.query("orders", "a").freshness
+        assert "is it mounted?" in seen.not_asked
+        if empty:
+            folder.rmdir()
+        (tmp_path / "away").rename(folder)
+        world.clock.advance(11)
+        world.check(alone.query)
+        world.check(beside.query)
+        assert beside.query("orders", "a").freshness == ()

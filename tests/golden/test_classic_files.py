@@ -14,7 +14,7 @@ import pytest
 from tests.support.classic_lookups import find_in, is_time_matched, select_offsets
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import absolute_hash
-from tiered_index.rocketmq.classic.file import ClassicIndexFile, Geometry, infer_geometry
+from tiered_index.rocketmq.classic import ClassicIndexFile, Geometry, infer_geometry
 
 
 class Case:

@@ -12,7 +12,7 @@ from tests.rocketmq import large_store
 from tiered_index import IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ, SLOT_SIZE
-from tiered_index.rocketmq.classic.service import ClassicImport
+from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.columns import ALL_TOPICS
 from tiered_index.rocketmq.log.commitlog import CommitLogReader

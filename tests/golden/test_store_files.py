@@ -13,14 +13,13 @@ from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find
 from tests.support.classic_lookups import query as classic_query
 from tiered_index import IndexService
-from tiered_index.rocketmq.classic.service import load_classic_index
+from tiered_index.rocketmq.classic import load_classic_index
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import ENTRY_BYTES, list_queues, offsets_named
 from tiered_index.rocketmq.log.layout import decode_offset_msg_id, tags_code
 from tiered_index.rocketmq.log.message import decode_message
 from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.log.store import Checkpoint, decode_checkpoint
+from tiered_index.rocketmq.log.store import ENTRY_BYTES, Checkpoint, decode_checkpoint, list_queues, offsets_named
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ then they are held to it. Readers are `rules_of_readers`, what strikes lookups `
 from __future__ import annotations
 
 import errno
+import itertools
 import random
 import shutil
 import tempfile
@@ -98,6 +99,7 @@ class IndexMachine(RuleBasedStateMachine):
 
     @initialize(
         preset=st.sampled_from(["native", "native", "rocketmq"]),
+        layouts=st.permutations(["packed", "plain"]),
         slots=st.sampled_from([1, 7, 64]),
         items=st.sampled_from([2, 5, 9, 40]),
         keep_s=st.sampled_from([0, 0, 50, 86400]),
@@ -105,7 +107,7 @@ class IndexMachine(RuleBasedStateMachine):
         caches=st.sampled_from(CACHES),
         seeds=st.lists(st.integers(0, 9), max_size=3),
     )
-    def create(self, preset, slots, items, keep_s, checkpoint_every, caches, seeds):
+    def create(self, preset, layouts, slots, items, keep_s, checkpoint_every, caches, seeds):
         self.clock = ManualClock(NOW_MS)
         self.storage = self.where.storage
         self.caches = {"refresh_interval_s": 10, **caches}
@@ -120,6 +122,8 @@ class IndexMachine(RuleBasedStateMachine):
             "query_threads": 2,
             **self.caches,
         }
+        # each start has the other layout
+        self.layouts = itertools.cycle(layouts if preset == "native" else [None])
         self.keyed = preset == "native"
         self.model = ReferenceModel(keyed=preset == "native")
         self.durable = ReferenceModel(keyed=preset == "native")
@@ -134,7 +138,7 @@ class IndexMachine(RuleBasedStateMachine):
     def open(self):
         self.disk = FaultDisk()
         self.service = IndexService.open(
-            storage_backend=self.storage, clock=self.clock, disk=self.disk, **self.settings
+            storage_backend=self.storage, clock=self.clock, disk=self.disk, layout=next(self.layouts), **self.settings
         )
 
     def drop(self):
@@ -304,6 +308,8 @@ class IndexMachine(RuleBasedStateMachine):
         kept = list(self.durable.entries)
         for entries, call in pending:
             for entry in entries:
+                if self.model.has_expired(entry):
+                    continue
                 found = self.service.query(entry.topic, entry.key, entry.second * 1000, entry.second * 1000, ALL)
                 sizes = [i.size for i in found if (i.queue_id, i.offset) == (entry.queue_id, entry.offset)]
                 if position is not None and call <= position:

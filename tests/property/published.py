@@ -5,12 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import both_hashes, fingerprint, key_hash
-from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.hashing import fingerprint, key_hash, lookup_numbers
 from tiered_index.format.names import data_name
 from tiered_index.format.trailer import Tail, Trailer, parse_trailer
 from tiered_index.service.log.records import StoredObject
@@ -69,12 +69,15 @@ class Published:
         trailer = _trailer(stored, data)
         metadata = trailer.metadata
         schema = metadata.layout.schema
-        items = np.frombuffer(data, schema.item, metadata.count, metadata.layout.items_position)
+        runs = trailer.directory.all_runs()
+        parts = [metadata.items_of(data[r.offset : r.offset + r.length], r.count, stored.name) for r in runs]
+        items = np.concatenate(parts)
         entries = np.zeros(len(items), schema.entry)
         for name in items.dtype.names or ():
             entries[name] = items[name][::-1]  # a chain is read from its newest end
         file_id = f"{stored.file_id[:15]}-{secrets.token_hex(6)}"
-        pieces = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms).pieces(
+        packed = metadata.packing is not None
+        pieces = Compaction(entries, metadata.layout, metadata.begin_ms, metadata.end_ms, packed=packed).pieces(
             file_id=file_id,
             topics=metadata.topics,
             source_positions=metadata.source_positions,
@@ -99,20 +102,21 @@ class Published:
         return fresh
 
     def _decode(self, stored: StoredObject, data: bytes) -> Iterable[ModelEntry]:
-        metadata = _trailer(stored, data).metadata
-        schema = metadata.layout.schema
+        trailer = _trailer(stored, data)
+        metadata = trailer.metadata
         topics = dict(metadata.topics)
         begin_s = metadata.begin_ms // 1000
-        # a shard has no slot table
-        position = HEADER_SIZE if stored.shard is not None else metadata.layout.items_position
-        for row in np.frombuffer(data, schema.item, metadata.count, position):
+        for row in chain.from_iterable(
+            metadata.items_of(data[run.offset : run.offset + run.length], run.count, stored.name)
+            for run in trailer.directory.all_runs()
+        ):
             topic = topics[int(row["topic_id"])]
             (key, *_) = [key for key in self._keys if self._is_key(topic, key, row)]
             second = begin_s + int(row["time_diff_s"])
             yield ModelEntry(topic, key, int(row["queue_id"]), int(row["offset"]), int(row["size"]), second)
 
     def _is_key(self, topic: str, key: str, row: np.void) -> bool:
-        return int(row["key_hash"]) in both_hashes(topic, key) and (
+        return int(row["key_hash"]) in lookup_numbers(topic, key)[:2] and (
             not self._keyed or fingerprint(topic, key) == row["fingerprint"]
         )
 

@@ -1,5 +1,5 @@
-"""Merges and sweeps between everything else that may be done to an index: answers are the model's, and no entry is
-there twice.
+"""Merges, expiry and sweeps between everything else that may be done to an index: answers are the model's, and no entry
+is there twice.
 
 The writer crashes, loses power, hears half of what the storage did and starts again, as `index_machine` says; in
 between its files are merged by jobs that fail at any call or die, and what nobody names is deleted.
@@ -16,15 +16,22 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import invariant, rule, run_state_machine_as_test
 
-from tests.property.index_machine import IndexMachine
+from tests.property.index_machine import NOW_MS, TOPICS, IndexMachine
 from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError
+from tiered_index.retention import Horizon, Retention
+from tiered_index.service.lifecycle.expiry import _groups, record_expiry
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
 from tiered_index.testing.disk_faults import SimulatedCrash
 
 WINDOWS_S = (1, 4, 3600, 86_400)
+Ages = tuple[int | None, dict[str, int]]
+# behind `NOW_MS`, around which most entries lie; ages of all topics and of some
+moments_s = st.integers(-10, 14)
+ages_s = st.sampled_from([(10, {}), (10, {"t*": 4}), (14, {"t": 18, "t*": 8}), (None, {"orders": 9})])
 
 
 class MergingMachine(IndexMachine):
@@ -51,11 +58,12 @@ class MergingMachine(IndexMachine):
     def merge_all(self, window_s: int, later_s: int) -> None:
         self.clock.advance(later_s)
         before = self.logged()
-        self.merge(window_s)
+        report = self.merge(window_s)
         after = self.logged()
-        assert sum(stored.count for stored in after.objects.values()) == sum(
+        assert sum(stored.count for stored in after.objects.values()) + report.expired == sum(
             stored.count for stored in before.objects.values()
         )
+        assert not report.expired or self.model.expiries
         self.check_all(self.service.query, self.model)
 
     @rule(
@@ -72,7 +80,61 @@ class MergingMachine(IndexMachine):
         with contextlib.suppress(StorageError, SimulatedCrash):
             self.merge(window_s)
         self.storage.clear()
-        assert sum(stored.count for stored in self.logged().objects.values()) == before
+        after_all = sum(stored.count for stored in self.logged().objects.values())
+        assert after_all == before or (after_all < before and self.model.expiries)
+
+    @rule(at_s=moments_s, ages=ages_s, nth=st.sampled_from([None, None, 1, 2, 3, 4]), after=st.booleans())
+    def expire(self, at_s: int, ages: Ages, nth: int | None, after: bool) -> None:
+        self.expire_at(at_s, ages, nth, after)
+
+    @rule(at_s=moments_s, ages=ages_s, window_s=st.sampled_from(WINDOWS_S))
+    def expire_and_merge(self, at_s: int, ages: Ages, window_s: int) -> None:
+        """What expires between two merges leaves at the second."""
+        self.expire_at(at_s, ages, None, False)
+        self.clock.advance(100_000)
+        before = sum(stored.count for stored in self.logged().objects.values())
+        report = self.merge(window_s)
+        assert sum(stored.count for stored in self.logged().objects.values()) + report.expired == before
+        self.look_again()
+
+    def expire_at(self, at_s: int, ages: Ages, nth: int | None, after: bool) -> None:
+        """A job states what has expired. Where it dies, the log alone knows whether it has."""
+        now_ms, (age_s, topics) = NOW_MS + at_s * 1000, ages
+        if nth is not None:
+            self.storage.fail("*", nth=nth, when="after" if after else "before", error=SimulatedCrash)
+        log = StorageLog(self.storage, self.clock)
+        with contextlib.suppress(SimulatedCrash):
+            log.open()
+            record_expiry(log, Retention(age_s=age_s, topics=topics), ManualClock(now_ms))
+        self.storage.clear()
+        before = {pattern: now_ms - age * 1000 for pattern, age in topics.items()}
+        horizon = Horizon(0 if age_s is None else now_ms - age_s * 1000, tuple(sorted(before.items())))
+        if any(known.has(horizon) for known in self.logged().expired.horizons):
+            for model in (self.model, self.durable):
+                model.expire(horizon.before_ms, before)
+        self.look_again()
+
+    @rule(most=st.sampled_from([0, 3_000, 20_000]))
+    def bound_the_bytes(self, most: int) -> None:
+        log = StorageLog(self.storage, self.clock)
+        log.open()
+        plan = record_expiry(log, Retention(max_bytes=most), self.clock)
+        state = self.logged()
+        # what has an entry of this second, or of a clock that is fast, stays
+        now_s = self.clock.now_ms() // 1000
+        left = sum(stored.size_bytes for stored in state.objects.values())
+        assert left <= most or all(max(one.second_max for one in group) >= now_s for group in _groups(state))
+        for model in (self.model, self.durable):
+            model.expire(plan.expired.of_all_ms)
+        self.look_again()
+
+    def look_again(self) -> None:
+        """The writer knows the log, and hides what has expired wherever it lies."""
+        self.service._lifecycle.refresh()
+        self.check_all(self.service.query, self.model)
+        for topic in TOPICS:
+            told = self.service.query(topic, "y").expired_before_ms
+            assert (told or 0) == max(0, self.service.log_state.expired.before_ms(topic))
 
     @rule()
     def sweep(self) -> None:
@@ -104,10 +166,10 @@ class MergingMachine(IndexMachine):
         if self.service is not None:
             assert sum(stored.count for stored in self.logged().objects.values()) <= self.ever
 
-    def merge(self, window_s: int) -> None:
+    def merge(self, window_s: int) -> MergeReport:
         log = StorageLog(self.storage, self.clock)
         log.open()
-        merge(
+        return merge(
             self.storage, log, self.clock, MergeOptions(window_s=window_s, min_age_s=0, shard_bytes=1 << 20), threads=1
         )
 

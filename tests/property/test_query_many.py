@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -70,14 +71,19 @@ def assert_same(index: IndexService | IndexReader, asked: list[Lookup]) -> None:
             assert rest.items == () and rest.status == "complete", q
 
 
-@pytest.fixture(params=["native", "rocketmq"])
+def kind_of(kind: str) -> dict[str, Any]:
+    """Return the settings of a preset, or of a layout of preset native."""
+    return {"preset": kind} if kind == "rocketmq" else {"layout": kind}
+
+
+@pytest.fixture(params=["packed", "rocketmq"])
 def index(request: pytest.FixtureRequest, tmp_path: Path):
     """An index with files in every state and entries in the buffer."""
     rng = random.Random(5)
     clock = ManualClock(T + 3_600_000)
     service = IndexService.open(
         root=tmp_path / "root",
-        preset=request.param,
+        **kind_of(request.param),
         slots=64,
         items=1200,
         background=False,
@@ -134,9 +140,9 @@ def test_answers_of_small_pieces(index: IndexService, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("gap_bytes", [0, 700])
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+@pytest.mark.parametrize("kind", ["packed", "plain", "rocketmq"])
 def test_cut_slots_equal_single_queries_and_are_read_once(
-    preset: str, gap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kind: str, gap_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks of a few items, times in disorder, many entries of one second, places that come again."""
     monkeypatch.setattr(compacted, "BLOCK_BYTES", 320)
@@ -146,7 +152,7 @@ def test_cut_slots_equal_single_queries_and_are_read_once(
     storage = Recorder(MemoryStorage())
     with IndexService.open(
         root=tmp_path / "root",
-        preset=preset,
+        **kind_of(kind),
         slots=3,
         items=1500,
         background=False,

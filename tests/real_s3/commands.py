@@ -28,6 +28,8 @@ def settings(**more: str) -> dict[str, str]:
     """Return the environment: small parts, no pauses, no local copies, and the client's own way in."""
     chosen = {
         "UPLOAD_PART_BYTES": str(PART_BYTES),
+        # a packed file of so few items has one part
+        "LAYOUT": "plain",
         "LIFECYCLE_INTERVAL_S": "0.1",
         "LOCAL_KEEP_S": "0",
         "FLUSH_INTERVAL_S": "0.1",

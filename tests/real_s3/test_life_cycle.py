@@ -53,6 +53,7 @@ def test_the_life_of_files(uri: str, tmp_path: Path, sample: Sample) -> None:
         "items": ITEMS,
         "local_keep_s": 0,
         "upload_part_bytes": PART_BYTES,
+        "layout": "plain",
         "background": False,
     }
     keys = sample.questions(40)

@@ -34,11 +34,14 @@ DAY_S = 86_400
 _MERGE = f"""
 import sys
 from tiered_index.clock import SystemClock
+from tiered_index.format.time_line import TimeLine
 from tiered_index.service.merge import writing
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
+# packed, the table would be smaller than a part
+TimeLine.through = lambda items: None
 writing._PART_BYTES = {PART_BYTES}
 with open_storage(sys.argv[1]) as storage:
     log = StorageLog(storage, SystemClock())
@@ -60,6 +63,7 @@ def filled(uri: str, storage: S3Storage, tmp_path: Path, sample: Sample) -> str:
         "items": 100_001,
         "local_keep_s": 0,
         "upload_part_bytes": PART_BYTES,
+        "layout": "plain",
         "background": False,
     }
     with IndexService.open(root=tmp_path / "root", storage=uri, **settings) as index:

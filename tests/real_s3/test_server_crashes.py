@@ -100,6 +100,7 @@ def test_uploads_go_on_after_the_server_was_killed(
         "slots": 40_000,
         "items": 200_001,
         "upload_part_bytes": PART_BYTES,
+        "layout": "plain",
         "background": False,
         "s3": IMPATIENT,
     }

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
-from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lookup import budget as budget_module
 from tiered_index.service.lookup.budget import TopK
 from tiered_index.testing.model import Answer, ReferenceModel
@@ -23,7 +22,7 @@ FEW = 4096
 def make_rows(count, seed, *, identities, seconds):
     """Return rows in no order; a few identities are there more than once."""
     rng = np.random.default_rng(seed)
-    rows = np.zeros(count, row_dtype(ROCKETMQ_SCHEMA))
+    rows = np.zeros(count, ROCKETMQ_SCHEMA.row)
     rows["second"] = NOW_S + rng.integers(0, seconds, count)
     rows["queue_id"] = rng.integers(0, 3, count)
     rows["offset"] = rng.integers(0, identities, count)

@@ -24,6 +24,7 @@ from tests.support.staging import merge_all
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE, Directory, parse_trailer
 from tiered_index.format.verify import verify_shard
 from tiered_index.service.log.records import encode_document
@@ -254,5 +255,7 @@ def test_a_journal_that_names_another_file_leaves_that_one_alone(tmp_path: Path)
     short, long = sorted(journals, key=lambda path: path.stat().st_size)
     before = long.read_bytes()
     short.write_bytes(before[: 20 + int.from_bytes(before[12:16], "big")])
+    with pytest.raises(CorruptFile):
+        parse_journal(short.read_bytes(), str(short), short.stem)
     opened().abandon()
     assert long.read_bytes() == before

@@ -11,7 +11,7 @@ import pytest
 
 from tiered_index import Lookup
 from tiered_index.errors import InvalidArgument, TieredIndexError
-from tiered_index.service.threads.pool import DaemonPool
+from tiered_index.service.threads import DaemonPool
 from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000

@@ -14,7 +14,7 @@ from tiered_index.errors import CorruptFile, NotAnIndex
 from tiered_index.format.journal import Journal, encode_open, parse_journal
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log.records import LogRecord, encode_document
-from tiered_index.service.root.root import Marker
+from tiered_index.service.root import Marker
 
 _OPEN = encode_open(Journal("id", Layout(NATIVE, NATIVE.schema, 8, 8), 0, "main", 1, "custom", 1))
 _START, _FIRST = _OPEN[:12], json.loads(_OPEN[20:])

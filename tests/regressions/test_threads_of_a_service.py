@@ -15,7 +15,7 @@ import pytest
 
 from tiered_index import IndexService
 from tiered_index.errors import InvalidArgument
-from tiered_index.service.threads.workers import Worker
+from tiered_index.service.threads import Worker
 from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000

@@ -9,8 +9,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from tiered_index.cli.ingest import Intake
-from tiered_index.cli.sources.opening import open_source
-from tiered_index.cli.sources.places import LocalFile
+from tiered_index.cli.sources.files import open_source
+from tiered_index.cli.sources.messages import LocalFile
 from tiered_index.errors import InvalidArgument
 
 NOW_S = 1_700_000_000

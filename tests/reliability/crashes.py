@@ -305,7 +305,10 @@ class Crashes:
         branch_disk = disk.copy(world.root.parent, folder)
         branch = World(folder, _copied(world.storage))
         branch.clock = ManualClock(world.clock.now_ms())
-        branch.settings, branch.wild = dict(world.settings), world.wild
+        # its next process has the other layout: roots and storages hold files of both
+        layout = "plain" if world.settings["layout"] == "packed" else "packed"
+        branch.settings, branch.wild = {**world.settings, "layout": layout}, world.wild
+        branch.rule = world.rule
         branch.number, branch.position = world.number, world.position
         branch.model.entries = list(world.model.entries)
         declared = world.service.durable_position("log") if world.service is not None else None

@@ -70,6 +70,7 @@ def open_index(tree: Path, name: str, storage: Storage | None = None, **settings
         "max_early_s": 10**9,
         "query_threads": 2,
         "preset": "rocketmq" if name == "rocketmq" else "native",
+        "layout": "plain" if name == "sqlite" else None,
         "local_keep_s": 10**9,
         "offset_space": "commitlog",
         "flush_interval_s": 10**6,

@@ -120,7 +120,7 @@ class Striker:
             return None
         if self.ours and not threading.current_thread().name.startswith("tiered-index-"):
             return None
-        if self.ours and name.endswith(("/workers.py", "/pool.py")):
+        if self.ours and name.endswith("/threads/__init__.py"):
             return None  # the loops of those threads have no memory to ask for
         return self.line
 

@@ -8,8 +8,11 @@ from collections.abc import Callable, Iterator
 
 from tests.reliability.world import World
 from tests.support.staging import Job, merge_all
+from tiered_index.retention import Retention
+from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.disk import Disk
 
 __all__ = ["LIVES", "Life"]
@@ -184,7 +187,42 @@ def sweeping(world: World, disk: Disk) -> Life:
     yield world.flush
 
 
+def expiring(world: World, disk: Disk) -> Life:
+    """Entries expire by the writer's rule and by a job, whole files and at merges; what was removed is swept."""
+
+    def job() -> None:
+        log = StorageLog(world.storage, world.clock)
+        log.open()
+        record_expiry(log, world.rule, world.clock)
+        sweep(world.storage, log, world.clock, world.rule, delete=True)
+
+    def merge_seconds() -> None:
+        log = StorageLog(world.storage, world.clock)
+        log.open()
+        merge(world.storage, log, world.clock, MergeOptions(window_s=4, min_age_s=0), threads=1)
+
+    world.rule = Retention(age_s=30, topics={"pay*": 12})
+    world.settings |= {"refresh_interval_s": 0, "retention": world.rule}
+    for later_s in (32, 4):
+        yield lambda: world.put(7)
+        yield world.seal
+        yield world.run_lifecycle
+        yield lambda later_s=later_s: world.clock.advance(later_s)  # type: ignore[misc]
+    yield job
+    yield world.run_lifecycle
+    yield lambda: world.put(7)
+    yield world.seal
+    yield merge_seconds
+    yield world.run_lifecycle
+    yield lambda: world.clock.advance(90_000)
+    yield job
+    yield lambda: world.put(3)
+    yield world.seal
+    yield world.run_lifecycle
+    yield world.run_lifecycle
+
+
 LIVES: dict[str, Callable[[World, Disk], Life]] = {
     life.__name__: life
-    for life in (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping)
+    for life in (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping, expiring)
 }

@@ -25,11 +25,9 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.format.verify import verify_compacted, verify_shard
-from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
-from tiered_index.rocketmq.classic.service import ClassicIndex
+from tiered_index.rocketmq.classic import ClassicIndex, ClassicIndexFile, infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
-from tiered_index.rocketmq.log.consumequeue import decode_entries
-from tiered_index.rocketmq.log.store import decode_checkpoint
+from tiered_index.rocketmq.log.store import decode_checkpoint, decode_entries
 from tiered_index.service.answers.rows import decode_cursor, query_digest
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.window_table import WindowTable
@@ -38,7 +36,7 @@ from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.session import check_lease
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import plan_merge
-from tiered_index.service.root.root import Marker
+from tiered_index.service.root import Marker
 from tiered_index.storage.memory import MemoryStorage
 
 __all__ = ["Codec", "codecs", "object_of"]

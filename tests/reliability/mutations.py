@@ -65,7 +65,7 @@ from tiered_index.format.journal import parse_journal
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.classic.service import ClassicImport, load_classic_index
+from tiered_index.rocketmq.classic import ClassicImport, load_classic_index
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.rows import encode_cursor, query_digest

@@ -125,9 +125,10 @@ class Writers:
     def open(self, host: Host) -> bool:
         """Open the host's root; return whether that was possible."""
         assert host.client is not None
-        # some keys have another hash by each rule; each life of a host may begin files of another one
+        # some keys have another hash by each rule; each life of a host may begin files of another one, or layout
         rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
-        config = self.config(root=host.root, hash=rule)
+        layout = ("packed", "plain")[host.lives % 2] if self.preset == "native" else None
+        config = self.config(root=host.root, hash=rule, layout=layout)
         try:
             host.made = IndexService.__new__(IndexService)
             host.made.__init__(config, storage=host.client, clock=host.clock, disk=host.disk)

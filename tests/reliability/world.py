@@ -11,6 +11,7 @@ from pathlib import Path
 from tiered_index import IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
+from tiered_index.retention import Retention
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.memory import MemoryStorage
@@ -41,6 +42,7 @@ class World:
         self.settings: dict[str, object] = {
             "slots": 7,
             "items": 12,
+            "layout": "packed",
             "local_keep_s": 0,
             "background": False,
             "query_threads": 2,
@@ -50,6 +52,9 @@ class World:
         """One message in so many has a clock that is far off."""
         self.position = 0
         self.durable_position: int | None = None
+        self.expired: dict[tuple[str, str], int] = {}
+        self.rule = Retention()
+        """What may have expired by now; answers say whether it has."""
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
         chosen = {"root": self.root, **self.settings, **settings}
@@ -132,6 +137,9 @@ class World:
             result = ask(*question, max_count=1000)
             assert result.status == "complete"
             found[question] = [Answer.of(item) for item in result]
+            self.expired[question] = expired_ms = result.expired_before_ms or 0
+            assert expired_ms <= self.rule.horizon(self.clock.now_ms()).of_topic(question[0])
+            assert all(item.timestamp_ms >= expired_ms for item in result), "what has expired is answered"
         return found
 
     def check(self, ask: Callable[..., QueryResult] | None = None) -> None:
@@ -142,7 +150,7 @@ class World:
         promised = ReferenceModel()
         promised.entries = [entry for entry in self.model.entries if position is not None and entry.offset <= position]
         for question in QUESTIONS:
-            ahead = set(promised.query(*question, max_count=None)) - set(found[question])
+            ahead = self._kept(question, promised) - set(found[question])
             assert not ahead, f"durable_position {position} runs ahead of {ahead}"
         if self.durable_position:
             assert position is not None
@@ -156,9 +164,14 @@ class World:
             assert len(answers) == len(set(answers))
             possible = self.model.query(*question, max_count=None)
             assert answers == [answer for answer in possible if answer in set(answers)]
-            lost = set(self.durable.query(*question, max_count=None)) - set(answers)
+            lost = self._kept(question, self.durable) - set(answers)
             assert not lost, f"durable entries of {question} are gone: {lost}"
         return found
+
+    def _kept(self, question: tuple[str, str], model: ReferenceModel) -> set[Answer]:
+        """Return a model's answers but for what has expired, as the index's own last answer says."""
+        answers = model.query(*question, max_count=None)
+        return {answer for answer in answers if answer.timestamp_ms >= self.expired.get(question, 0)}
 
     def settle(self) -> None:
         """After recovery: what was lost is lost, what was kept is durable."""

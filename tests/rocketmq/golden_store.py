@@ -13,7 +13,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from tiered_index.rocketmq.classic.file import Geometry
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.store_writer import StoreWriter
 

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tiered_index.rocketmq.classic.file import Geometry
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log.layout import Host, format_properties
 from tiered_index.rocketmq.store_writer import StoreWriter
 

@@ -9,8 +9,15 @@ import pytest
 
 from tests.support.classic_lookups import MAX_COUNT, find, find_in, query, select_offsets
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.classic.file import ENTRY_BYTES, ClassicIndexFile, Geometry, decode_header, infer_geometry
-from tiered_index.rocketmq.classic.service import ClassicIndex, load_classic_index
+from tiered_index.rocketmq.classic import (
+    ENTRY_BYTES,
+    ClassicIndex,
+    ClassicIndexFile,
+    Geometry,
+    decode_header,
+    infer_geometry,
+    load_classic_index,
+)
 
 NOW_MS = 1_700_000_000_000
 SMALL = Geometry(4, 6)

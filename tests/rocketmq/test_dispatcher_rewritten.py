@@ -289,8 +289,8 @@ def test_what_is_written_over_little_by_little_is_read_again(followed, same_size
 def test_far_behind_only_every_so_many_rounds_are_compared_but_all_of_it_after_a_start_of_the_broker(
     followed, monkeypatch
 ):
-    monkeypatch.setattr("tiered_index.rocketmq.follow.scrubber.NEAR_RANGES", 2)
-    monkeypatch.setattr("tiered_index.rocketmq.follow.scrubber.FAR_ROUNDS", 10)
+    monkeypatch.setattr("tiered_index.rocketmq.follow.fingerprints.NEAR_RANGES", 2)
+    monkeypatch.setattr("tiered_index.rocketmq.follow.fingerprints.FAR_ROUNDS", 10)
     dispatcher = followed.dispatcher()
     for _ in range(9):
         followed.write(1)

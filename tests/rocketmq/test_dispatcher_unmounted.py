@@ -10,7 +10,7 @@ import pytest
 
 from tests.rocketmq.followed import Followed, rounds
 from tiered_index.errors import StorageUnavailable
-from tiered_index.rocketmq.follow.scrubber import Scrubber
+from tiered_index.rocketmq.follow.fingerprints import Scrubber
 
 
 def unmount(followed: Followed, how: str) -> None:

@@ -18,15 +18,13 @@ from hypothesis import strategies as st
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find, query
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.classic.file import ClassicIndexFile, infer_geometry
-from tiered_index.rocketmq.classic.service import ClassicIndex
+from tiered_index.rocketmq.classic import ClassicIndex, ClassicIndexFile, infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import decode_entries
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES
 from tiered_index.rocketmq.log.message import decode_message, decompress
 from tiered_index.rocketmq.log.segments import End, segment_name, walk
-from tiered_index.rocketmq.log.store import decode_checkpoint
+from tiered_index.rocketmq.log.store import decode_checkpoint, decode_entries
 
 SEGMENTS = golden_store.segments()
 STARTS = [wanted["offset"] for wanted in golden_store.expected()]

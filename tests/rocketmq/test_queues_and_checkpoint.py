@@ -8,17 +8,19 @@ import numpy as np
 import pytest
 
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured
-from tiered_index.rocketmq.log.consumequeue import (
+from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.rocketmq.log.store import (
+    CHECKPOINT_BYTES,
     ENTRY,
     ENTRY_BYTES,
+    Checkpoint,
     ConsumeQueue,
+    decode_checkpoint,
     decode_entries,
     list_queues,
     offsets_named,
     pack_entry,
 )
-from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import CHECKPOINT_BYTES, Checkpoint, decode_checkpoint
 
 PER_FILE = 10
 FILE_BYTES = PER_FILE * ENTRY_BYTES

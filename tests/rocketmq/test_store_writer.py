@@ -10,14 +10,12 @@ from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.classic.file import Geometry
-from tiered_index.rocketmq.classic.service import load_classic_index
+from tiered_index.rocketmq.classic import Geometry, load_classic_index
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import list_queues
 from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_PREPARED, Host
 from tiered_index.rocketmq.log.message import compress
 from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.log.store import decode_checkpoint
+from tiered_index.rocketmq.log.store import decode_checkpoint, list_queues
 from tiered_index.rocketmq.store_writer import StoreWriter, index_name_of
 
 SMALL = {"segment_bytes": 2_000, "queue_entries": 4}

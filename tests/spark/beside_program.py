@@ -25,7 +25,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
-from tiered_index.spark.build.publishing import publish_tables
+from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.opening import open_storage
 
 __all__ = ["BUILT_ROWS", "KEYS", "TOPIC", "built", "message"]

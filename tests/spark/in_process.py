@@ -18,13 +18,13 @@ from tiered_index.config import IndexConfig
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, count_batches, plan_build
-from tiered_index.spark.build.publishing import publish_tables
 from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 
-GENESIS = IndexDescriptor("an-index", IndexConfig(slots=64, items=100_000).layout(), "custom")
+GENESIS = IndexDescriptor("an-index", IndexConfig(slots=64, items=100_000).geometry(), "custom")
 SCALE = WindowScale(86_400, 10**9, 3 * 10**9)
 
 

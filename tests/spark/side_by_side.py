@@ -34,7 +34,7 @@ from tiered_index.errors import StorageError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, MergeOvertaken, merge
-from tiered_index.spark.build.publishing import publish_tables
+from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.base import Bytes, ObjectInfo, Storage, UploadHandle, WrapperStorage
 from tiered_index.testing.model import ModelEntry
 from tiered_index.testing.storage_faults import FaultStorage

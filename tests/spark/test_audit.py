@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
-from tests.unit.format.test_verify_shard import items_in, rebuilt
+from tests.unit.format.test_verify_shard import rebuilt
 from tiered_index import IndexConfig, hash_key
 from tiered_index.cli.main import run
 from tiered_index.errors import InvalidArgument, NotAnIndex, SchemaMismatch
@@ -139,12 +139,15 @@ def swap_two_items(index: Path, stored: StoredObject) -> None:
     """Of one key: all checksums are right, only their order is not."""
 
     def swap(data: bytes) -> bytes:
-        items = items_in(data)
+        trailer = parse_trailer(data, stored.name, len(data))
+        run, metadata = trailer.directory.all_runs()[0], trailer.metadata
+        there = slice(run.offset, run.offset + run.length)
+        items = metadata.items_of(data[there], run.count, stored.name)
         row = int(np.flatnonzero((np.diff(items["key_hash"]) == 0) & (np.diff(items["offset"]) != 0))[0])
-        body = bytearray(data[: stored.trailer_position])
-        first, second = (slice(28 + items.itemsize * at, 28 + items.itemsize * (at + 1)) for at in (row, row + 1))
-        body[first], body[second] = body[second], body[first]
-        return rebuilt(data, body=bytes(body))
+        items[[row, row + 1]] = items[[row + 1, row]]
+        packed = metadata.packing.pack(items)
+        assert len(packed) == run.length
+        return rebuilt(data, body=data[: there.start] + packed + data[there.stop : stored.trailer_position])
 
     _changed(index, stored.name, swap)
 

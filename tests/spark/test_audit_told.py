@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tiered_index.cli.main import run
+from tiered_index.cli.spark import reading
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.service.checks.report import Report
 from tiered_index.spark.audit.audit import AuditResult, audit, check_report_name, report_table
@@ -35,7 +36,7 @@ def result_of(
 
 def told(monkeypatch: pytest.MonkeyPatch, capfd: Any, result: AuditResult, *arguments: str) -> tuple[int, str]:
     """Return exit code and output of the command where the audit had this result."""
-    monkeypatch.setattr(sys.modules["tiered_index.cli.spark.audit"], "spark_of", lambda *given, **more: None)
+    monkeypatch.setattr(reading, "spark_of", lambda *given, **more: None)
     monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "audit", lambda *given, **more: result)
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
@@ -138,7 +139,7 @@ def test_options_of_another_kind_are_refused(options: dict[str, Any], named: str
 def test_bounds_the_wrong_way_round_are_refused_in_times_before_spark_starts(
     capfd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["tiered_index.cli.spark.audit"], "spark_of", None)
+    monkeypatch.setattr(reading, "spark_of", None)
     with pytest.raises(SystemExit) as ended:
         run(
             [

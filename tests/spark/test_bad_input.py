@@ -26,7 +26,7 @@ from tiered_index.errors import (
 )
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.service.answers.topics import assigned_topic_id
+from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
@@ -74,7 +74,7 @@ def look(rows):
     counted = [name for name in names if name in CENSUS_COLUMNS]
     looked_at = table.select(counted).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 10)]
-    genesis = IndexDescriptor("x", IndexConfig(slots=64, items=100).layout(), "custom")
+    genesis = IndexDescriptor("x", IndexConfig(slots=64, items=100).geometry(), "custom")
     plan = plan_build(Census.of(rows), genesis, SCALE, shards="auto", parallelism=2, sequence=0, max_windows=10)
     return list(pack_batches(table.to_batches(), plan))
 
@@ -107,7 +107,7 @@ def test_a_topic_id_is_optional_row_by_row():
         {**ROW, "topic": "b", "topic_id": 8},
     ]
     (blocks,) = look(rows)
-    dtype = IndexConfig(slots=64, items=100).layout().schema.item
+    dtype = IndexConfig(slots=64, items=100).geometry().schema.item
     items = np.concatenate([np.frombuffer(cell, dtype) for cell in blocks["items"].to_pylist()])
     by_name = {name: assigned_topic_id(name) for name in "ab"}
     assert sorted(items["topic_id"].tolist()) == sorted([7, 8, *by_name.values()])

@@ -16,10 +16,10 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.schema import KEYED_SCHEMA
-from tiered_index.service.answers.topics import assigned_topic_id
+from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StreamBatch
-from tiered_index.spark.build import publishing
+from tiered_index.spark.build import build as build_module
 from tiered_index.spark.datasource.writing import EntryColumns, EntryStreamWriter, PartitionJob, Written
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
@@ -164,7 +164,7 @@ def test_a_batch_that_no_record_tells_of_is_known_by_its_number(
     for number in earlier.values():
         run(storage, number, [TABLE.slice(0, 9)])
     with monkeypatch.context() as patch:
-        patch.setattr(publishing, "LogRecord", lambda *fields, batches: LogRecord(*fields))
+        patch.setattr(build_module, "LogRecord", lambda *fields, batches: LogRecord(*fields))
         run(storage, 4, [TABLE])
     before = log.refresh()
     assert before.positions == {"spark:q": 4} and {s: told.number for s, told in before.batches.items()} == earlier

@@ -14,7 +14,7 @@ from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.service.answers.topics import assigned_topic_id
+from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.spark import build
 from tiered_index.spark.build import plan as planning
 

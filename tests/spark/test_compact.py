@@ -44,7 +44,9 @@ def test_staged_files_come_by_one_record_and_the_writer_adopts_them(spark, stora
     # the plan knew what it would cost
     assert dict(planned.requests) == dict(report.requests) == report.metrics.requests
     assert planned.cost_usd == pytest.approx(report.cost_usd) and planned.cost_usd > 0
-    assert planned.read_bytes == report.read_bytes and 0 < planned.written_bytes < report.written_bytes
+    assert planned.read_bytes == report.read_bytes
+    # what keys repeat is not known to it
+    assert 0.5 < planned.written_bytes / report.written_bytes < 1.5
     check(storage, table)
     assert index.run_lifecycle().adopted == 3
     assert [item.offset for item in index.query("orders", "key-0", max_count=10_000)] == answers

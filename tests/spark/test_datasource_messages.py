@@ -22,8 +22,8 @@ from tiered_index.rocketmq.log import message as message_module
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.store_writer import StoreWriter
-from tiered_index.spark.datasource import messages
-from tiered_index.spark.datasource.stream import MessageSource
+from tiered_index.spark.datasource import options as options_module
+from tiered_index.spark.datasource.messages import MessageSource
 
 SEGMENT = 20_000
 
@@ -205,9 +205,9 @@ def asked(lines):
 
 def test_what_is_read_of_local_files_is_told(store, tmp_path, monkeypatch):
     looks, reads = [], []
-    listed, read = messages.list_segments, messages.pread
-    monkeypatch.setattr(messages, "list_segments", lambda *given: looks.append(0) or listed(*given))
-    monkeypatch.setattr(messages, "pread", lambda *given: reads.append(read(*given)) or reads[-1])
+    listed, read = options_module.list_segments, options_module.pread
+    monkeypatch.setattr(options_module, "list_segments", lambda *given: looks.append(0) or listed(*given))
+    monkeypatch.setattr(options_module, "pread", lambda *given: reads.append(read(*given)) or reads[-1])
     folder = tmp_path / "explained"
     rows, files = rows_of(batch(store, explain=f"file://{folder}")), len(segments(store))
     lines = told(folder)

@@ -46,7 +46,7 @@ from tiered_index.errors import (
     StorageMisconfigured,
 )
 from tiered_index.service.log.log import StorageLog
-from tiered_index.spark.build.publishing import publish_tables
+from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
 from tiered_index.spark.datasource.reading import Selection, plan_tasks
 from tiered_index.storage.opening import open_storage
@@ -198,7 +198,7 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     uri, count = f"file://{tmp_path}/storage", 30_000
     table = messages(count, days=2, hot=1)
     put(uri, tmp_path / "root", table, rows=count)
-    parts = scan(uri, maxPartitionBytes="300k")
+    parts = scan(uri, maxPartitionBytes="40k")
     assert len(parts) == 4 and rows_of(parts) == expected(table.to_pylist())
     assert max(map(len, parts)) < count // 2
     late = scan(uri, EqualTo(KEY, "key-0"), GreaterThanOrEqual(TIME, at(MIDDLE)))

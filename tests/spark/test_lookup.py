@@ -20,7 +20,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages, states, sweep, write_parquet
 from tiered_index import IndexConfig, IndexReader, IndexService, KeyedIndexItem, column
 from tiered_index.cli.main import run
-from tiered_index.cli.times import format_time, parse_time
 from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,
@@ -35,6 +34,7 @@ from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.keys import keys_of
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.types import format_time, parse_time
 
 KEYS = "topic string, key string, begin_ms long, end_ms long, id int"
 ENTRY = ("topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint")

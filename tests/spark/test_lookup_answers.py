@@ -36,7 +36,9 @@ def life(request, tmp_path, monkeypatch):
     """
     preset, item_type = request.param
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 200)
-    monkeypatch.setattr(plan_module, "_job", lambda *given, job=plan_module._job: job(*given[:-1], 1 << 14))
+    monkeypatch.setattr(
+        plan_module, "_job", lambda *given, job=plan_module._job, **more: job(*given[:-1], 1 << 14, **more)
+    )
     made = Merging(tmp_path, preset=preset, item_type=item_type, settings={"max_late_s": 40 * 86_400})
     rng = random.Random(7)
 
@@ -188,7 +190,8 @@ def test_only_files_in_range_and_slots_that_are_asked_are_read(life):
 
 
 def test_neighbours_are_one_range_where_the_gap_allows_it(tmp_path):
-    made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000})
+    # packed, so few items would lie in one group
+    made = Merging(tmp_path, settings={"slots": 5_000, "items": 50_000, "layout": "plain"})
     made.put([(BASE_MS + n, f"k{n}") for n in range(6_000)])
     made.publish()
     lookups = [Lookup(topic="t", key=f"k{n}") for n in range(0, 6_000, 40)]

@@ -16,8 +16,7 @@ from tests.support.cold_index import Recorder
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark import build
 from tiered_index.spark.build.sources import _read_ndjson
-from tiered_index.spark.executors import typed_errors
-from tiered_index.spark.local_files import first_wrong_line, told_by_spark
+from tiered_index.spark.executors import first_wrong_line, told_by_spark, typed_errors
 from tiered_index.storage.memory import MemoryStorage
 
 GOOD = {"topic": "t", "queue_id": 1, "keys": ["k"], "offset": 1, "size": 1, "timestamp_ms": BEGIN_MS}

@@ -15,8 +15,8 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import key_hash
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.log import StorageLog
+from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, WindowScale, window_seconds
-from tiered_index.spark.build.publishing import publish_tables
 from tiered_index.spark.build.shards import Spool
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel

@@ -17,8 +17,7 @@ from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing
-from tiered_index.spark.build.build import _check
-from tiered_index.spark.build.publishing import check_windows, publish_tables
+from tiered_index.spark.build.build import _check, check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from botocore.exceptions import ClientError
+from botocore.exceptions import ClientError, HTTPClientError
 from botocore.retries.standard import ThrottledRetryableChecker, TransientRetryableChecker
 
 from tests.storage.scripted_server import Answer, Request, ScriptedServer, error, part, scripted_server
@@ -20,8 +20,8 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.storage.base import PartInfo, Storage, UploadHandle
-from tiered_index.storage.s3.failures import may_pass
 from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.s3.retry import may_pass, translate
 from tiered_index.storage.s3.storage import S3Storage, build_client
 
 DATA = bytes(range(256)) * 4
@@ -274,6 +274,13 @@ def test_an_endpoint_that_only_redirects_is_told(s3: S3Storage, scripted: Script
             call()
 
 
+def test_a_redirect_without_end_is_told_also_where_it_overflowed_within_a_request() -> None:
+    wrapped = HTTPClientError(error=RecursionError("maximum recursion depth exceeded"))
+    told = translate(wrapped, doing="listing ''", uri="s3://bucket", name="")
+    assert isinstance(told, StorageMisconfigured)
+    assert "only redirects" in str(told)
+
+
 def test_what_botocores_standard_mode_repeats_may_pass() -> None:
     known = {*TransientRetryableChecker._TRANSIENT_ERROR_CODES, *ThrottledRetryableChecker._THROTTLED_ERROR_CODES}
     for code in known:
@@ -402,6 +409,14 @@ def test_an_endpoint_that_is_no_s3_is_said_to_be_none(
     if status >= 400:
         with pytest.raises(error_type, match="no S3 service"):
             s3.get_range("object", 0, 10)
+
+
+def test_a_bare_404_of_a_listing_is_no_lost_object(s3: S3Storage, scripted: ScriptedServer) -> None:
+    scripted.answers(Answer(404))
+    with pytest.raises(StorageMisconfigured, match=r"listing.*no S3 service"):
+        list(s3.list())
+    with pytest.raises(ObjectNotFound, match="'object'"):
+        s3.get_range("object", 0, 10)
 
 
 def test_a_listing_out_of_order_or_without_end_is_refused(s3: S3Storage, scripted: ScriptedServer) -> None:

@@ -6,8 +6,15 @@ from typing import NamedTuple
 
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import absolute_hash
-from tiered_index.rocketmq.classic.file import ENTRY_BYTES, HEADER_BYTES, SLOT_BYTES, ClassicIndexFile, _entry, _slot
-from tiered_index.rocketmq.classic.service import ClassicIndex
+from tiered_index.rocketmq.classic import (
+    ENTRY_BYTES,
+    HEADER_BYTES,
+    SLOT_BYTES,
+    ClassicIndex,
+    ClassicIndexFile,
+    _entry,
+    _slot,
+)
 
 __all__ = ["MAX_COUNT", "ClassicAnswer", "find", "find_in", "is_time_matched", "query", "select_offsets"]
 

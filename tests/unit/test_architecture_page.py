@@ -37,7 +37,9 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
     for path in PACKAGE.rglob("*.py"):
         own = path.parent.relative_to(PACKAGE).parts
         folders = found.setdefault("/".join(own), set())
-        for node in ast.parse(path.read_text()).body if path.name != "__init__.py" else ():
+        # a layer's own `__init__` shows what it offers; that of a room is a module of it
+        shows = path.name == "__init__.py" and path.parent.parent in (PACKAGE.parent, PACKAGE)
+        for node in ast.parse(path.read_text()).body if not shows else ():
             if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "tiered_index":
                 base = tuple((node.module or "").split(".")[1:])
                 folders |= {folder_of((*base, alias.name)) for alias in node.names}

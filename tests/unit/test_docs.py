@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tiered_index import IndexConfig
+from tiered_index.retention import Retention
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.s3.options import S3Options
 
@@ -27,18 +28,22 @@ def _shown(value: Any) -> str:
     )
 
 
+def _default(option: dataclasses.Field[Any]) -> Any:
+    return None if option.default is dataclasses.MISSING else option.default
+
+
 def table() -> str:
     """Return the table of settings."""
     lines = ["| setting | default | environment | meaning |", "|---|---|---|---|"]
     for name, field in IndexConfig.model_fields.items():
-        if name in ("item_type", "s3", "prices"):
+        if name in ("item_type", "s3", "prices", "retention"):
             continue
         lines.append(f"| `{name}` | {_shown(field.default)} | `TIERED_INDEX_{name.upper()}` | {field.description} |")
-    for table, kind in (("s3", S3Options), ("prices", PriceTable)):
+    for table, kind in (("s3", S3Options), ("prices", PriceTable), ("retention", Retention)):
         for option in dataclasses.fields(kind):
             variable = f"TIERED_INDEX_{table.upper()}__{option.name.upper()}"
             lines.append(
-                f"| `{table}.{option.name}` | {_shown(option.default)} | `{variable}` | see `{kind.__name__}` |"
+                f"| `{table}.{option.name}` | {_shown(_default(option))} | `{variable}` | see `{kind.__name__}` |"
             )
     return "\n".join(lines) + "\n"
 

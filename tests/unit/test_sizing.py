@@ -28,7 +28,7 @@ def test_inputs_are_what_the_code_has():
     # a piece's range of one day is less than what is read at once
     assert writing.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
-    text = (ROOT / "tiered_index/cli/spark/build.py").read_text()
+    text = (ROOT / "tiered_index/cli/spark/writing.py").read_text()
     assert f"shard_bytes: int = Option({_GIVEN['MiB a shard']:.0f} << 20" in text
 
 

@@ -30,6 +30,7 @@ from tiered_index.errors import (
     TieredIndexError,
 )
 from tiered_index.format.foreign import HEAD_SIZE, ForeignCompacted, ForeignUnsealed, Read, recognise
+from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import Journal, parse_journal
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout, read_header
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, SHORT_ID, STATES, file_id_of, short_id
@@ -37,9 +38,8 @@ from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import Finding, WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.files.compacted import read_runs
 from tiered_index.service.files.unsealed import verified_entries
-from tiered_index.service.root.root import disk_error
-from tiered_index.storage.base import ByteRange, Storage
-from tiered_index.storage.checks import check_name
+from tiered_index.service.root import disk_error
+from tiered_index.storage.base import ByteRange, Storage, check_name
 from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.opening import open_storage
 
@@ -60,9 +60,11 @@ class FileBytes:
 
 @contextlib.contextmanager
 def opened(session: Session, file: str) -> Iterator[FileBytes]:
-    """Yield a path's, a file id's or an object's bytes. Raises `InvalidArgument`, `StorageUnavailable`."""
+    """Yield a path's, a file id's or an object's bytes. Raises `InvalidArgument`, `StorageUnavailable`, `CorruptFile`
+    where the storage has lost the object of an id.
+    """
     config = session.config()
-    path = Path(file)
+    given, path = file, Path(file)
     if _ID.fullmatch(file) and not _is_there(path):
         file = _place_of(session, config, file)
         path = Path(file)
@@ -77,7 +79,7 @@ def opened(session: Session, file: str) -> Iterator[FileBytes]:
     if uri is None:
         raise InvalidArgument(f"no file {file} (an object's name needs --storage, a file's id --storage or --root)")
     with contextlib.closing(open_storage(uri, options=config.s3)) as storage:
-        yield _object_bytes(storage, check_name(file))
+        yield _object_bytes(storage, check_name(file), is_in_log=file != given)
 
 
 def short_ids(file_ids: Sequence[str]) -> list[str]:
@@ -144,10 +146,12 @@ def _path_bytes(path: Path) -> FileBytes:
     return FileBytes(str(path), size, read, path, data)
 
 
-def _object_bytes(storage: Storage, name: str) -> FileBytes:
+def _object_bytes(storage: Storage, name: str, *, is_in_log: bool) -> FileBytes:
     try:
         size = storage.head(name).size_bytes
     except ObjectNotFound as error:
+        if is_in_log:
+            raise CorruptFile(name, "the log names this object, but the storage does not have it") from error
         raise InvalidArgument(f"neither a local file nor an object in {storage.uri}: {name}") from error
     return FileBytes(
         name, size, lambda position, length: storage.get_range(name, position, min(length, size - position))
@@ -285,15 +289,20 @@ class _Compacted(Contents):
         }
 
     def _longest_slot(self) -> dict[str, int]:
-        table = np.frombuffer(self._file.read(HEADER_SIZE, SLOT_SIZE * self.layout.slots), ">i4").reshape(-1, 2)
-        lengths = table[:, 1] // self.layout.schema.item.itemsize
+        if self._trailer.metadata.packing is not None:  # which has no slot table
+            hashes = np.concatenate([normal_hashes(items["key_hash"]) for items in self.items()])
+            lengths = np.bincount(self._trailer.metadata.slot_map.slots_of(hashes))
+        else:
+            table = np.frombuffer(self._file.read(HEADER_SIZE, SLOT_SIZE * self.layout.slots), ">i4").reshape(-1, 2)
+            lengths = table[:, 1] // self.layout.schema.item.itemsize
         return {"longest_slot_items": int(lengths.max()), "longest_slot": int(lengths.argmax())}
 
     def items(self) -> Iterator[Array]:
         runs = self._trailer.directory.all_runs()
         for start in range(0, len(runs), _PIECE_RUNS):
-            for data in read_runs(self, runs[start : start + _PIECE_RUNS]):
-                yield np.frombuffer(data, self.layout.schema.item)
+            piece = runs[start : start + _PIECE_RUNS]
+            for run, data in zip(piece, read_runs(self, piece), strict=True):
+                yield self._trailer.metadata.items_of(data, run.count, self.file)
 
     def findings(self) -> list[Finding]:
         return verify_compacted(self._forward_read(), self._file.size_bytes, self.file)

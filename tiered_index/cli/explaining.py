@@ -16,7 +16,6 @@ from functools import cached_property
 from typing import Any, Generic, TypeVar
 
 from tiered_index.cli.output import Output, counted, error_document, human_bytes
-from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.names import short_id
 from tiered_index.service.files.compacted import DamagedFile
@@ -24,8 +23,8 @@ from tiered_index.service.log.session import Writer
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.storage.context import deadline_at
-from tiered_index.types import Explain, FileReport, Freshness, LostFile, QueryResult, TopicsResult
+from tiered_index.storage.metering import deadline_at
+from tiered_index.types import Explain, FileReport, Freshness, LostFile, QueryResult, TopicsResult, format_time
 
 _SKIPPED = "skipped_"
 _FILE_WIDTH = 11
@@ -312,6 +311,8 @@ class Pages(Generic[R]):
             f"as of {format_time(oldest.as_of_ms)}"
             if oldest.as_of_ms is not None
             else "so far: nothing is published yet"
+            if self.last.expired_before_ms is None
+            else "so far: nothing else is published"
         )
         if oldest.as_of_ms is not None and (empty := sum(index.as_of_ms is None for index in self.last.freshness)):
             several = f"{several[:-1]}; of {empty:,} nothing is published yet)"
@@ -330,8 +331,9 @@ class Pages(Generic[R]):
             return []
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
-            # what it had may have been given up
-            return [] if self.last.lost or self.last.as_of_ms is not None else ["the index has no entries yet"]
+            # what it had may have been given up, or have expired
+            gone = self.last.lost or self.last.expired_before_ms is not None
+            return [] if gone or self.last.as_of_ms is not None else ["the index has no entries yet"]
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = []
         for topic in unknown[:_MOST_TOPICS]:
@@ -361,10 +363,17 @@ class Pages(Generic[R]):
     @property
     def conclusion(self) -> str:
         """The status for people: ``complete except T to T (...)`` where something was given up."""
-        if not self.last.lost:
-            return self.status
-        told = " except" if self.status == "complete" else "; lost for good:"
-        return f"{self.status}{told} {lost_text(self.last.lost)}"
+        status = self.status
+        if self.last.lost:
+            told = " except" if status == "complete" else "; lost for good:"
+            status = f"{status}{told} {lost_text(self.last.lost)}"
+        return status
+
+    @property
+    def expired(self) -> str:
+        """Return for people what has expired of what was asked for; empty where nothing has."""
+        expired_ms = self.last.expired_before_ms
+        return "" if expired_ms is None else f"; what was before {format_time(expired_ms)} has expired"
 
     def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""

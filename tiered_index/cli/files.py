@@ -13,21 +13,30 @@ from typer import Option
 
 from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
 from tiered_index.cli.explaining import CommandBudget, Pages
-from tiered_index.cli.options import CacheDir, File, FileItems, FileSlots, MaxBytes, MaxRequests, Timeout
+from tiered_index.cli.options import (
+    CacheDir,
+    File,
+    FileItems,
+    FileSlots,
+    MaxBytes,
+    MaxRequests,
+    Timeout,
+    human_duration,
+    time_option,
+)
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.times import format_time, human_duration, time_option
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.files.compacted import CompactedFile, DamagedFile
-from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.lookup.inventory import describe_handle
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.reading.root_view import UnsealedView
-from tiered_index.types import TopicsResult, TopicSummary
+from tiered_index.types import TopicsResult, TopicSummary, format_time
 
 _PARTIAL = 6
+_UNREAD_SHOWN = 10
 
 
 @command
@@ -50,7 +59,7 @@ def topics(
     """List the topics: entries, bytes of their messages, first and last second.
 
     It reads the directory of each stored file: a request each, unless it is in the cache. An entry that was put twice
-    counts twice until its files are merged.
+    counts twice.
 
     [bold]Examples[/bold]
 
@@ -75,7 +84,7 @@ def topics(
         uncounted = sum(topic.uncounted_files for topic in answer.topics)
         if uncounted:
             session.out.line(f"* and more, in {counted(uncounted, 'file')} of an older version; merging counts them")
-        session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}")
+        session.out.line(f"{counted(len(answer), 'topic')}, {pages.conclusion}{pages.as_of()}{pages.expired}")
         return pages.finish(session.out)
 
 
@@ -98,9 +107,10 @@ def files(session: Session) -> int:
       tiered-index files --root /data/index --json
     """
     with IndexReader.open(config=session.config()) as reader:
-        listed = [describe_handle(handle) for handle in reader.files()]
+        handles = reader.files()
+        listed = [describe_handle(handle) for handle in handles]
         genesis, number, archived = reader.genesis, reader.log_state.number, reader.archived()
-    broken = [file for file in listed if file["error"] is not None]
+    broken = [handle for handle in handles if isinstance(handle, DamagedFile)]
     sums = {name: sum(file[name] or 0 for file in listed) for name in ("entries", "bytes")}
     by_state = Counter(file["state"] for file in listed)
     session.out.answer(
@@ -115,7 +125,7 @@ def files(session: Session) -> int:
     )
     session.out.table(
         ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
-        [_row(file, short) for file, short in zip(listed, short_ids([f["file_id"] for f in listed]), strict=True)],
+        map(_row, handles, listed, short_ids([file["file_id"] for file in listed])),
         right="entries bytes",
         brief=("file", "state", "from", "to", "entries", "bytes"),
     )
@@ -123,50 +133,22 @@ def files(session: Session) -> int:
         f"{counted(len(listed), 'file')} ({states(by_state) or 'none'}), "
         f"{counted(sums['entries'], 'entry', 'entries')}, {human_bytes(sums['bytes'])}"
     )
+    # a narrow table has no room for the reasons
+    unread = [f"not read: {handle.file_id} ({handle.place}): {handle.error}" for handle in broken]
+    session.out.first(_UNREAD_SHOWN, unread, lambda rest: f"not read: {rest:,} more")
     for store, segments in groupby(archived, key=lambda segment: segment.store):
         session.out.line(f"archived of {store}: {_archived(list(segments))}")
     return _PARTIAL if broken else 0
 
 
-def describe_handle(handle: Handle) -> dict[str, Any]:
-    """Return what is known of a file without reading its entries, JSON-ready."""
-    known: dict[str, Any] = dict.fromkeys(("entries", "bytes", "path", "object", "table", "error"))
-    if isinstance(handle, CompactedFile):
-        known["entries"] = handle.count
-        if handle.local is not None:
-            known |= {"path": handle.local.file, "bytes": handle.local.size_bytes}
-        if handle.stored is not None:
-            known |= {"object": handle.stored.stored.name, "bytes": handle.stored.stored.size_bytes}
-    elif isinstance(handle, UnsealedView):
-        size_bytes = handle.journal.layout.unsealed_size
-        known |= {"entries": handle.count, "path": str(handle.path), "bytes": size_bytes}
-    elif isinstance(handle, WindowTable):
-        known |= {"entries": handle.count, "bytes": sum(stored.size_bytes for stored in handle.shards)}
-        known["table"] = {
-            "begin_ms": handle.begin_s * 1000,
-            "window_s": handle.window_s,
-            "slots": handle.slots.slots,
-            "shards": [stored.name for stored in handle.shards],
-        }
-    elif isinstance(handle, DamagedFile):
-        known["error"] = str(handle.error)
-    return {
-        "file_id": handle.file_id,
-        "state": handle.place,
-        "lane": handle.lane,
-        "sequence": handle.sequence,
-        "begin_ms": handle.second_min * 1000,
-        "end_ms": handle.second_max * 1000,
-        **known,
-    }
-
-
-def _row(file: dict[str, Any], short: str) -> tuple[object, ...]:
-    table = file["table"]
+def _row(handle: Handle, file: dict[str, Any], short: str) -> tuple[object, ...]:
+    state, table = file["state"], file["table"]
+    if isinstance(handle, DamagedFile):
+        state = "damaged" if isinstance(handle.error, CorruptFile) else "not read"
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
     return (
         Cell(file["file_id"], short),
-        Cell(file["state"], file["state"] if file["error"] is None else "damaged"),
+        Cell(file["state"], state),
         file["lane"],
         _to_the_minute(file["begin_ms"]),
         _to_the_minute(file["end_ms"]),

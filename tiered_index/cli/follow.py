@@ -16,7 +16,6 @@ from typing import Any
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, Ending, PatientPut, Progress, Stopped, settle
 from tiered_index.cli.session import Session
-from tiered_index.cli.times import format_time
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
@@ -26,6 +25,7 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
+from tiered_index.types import format_time
 
 
 class Archiving:

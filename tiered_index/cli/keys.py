@@ -26,7 +26,6 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
 from tiered_index.cli.output import Output, counted
-from tiered_index.cli.times import format_time
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
@@ -41,6 +40,7 @@ from tiered_index.types import (
     Lookup,
     LostFile,
     QueryResult,
+    format_time,
     items_table,
     parse_time,
 )
@@ -101,7 +101,7 @@ def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     # of the package that brings the same files to executors; it is imported when asked for
-    from tiered_index.spark.lookup.files import csv_rows
+    from tiered_index.spark.lookup.keys import csv_rows
 
     rows = csv_rows(file)
     _, header = next(rows, (1, []))
@@ -217,7 +217,7 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Batch(Answer):
-    """The answers to a batch of lookups; `status`, `unknown_topics` and `lost` are of all so far."""
+    """The answers to a batch of lookups; `status`, `unknown_topics`, `lost`, `expired_before_ms` are of all so far."""
 
     status: str
     lookups: Sequence[Lookup] = ()
@@ -230,6 +230,7 @@ class _Batch(Answer):
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     lost: tuple[LostFile, ...] = ()
+    expired_before_ms: int | None = None
 
     def __len__(self) -> int:
         return sum(map(len, self.answers))
@@ -244,6 +245,7 @@ class _Asking:
         self._next = list(islice(lookups, _BATCH))
         self._unknown: dict[str, None] = {}
         self._lost: dict[LostFile, None] = {}
+        self._expired_before_ms: int | None = None
         self.statuses: Counter[str] = Counter()
 
     def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
@@ -264,6 +266,8 @@ class _Asking:
         self.statuses.update(answer.status for answer in answers)
         self._unknown |= {topic: None for answer in answers for topic in answer.unknown_topics}
         self._lost |= {lost: None for answer in answers for lost in answer.lost}
+        expired = [self._expired_before_ms, *(answer.expired_before_ms for answer in answers)]
+        self._expired_before_ms = max([ms for ms in expired if ms is not None], default=None)
         return _Batch(
             lookups=asked,
             answers=answers,
@@ -275,6 +279,7 @@ class _Asking:
             freshness=found.freshness,
             unknown_topics=tuple(self._unknown),
             lost=tuple(self._lost),
+            expired_before_ms=self._expired_before_ms,
         )
 
     def left(self) -> int:

@@ -1,32 +1,23 @@
-"""`tiered-index`: the application, and `run`, which every process of it starts in.
+"""`tiered-index`: the application, and `run`, which every process of it starts in. Commands are loaded when they run.
 
 Errors of commands become exit codes in `session.command`; here are only those of the command line itself.
 """
 
 from __future__ import annotations
 
+import gc
 import io
+import pkgutil
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import typer
-from pydantic import ValidationError
 from typer import Option
+from typer.core import TyperCommand
 
 from tiered_index._version import __version__
-from tiered_index.cli.bench.command import bench
-from tiered_index.cli.demo.command import demo
-from tiered_index.cli.files import dump, files, inspect, topics
-from tiered_index.cli.ingest import import_classic, ingest
-from tiered_index.cli.maintenance import orphans, recover, verify
-from tiered_index.cli.merge import merge
 from tiered_index.cli.output import Output, discard, printable, tell
-from tiered_index.cli.query import message, query
-from tiered_index.cli.spark.audit import audit
-from tiered_index.cli.spark.build import build, compact
-from tiered_index.cli.spark.build import merge as merge_on_spark
-from tiered_index.cli.spark.lookup import lookup
-from tiered_index.config import in_our_words
 from tiered_index.errors import DiskFull
 
 USAGE = 2
@@ -44,6 +35,120 @@ _APPLICATION: Any = {
     "context_settings": {"help_option_names": ["-h", "--help"]},
 }
 
+# Each command's function and how its help begins: the list of commands is shown without loading them.
+_COMMANDS = {
+    "demo.command:demo": (
+        "Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; "
+        "killed twice, all checked."
+    ),
+    "ingest:ingest": (
+        "Index the messages of a RocketMQ store or a file; the same source again continues where it stopped."
+    ),
+    "ingest:import_classic": "Lift RocketMQ's classic index files into a tiered index.",
+    "query:query": "Look a key up: where its messages lie, newest first, or the messages themselves.",
+    "query:message": (
+        "Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal "
+        "digits), or with --topic by the unique key that its producer gave it, which needs the index, or by its "
+        "offset in a queue of --store. Of messages with one unique key 32 are shown at a time."
+    ),
+    "files:topics": "List the topics: entries, bytes of their messages, first and last second.",
+    "files:files": (
+        "List every file and window table: state, lane, interval, entries, bytes and where it lies; then what is "
+        "archived."
+    ),
+    "files:inspect": (
+        "Show header, geometry, metadata and directory statistics of one file; its entries are not checked (that is "
+        "verify)."
+    ),
+    "files:dump": (
+        'Print every entry of one file, one JSON object a line, in the file\'s order; the last line is {"status": ...}.'
+    ),
+    "inventory:du": (
+        "Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."
+    ),
+    "export:export": ("Export the entries of an index as one table: a row an entry, as of one position of the log."),
+    "importing:import_": ("Make an index of what `export` wrote, or add it to one."),
+    "maintenance:verify": (
+        "Check every checksum: local files, log records and checkpoints, the log against the objects, local copies "
+        "against remote ones."
+    ),
+    "maintenance:recover": (
+        "Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains."
+    ),
+    "merge:merge": (
+        "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
+        "window."
+    ),
+    "expire:expire": (
+        "Let expire what is older than the rule says: the options' where one is given, else the setting retention."
+    ),
+    "maintenance:orphans": (
+        "Find objects that the log does not name: what crashes left, and what merges have replaced."
+    ),
+    "bench.command:bench": (
+        "Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; "
+        "what cold lookups cost."
+    ),
+}
+_ON_SPARK = {
+    "spark.writing:build": (
+        "Build window tables from files or a commit log, on Spark, and publish them with one log record."
+    ),
+    "spark.writing:merge": (
+        "Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number "
+        "of executors."
+    ),
+    "spark.writing:compact": (
+        'Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log '
+        "record."
+    ),
+    "spark.reading:lookup": (
+        "Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the "
+        "number of keys."
+    ),
+    "spark.reading:audit": (
+        "Check every record and every byte of an index, and that it holds its source's entries: none missing, extra "
+        "or wrong. Changes nothing."
+    ),
+}
+
+
+class LateCommand(TyperCommand):
+    """A command that is loaded when it runs, shows its help or is completed; its callback returns the function."""
+
+    def loaded(self) -> Any:
+        """Return the command itself."""
+        assert self.callback is not None
+        try:
+            function = self.callback()
+        except KeyboardInterrupt:
+            tell("interrupted\n")
+            raise
+        except OSError as error:  # which `run` would take for one of stdout
+            raise ImportError(f"{self.name} can't be loaded: {error}") from error
+        if not gc.isenabled():
+            # `__main__` turned it off: from here on there is garbage, and none in what was loaded
+            gc.freeze()
+            gc.enable()
+        alone = typer.Typer(add_completion=False, rich_markup_mode="rich")
+        alone.command(self.name)(function)
+        return typer.main.get_command(alone)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the context of the command itself, which runs in it."""
+        return self.loaded().make_context(*args, **kwargs)
+
+
+def _add(program: typer.Typer, commands: dict[str, str]) -> None:
+    for place, help_begins in commands.items():
+        name = place.partition(":")[2].rstrip("_").replace("_", "-")
+        program.command(name, cls=LateCommand, help=help_begins)(_loader(place))
+
+
+def _loader(place: str) -> Callable[[], Any]:
+    return lambda: pkgutil.resolve_name(f"tiered_index.cli.{place}")
+
+
 app = typer.Typer(
     name="tiered-index",
     help="A tiered index for message logs: any message by key and time, hot from local files, cold straight from an "
@@ -52,16 +157,12 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **_APPLICATION,
 )
-_READING = (query, message, topics, files, inspect, dump, verify)
-_COMMANDS = (demo, ingest, import_classic, *_READING, recover, merge, orphans, bench)
-for _command in _COMMANDS:
-    app.command(_command.__name__.replace("_", "-"))(_command)
+_add(app, _COMMANDS)
 
 spark = typer.Typer(
     name="spark", help="Build, merge, look up and audit on Spark, where one machine ends.", **_APPLICATION
 )
-for _command in (build, merge_on_spark, compact, lookup, audit):
-    spark.command(_command.__name__)(_command)
+_add(spark, _ON_SPARK)
 app.add_typer(spark)
 
 
@@ -86,7 +187,12 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
     try:
         code = program(args=given, prog_name=name, standalone_mode=False)
     except _USAGE_ERROR as error:
+        # loaded when a value is wrong: --help and --version do without
+        from pydantic import ValidationError
+
         if isinstance(error.__context__, ValidationError):
+            from tiered_index.config import in_our_words
+
             error.message = "; ".join(map(in_our_words, error.__context__.errors()))
         if "--json" in given:
             Output(as_json=True).error(error.__class__.__name__, error.format_message(), exit_code=USAGE)

@@ -12,11 +12,9 @@ from typing import Any
 from typer import Argument, Option
 
 from tiered_index.cli.contents import contents_of, opened
-from tiered_index.cli.files import describe_handle
-from tiered_index.cli.options import FileItems, FileSlots
+from tiered_index.cli.options import FileItems, FileSlots, duration_option
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command, open_stored_index
-from tiered_index.cli.times import duration_option, format_time
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.format.names import COMPACTED, UPLOADED
@@ -27,11 +25,13 @@ from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.lost import give_up, named
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.records import StoredObject
+from tiered_index.service.lookup.inventory import describe_handle
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.root.root import Root
+from tiered_index.service.root import Root
 from tiered_index.storage.base import ObjectInfo
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage
+from tiered_index.types import format_time
 
 _FOUND = 1
 _NAMES = {

@@ -10,11 +10,10 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.options import Begin, DryRun, End, MinAge, SkipLost, Tiers, Window
+from tiered_index.cli.options import Begin, DryRun, End, MinAge, SkipLost, Tiers, Window, human_duration, parse_duration
 from tiered_index.cli.output import Output, counted, human_bytes, human_count
 from tiered_index.cli.progress import Progress
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
-from tiered_index.cli.times import format_time, human_duration, parse_duration
 from tiered_index.errors import InvalidArgument
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.merge.plan import MergeJob, MergePlan
@@ -22,6 +21,7 @@ from tiered_index.service.merge.run import MergeOptions, MergeReport, estimate, 
 from tiered_index.service.merge.run import merge as merge_tables
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.types import format_time
 
 _LEFT_SHOWN = 5
 
@@ -81,6 +81,7 @@ def write_report(session: Session, window_s: int, report: MergeReport) -> None:
             f"{counted(report.entries, 'entry', 'entries')} became "
             f"{counted(report.tables, 'table')} of {counted(report.shards, 'shard')}, "
             f"{human_bytes(report.written_bytes)}"
+            + (f"; {counted(report.expired, 'entry', 'entries')} had expired" if report.expired else "")
         )
     else:
         session.out.line(f"windows of {name}: nothing to merge")

@@ -2,15 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated
 
+import typer
 from typer import Argument, Option
 
-from tiered_index.cli.times import duration_option, time_option
 from tiered_index.errors import InvalidArgument
+from tiered_index.retention import parse_bytes
+from tiered_index.retention import parse_duration as parse_duration
+from tiered_index.types import parse_time
+
+_UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+
+
+def human_duration(seconds: int) -> str:
+    """Return a duration in the largest unit that divides it: ``30d``, ``90m``."""
+    unit = next(unit for unit, size in _UNITS_S.items() if not seconds % size)
+    return f"{seconds // _UNITS_S[unit]}{unit}"
+
+
+def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
+    """Return `parse` for an option: its error is bad usage; a default, parsed already, passes."""
+
+    def option(text: str | int) -> int:
+        try:
+            return text if isinstance(text, int) else parse(text)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
+
+    return option
+
+
+time_option, duration_option, bytes_option = _option(parse_time), _option(parse_duration), _option(parse_bytes)
+
 
 # What writes to an index: ingest, import-classic.
 Slots = Annotated[int | None, Option(help="Hash slots a file; by default the index's or the preset's.")]

@@ -17,15 +17,13 @@ import sys
 import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from rich.box import SIMPLE_HEAD
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
-from tiered_index.cli.times import format_time
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError
+from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 _TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
@@ -176,6 +174,9 @@ class Output:
         """
         if self.as_json:
             return
+        # loaded where a table is drawn, as in `_table`: it takes a moment
+        from rich.console import Console
+
         # drawn for stdout's encoding and colours, written as all else is
         encoding = getattr(sys.stdout, "encoding", None)
         drawn = io.TextIOWrapper(io.BytesIO(), encoding, "backslashreplace", newline="")
@@ -237,7 +238,7 @@ class Output:
         """Return what the library says in the words of the command line: its flags, and ISO times."""
         text = _TIMES.sub(lambda time: f"{time[1]} {format_time(int(time[2]))}", text)
         for name in sorted(self.flags, key=len, reverse=True):
-            text = re.sub(rf"(?<![\w.'\"-]){name}(?![\w'\"])", self.flags[name], text)
+            text = re.sub(rf"(?<![\w.'\"-]){name}(?!=True|[\w'\"])", self.flags[name], text)
         return text
 
     def error(self, kind: str, message: str, **details: Any) -> None:
@@ -261,6 +262,10 @@ class Output:
 def _table(
     columns: Sequence[str], rows: Iterable[Sequence[object]], title: str | None, right: str, *, brief: bool = False
 ) -> Table:
+    from rich.box import SIMPLE_HEAD
+    from rich.table import Table
+    from rich.text import Text
+
     heading = Text(printable(title)) if title is not None else None
     table = Table(
         box=SIMPLE_HEAD,

@@ -10,19 +10,20 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow as pa
-from rich.console import Console
-from rich.progress import BarColumn, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 
 from tiered_index.cli.output import printable
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.index import IndexService
+
+if TYPE_CHECKING:
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from tiered_index.service.index import IndexService
 
 _LINE_INTERVAL_S = 5.0
 
@@ -41,6 +42,11 @@ class Progress:
 
     def __enter__(self) -> Progress:
         if not self._quiet and self._stream.isatty():
+            # Imported on use, as Arrow below: most commands draw no bar
+            from rich.console import Console
+            from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+            from rich.progress import Progress as Bar
+
             columns = (
                 TextColumn("{task.description}", markup=False),
                 BarColumn(),
@@ -167,6 +173,8 @@ class PatientPut:
         return put
 
     def _note_quarantined(self, columns: Any) -> None:
+        import pyarrow as pa
+
         now_s, settings = time.time(), self.index.config
         seconds = np.asarray(columns["timestamp_ms"]) // 1000
         wrong = (seconds < now_s - settings.max_late_s) | (seconds > now_s + settings.max_early_s)

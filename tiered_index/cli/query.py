@@ -14,10 +14,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
-from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout
+from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout, time_option
 from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.times import format_time, time_option
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, tag_key
@@ -26,7 +25,7 @@ from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import IndexItem, QueryResult
+from tiered_index.types import IndexItem, QueryResult, format_time
 
 if TYPE_CHECKING:
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -201,7 +200,7 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
         is_short = len({source.rpartition("/")[2] for source in sources}) == len(sources)
         rows = [_row(item, is_short=is_short)[: len(columns)] for item in items]
         out.table(columns, rows, right="queue offset size", brief=[name for name in columns if name != "topic id"])
-    out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}")
+    out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 
 
@@ -237,7 +236,8 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
         shown = [_describe(one, body) for one in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": shown} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
-    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{dropped}{pages.as_of()}")
+    seen = f"{dropped}{pages.as_of()}{pages.expired}"
+    out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{seen}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 

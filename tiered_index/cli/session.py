@@ -5,6 +5,7 @@ Whatever a command raises is reported once, on stderr: typed errors by their `ex
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import functools
 import inspect
@@ -34,7 +35,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.root.root import Root
+from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
@@ -280,6 +281,8 @@ class _TimeLimit:
         self._is_up = self._is_reported = False
 
     def __enter__(self) -> None:
+        # the interpreter takes its handlers away before it has ended: the next ring would kill it
+        atexit.register(signal.setitimer, signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, self._ring)
         signal.setitimer(signal.ITIMER_REAL, self._timeout_s, _GRACE_S)
 

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
+from tiered_index.kernels import compiled
 
 FILTER_BLOCK_BYTES = 32
 # Bits a distinct key: some 1.1% false positives
@@ -33,6 +35,8 @@ Array = npt.NDArray[Any]
 UInt64 = npt.NDArray[np.uint64]
 
 
+# a lookup asks the filter of each of its files
+@lru_cache(64)
 def filter_hash(key_hash: int, fingerprint: int) -> int:
     """Return the 64-bit number (u64) that a filter holds for a key; `fingerprint` is 0 where the schema has none."""
     value = (0 if key_hash == -(2**31) else key_hash) << 32 | fingerprint
@@ -68,23 +72,35 @@ class FilterBuilder:
         self._hashes: UInt64 = np.empty(capacity, np.uint64)
         # for each chunk, where in `_hashes` the run of each first 8 bits ends; row 0 stands before the first chunk
         self._ends = [np.zeros(_FIRST, np.int64)]
+        # decided once, since what is collected is in no order where loops are compiled
+        self._loops = compiled(capacity)
 
     def add(self, hashes: UInt64) -> None:
         """Add `hashes` (u64, n), in any order and with any repeats."""
         for start in range(0, len(hashes), _CHUNK):
             part = hashes[start : start + _CHUNK]
-            part = _without_repeats(part.take(np.argsort((part >> _FIRST_SHIFT).astype(np.uint8), kind="stable")))
+            if self._loops is None:
+                part = part.take(np.argsort((part >> _FIRST_SHIFT).astype(np.uint8), kind="stable"))
+            part = _without_repeats(part)
             at = int(self._ends[-1][-1])
             if at + len(part) > len(self._hashes):
                 self._hashes = np.concatenate((self._hashes[:at], np.empty(max(at, len(part)), np.uint64)))
             self._hashes[at : at + len(part)] = part
-            self._ends.append(at + np.searchsorted(part >> _FIRST_SHIFT, _FIRST_VALUES, "right"))
+            ends = (
+                np.searchsorted(part >> _FIRST_SHIFT, _FIRST_VALUES, "right")
+                if self._loops is None
+                else np.array([len(part)])
+            )
+            self._ends.append(at + ends)
 
     def build(self) -> bytes:
         """Return the filter."""
         ordered = self._in_order()
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
         words = np.zeros((blocks, 8), "<u4")
+        if self._loops is not None:
+            self._loops.set_bits(ordered, np.array(SALTS, np.uint32), words)
+            return words.tobytes()
         for start in range(0, len(ordered), _MASKED):
             part = ordered[start : start + _MASKED]
             numbers = block_numbers(part, blocks)
@@ -94,6 +110,11 @@ class FilterBuilder:
 
     def _in_order(self) -> UInt64:
         """Return the distinct hashes in order, and release the collected ones."""
+        if self._loops is not None:
+            collected = self._hashes[: int(self._ends[-1][-1])]
+            found = np.empty_like(collected)
+            del self._hashes, self._ends
+            return found[: self._loops.distinct(collected, found)]
         ends = np.array(self._ends)
         starts = np.column_stack((np.append(0, ends[:-1, -1]), ends[:, :-1]))
         ordered: UInt64 = np.empty(int(ends[-1, -1]), np.uint64)
@@ -127,9 +148,10 @@ def block_number(hash64: int, blocks: int) -> int:
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
     low = hash64 & 0xFFFFFFFF
-    return all(
-        word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1 for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True)
-    )
+    for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True):
+        if not word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1:
+            return False
+    return True
 
 
 def block_numbers(hashes: UInt64, blocks: int) -> npt.NDArray[np.int64]:

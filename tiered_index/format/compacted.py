@@ -1,13 +1,12 @@
-"""Compaction: rewrites a sealed file's chains into one contiguous array per slot, and adds a trailer.
+"""Compaction: rewrites a sealed file's chains into one contiguous array per slot, packed or not, and adds a trailer.
 
 Memory: 12 bytes an entry, 32 a slot, one piece of less than 2 * `CHUNK` items, and 40 bytes an entry of the largest
 slot where that has more than `CHUNK` (native order); at the end 16 bytes an entry and 16 a slot, for the filter. Pure;
-one thread. SPEC.md sections 4 and 6. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
+one thread. SPEC.md sections 4, 6 and 11. Source: RocketMQ's `IndexStoreFile.compactToNewFile`.
 """
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Iterator
 from dataclasses import astuple, dataclass, fields, replace
 from typing import Any
@@ -15,11 +14,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, integer, nullable, record, text
+from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, flag, integer, nullable, record, text
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.layout import Header, Layout
+from tiered_index.format.layout import HEADER_SIZE, Header, Layout
 from tiered_index.format.metadata import (
     FILE_ID,
     POSITIONS,
@@ -30,8 +29,11 @@ from tiered_index.format.metadata import (
     topic_stats,
     topic_table,
 )
+from tiered_index.format.packed import Packing
 from tiered_index.format.slots import newest_first, order_chunk, order_giant, pieces_of
+from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
+from tiered_index.kernels import compiled, crc32
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -43,30 +45,40 @@ GROUP_BYTES = 16 * 1024
 _COUNTED = 1 << 22
 # A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
+# Entries that a packed file's line of time is drawn through, at most 2 * this
+_SAMPLE = 1 << 18
 
 
 class Compaction:
     """The compacted form of one file's entries.
 
     `entries` (structured, n) are verified entries in order of insertion, over a map or in memory; `begin_ms` and
-    `end_ms` are the header's. Raises `InvalidArgument` for no entries.
+    `end_ms` are the header's; `packed` files have no slot table. Raises `InvalidArgument` for no entries, and for
+    `packed` ones of preset ``rocketmq``.
     """
 
-    def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int) -> None:
+    def __init__(self, entries: Array, layout: Layout, begin_ms: int, end_ms: int, *, packed: bool = False) -> None:
         n = len(entries)
         if not n:
             raise InvalidArgument("an empty file is not compacted")
+        if packed and layout.preset.newest_first:
+            raise InvalidArgument(f"files of preset {layout.preset.name} are not packed: RocketMQ reads them")
         self._entries = entries
         self.layout = layout
         self.count = n
         slots = np.empty(n, np.uint32)
         counts = np.zeros(layout.slots, np.int64)
         stats: list[TopicStats] = []
+        loops = compiled(n)
         for start in range(0, n, _COUNTED):
             part = slots[start : start + _COUNTED]
-            hashes = normal_hashes(entries["key_hash"][start : start + _COUNTED])
-            np.remainder(hashes.view(np.uint32), np.uint32(layout.slots), out=part)
-            counts += np.bincount(part, minlength=layout.slots)
+            if loops is not None:
+                data = entries[start : start + _COUNTED].view(np.uint8)
+                loops.count_slots(data, entries.itemsize, layout.slots, part, counts)
+            else:
+                hashes = normal_hashes(entries["key_hash"][start : start + _COUNTED])
+                np.remainder(hashes.view(np.uint32), np.uint32(layout.slots), out=part)
+                counts += np.bincount(part, minlength=layout.slots)
             rows = entries[start : start + _COUNTED]
             stats += topic_stats(rows["topic_id"], rows["size"], rows["time_diff_s"])
         begin_s = begin_ms // 1000
@@ -89,6 +101,7 @@ class Compaction:
         differences = entries["time_diff_s"]
         self.second_min = begin_ms // 1000 + int(differences.min())
         self.second_max = begin_ms // 1000 + int(differences.max())
+        self._line = TimeLine.through(entries[:: max(1, n // _SAMPLE)]) if packed else None
         self.directory: Directory | None = None
         self.filter_bytes = b""
 
@@ -100,51 +113,31 @@ class Compaction:
         table[:, 1] = self._counts * item_size
         return memoryview(table.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
-    def arrays(self) -> Iterator[memoryview]:
-        """Yield the arrays' bytes in pieces of less than 2 * `CHUNK` items. Once only; then `directory` and
-        `filter_bytes` are set. A gather with `take` on a void dtype copies whole records and lets other threads run
-        between chunks.
+    def arrays(self) -> Iterator[memoryview | bytes]:
+        """Yield the arrays' bytes, as much at a time as less than 2 * `CHUNK` items. Once only; then `directory` and
+        `filter_bytes` are set.
         """
-        schema = self.layout.schema
-        item_size = schema.item.itemsize
-        records = self._entries.view(np.dtype((np.void, schema.entry.itemsize)))
         groups, cuts = self._runs()
-        begins, stops = np.ascontiguousarray(cuts.T)
-        blocks = [OpenBlock(begin + self.layout.items_position) for begin in begins.tolist()]
-        starts = groups["offset"].astype(np.int64) - self.layout.items_position
-        ends, crc32s = starts + groups["length"], groups["crc32"]
         held = FilterBuilder(self.count)
-        begin_s = self.header.begin_ms // 1000
-        for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
-            picked = records.take(self._order[start:stop])
-            if not (ordered or self.layout.preset.newest_first):
-                picked = picked.take(order_chunk(picked.view(schema.entry), self.layout))
-            piece = np.ascontiguousarray(picked.view(np.uint8).reshape(-1, schema.entry.itemsize)[:, :item_size])
-            flat = piece.reshape(-1).data
-            items = piece.reshape(-1).view(schema.item)
-            for index, low, high in _parts(starts, ends, start * item_size, len(flat)):
-                crc32s[index] = zlib.crc32(flat[low:high], int(crc32s[index]))
-            for index, low, high in _parts(begins, stops, start * item_size, len(flat)):
-                part = items[low // item_size : high // item_size]
-                seconds = part["time_diff_s"].astype(np.int64) + begin_s
-                blocks[index].add(flat[low:high], normal_hashes(part["key_hash"]), seconds)
-            held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
-            yield flat
-        self.directory = Directory(groups, block_table(blocks))
+        yield from (self._plain if self._line is None else self._packed)(groups, cuts, self._ordered(held))
         # frees 4 bytes an entry before the filter is built
         del self._order
         self.filter_bytes = held.build()
 
     def pieces(self, **about: Any) -> Iterator[bytes | memoryview]:
         """Yield the whole file: header, slot table, arrays and trailer; `about` are the metadata's other fields."""
-        header, table = self.header.pack(), self.slot_table()
-        slots_crc32 = zlib.crc32(table)
+        header, slots_crc32 = self.header.pack(), 0
+        more = {**about.pop("more", {}), "topic_stats": list(map(astuple, self._topic_stats))}
         yield header
-        yield table
-        del table
+        if self._line is None:
+            table = self.slot_table()
+            slots_crc32 = crc32(table)
+            yield table
+            del table
+        else:
+            more["packed"] = self._line.to_json()
         yield from self.arrays()
         assert self.directory is not None
-        about["more"] = {**about.get("more", {}), "topic_stats": list(map(astuple, self._topic_stats))}
         metadata = Metadata(
             layout=self.layout,
             count=self.count,
@@ -153,11 +146,83 @@ class Compaction:
             second_min=self.second_min,
             second_max=self.second_max,
             slots_in_use=self.slots_in_use,
-            header_crc32=zlib.crc32(header),
+            header_crc32=crc32(header),
             slots_crc32=slots_crc32,
+            more=more,
             **{"slot_base": self.layout.slots, "slot_range": (0, self.layout.slots), **about},
         )
-        yield build_trailer(self.layout.compacted_size(self.count), self.directory, metadata, self.filter_bytes)
+        last = self.directory.groups[-1]
+        yield build_trailer(int(last["offset"]) + int(last["length"]), self.directory, metadata, self.filter_bytes)
+
+    def _ordered(self, held: FilterBuilder) -> Iterator[Array]:
+        """Yield the items in their order in the file, in pieces of less than 2 * `CHUNK`; `held` gets their keys. A
+        gather with `take` on a void dtype copies whole records and lets other threads run between chunks.
+        """
+        schema = self.layout.schema
+        records = self._entries.view(np.dtype((np.void, schema.entry.itemsize)))
+        for start, stop, ordered in pieces_of(self._first, self._counts, self.count, CHUNK):
+            picked = records.take(self._order[start:stop])
+            if not (ordered or self.layout.preset.newest_first):
+                picked = picked.take(order_chunk(picked.view(schema.entry), self.layout))
+            rows = picked.view(np.uint8).reshape(-1, schema.entry.itemsize)
+            items = np.ascontiguousarray(rows[:, : schema.item.itemsize]).reshape(-1).view(schema.item)
+            held.add(filter_hashes(items["key_hash"], items["fingerprint"] if schema.keyed else None))
+            yield items
+
+    def _plain(self, groups: Array, cuts: Int64, pieces: Iterator[Array]) -> Iterator[memoryview]:
+        """Yield the pieces' bytes as they are."""
+        item_size = self.layout.schema.item.itemsize
+        begins, stops = np.ascontiguousarray(cuts.T)
+        blocks = [OpenBlock(begin + self.layout.items_position) for begin in begins.tolist()]
+        starts = groups["offset"].astype(np.int64) - self.layout.items_position
+        ends, crc32s = starts + groups["length"], groups["crc32"]
+        position = 0
+        for items in pieces:
+            flat = items.view(np.uint8).data
+            for index, low, high in _parts(starts, ends, position, len(flat)):
+                crc32s[index] = crc32(flat[low:high], int(crc32s[index]))
+            for index, low, high in _parts(begins, stops, position, len(flat)):
+                self._add(blocks[index], flat[low:high], items[low // item_size : high // item_size])
+            position += len(flat)
+            yield flat
+        self.directory = Directory(groups, block_table(blocks))
+
+    def _packed(self, groups: Array, cuts: Int64, pieces: Iterator[Array]) -> Iterator[bytes]:
+        """Yield the packed runs of each piece; the items behind its last whole run wait for the next piece."""
+        assert self._line is not None
+        schema = self.layout.schema
+        packing = Packing(schema, self.layout.slots, self._line)
+        firsts = (groups["offset"].astype(np.int64) - self.layout.items_position) // schema.item.itemsize
+        begins = np.union1d(firsts[groups["count"] > 0], cuts[:, 0] // schema.item.itemsize)
+        ends = np.append(begins[1:], self.count)
+        # of groups that begin at one item all but the last are empty
+        owners, blocks_of = np.searchsorted(firsts, begins, "right") - 1, groups["blocks"].tolist()
+        lengths, crc32s, blocks = [0] * len(groups), [0] * len(groups), []
+        position, low = HEADER_SIZE, 0
+        waiting = np.empty(0, schema.item)
+        for piece in pieces:
+            items = np.concatenate([waiting.view(np.void), piece.view(np.void)]).view(schema.item)
+            start = int(begins[low])
+            high = int(np.searchsorted(ends, start + len(items), "right"))
+            counts = (ends[low:high] - begins[low:high]).tolist()
+            stops = (ends[low:high] - start).tolist()
+            written = packing.pack_runs(items[: stops[-1]], counts) if counts else []
+            for owner, count, stop, data in zip(owners[low:high].tolist(), counts, stops, written, strict=True):
+                if blocks_of[owner]:
+                    blocks.append(OpenBlock(position))
+                    self._add(blocks[-1], memoryview(data), items[stop - count : stop])
+                crc32s[owner] = crc32(data, crc32s[owner])
+                lengths[owner] += len(data)
+                position += len(data)
+            low, waiting = high, items[sum(counts) :]
+            yield b"".join(written)
+        groups["length"], groups["crc32"] = lengths, crc32s
+        groups["offset"] = HEADER_SIZE + np.cumsum([0, *lengths[:-1]])
+        self.directory = Directory(groups, block_table(blocks))
+
+    def _add(self, block: OpenBlock, data: memoryview, items: Array) -> None:
+        seconds = items["time_diff_s"].astype(np.int64) + self.header.begin_ms // 1000
+        block.add(data, normal_hashes(items["key_hash"]), seconds)
 
     def _runs(self) -> tuple[Array, Int64]:
         """Return the group table, its CRCs still 0, and where in the arrays each block begins and ends (m x 2)."""
@@ -201,7 +266,7 @@ class SealedFile:
     """A sealed file apart from its entries: everything else that its compacted form is made of.
 
     Times are epoch milliseconds, `created_ms` that of the file's begin. `log_number` is that of a record of the
-    storage's log before any that names the file; 0: unknown.
+    storage's log before any that names the file; 0: unknown. `packed`: how it is compacted.
     """
 
     file_id: str
@@ -218,10 +283,11 @@ class SealedFile:
     positions: dict[str, int]
     writer: str
     log_number: int = 0
+    packed: bool = False
 
     def compacted(self, entries: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
         """Yield the compacted file in pieces, the trailer last; `entries` as `Compaction` takes them."""
-        return Compaction(entries, self.layout, self.begin_ms, self.end_ms).pieces(
+        return Compaction(entries, self.layout, self.begin_ms, self.end_ms, packed=self.packed).pieces(
             file_id=self.file_id,
             topics=self.topics,
             source_positions=self.positions,
@@ -235,7 +301,7 @@ class SealedFile:
         """Return what `from_json` takes once it is JSON; without `log_number` where that is unknown."""
         stored = {each.name: getattr(self, each.name) for each in fields(self)}
         stored["layout"] = self.layout.to_json()
-        return stored if self.log_number else {name: value for name, value in stored.items() if name != "log_number"}
+        return {name: value for name, value in stored.items() if value or name not in ("log_number", "packed")}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> SealedFile:
@@ -251,6 +317,8 @@ def _sealed(**fields: Any) -> SealedFile:
     sealed = SealedFile(**fields)
     if sealed.count > sealed.layout.capacity:
         raise Malformed(f"{sealed.layout.capacity} entries at most", sealed.count, ".count")
+    if sealed.packed and sealed.layout.preset.newest_first:
+        raise Malformed(f"false for preset {sealed.layout.preset.name}", sealed.packed, ".packed")
     return sealed
 
 
@@ -270,4 +338,5 @@ _READ = record(
     positions=POSITIONS,
     writer=text(),
     log_number=Optional(COUNT, 0),
+    packed=Optional(flag, False),
 )

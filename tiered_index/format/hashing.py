@@ -14,14 +14,17 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
-from typing import Any, Literal
+from functools import cache, lru_cache
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.kernels import compiled
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Code units summed at a time; the tables of powers fit the CPU cache
 _BLOCK = 1 << 16
@@ -180,9 +183,30 @@ def _falling_powers(multiplier: int) -> tuple[int, ...]:
     return tuple(pow(multiplier, j, 1 << 32) for j in range(_SHORT - 1, -1, -1))
 
 
-def _hash_one(text: str, multiplier: int) -> int:
-    """Return the polynomial of one string modulo 2**32."""
-    return _polynomial(memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"), multiplier)
+# of both polynomials, the fingerprint's 64 bits higher: a sum of `_SHORT` products of one has at most 56 bits
+_BOTH_POWERS = tuple(
+    java | other << 64 for java, other in zip(_falling_powers(_JAVA), _falling_powers(_FINGERPRINT), strict=True)
+)
+
+
+def _both_polynomials(text: str) -> tuple[int, int]:
+    """Return the two polynomials of one string, in one number as `_BOTH_POWERS`, and its length in units; of a short
+    one in one pass.
+    """
+    units: Sequence[int] | memoryview
+    units = text.encode() if text.isascii() else memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H")
+    length = len(units)
+    if length > _SHORT:
+        return _polynomial(units, _JAVA) | _polynomial(units, _FINGERPRINT) << 64, length
+    return sum(map(operator.mul, units, _BOTH_POWERS[_SHORT - length :])), length
+
+
+@lru_cache(maxsize=4_096)
+def _of_prefix(topic: str, length: int) -> int:
+    """Return what topic# adds to the two polynomials of a key of `length` units."""
+    value, _ = _both_polynomials(f"{topic}#")
+    java = (value & 0xFFFFFFFF) * pow(_JAVA, length, 1 << 32) & 0xFFFFFFFF
+    return java | ((value >> 64) * pow(_FINGERPRINT, length, 1 << 32) & 0xFFFFFFFF) << 64
 
 
 def _polynomial(units: Sequence[int] | memoryview, multiplier: int) -> int:
@@ -197,7 +221,7 @@ def _polynomial(units: Sequence[int] | memoryview, multiplier: int) -> int:
 
 def java_string_hash(text: str) -> int:
     """Return `String.hashCode()` of `text`, a signed 32-bit number."""
-    value = _hash_one(text, _JAVA)
+    value = _polynomial(memoryview(text.encode("utf-16-le", "surrogatepass")).cast("H"), _JAVA)
     return value - (1 << 32) if value >= 1 << 31 else value
 
 
@@ -207,20 +231,27 @@ def key_hash(topic: str, key: str, rule: Literal["abs", "mask"] = "abs") -> int:
     ``abs``: its absolute value, 0 where that has none; ``mask``: its lower 31 bits. Raises `InvalidArgument` for
     another rule.
     """
-    text = f"{topic}#{key}"
-    return absolute_hash(text) if _known(rule) == "abs" else java_string_hash(text) & 0x7FFFFFFF
+    return lookup_numbers(topic, key)[known_rule(rule) == "mask"]
 
 
-def _known(rule: str) -> str:
+def known_rule(rule: str) -> str:
+    """Return `rule`; raise `InvalidArgument` where no single hash is made by it."""
     if rule not in ("abs", "mask"):
         raise InvalidArgument(f"a key is hashed by rule 'abs' or 'mask', not by {rule!r}")
     return rule
 
 
-def both_hashes(topic: str, key: str) -> tuple[int, int]:
-    """Return a key's hash by rule ``abs`` and by rule ``mask``."""
-    java = java_string_hash(f"{topic}#{key}")
-    return 0 if java == -(1 << 31) else abs(java), java & 0x7FFFFFFF
+def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
+    """Return a key's hash by rule ``abs`` and by rule ``mask``, and its fingerprint.
+
+    Since hash(topic#key) = hash(topic#) * m**len(key) + hash(key), a topic is hashed once for all keys of a length.
+    """
+    value, length = _both_polynomials(key)
+    value += _of_prefix(topic, length)
+    java, second = value & 0xFFFFFFFF, value >> 64 & 0xFFFFFFFF
+    mask = java & 0x7FFFFFFF
+    # the absolute value of a negative number, modulo 2**31: Integer.MIN_VALUE, which has none, becomes 0
+    return mask if java == mask else -java & 0x7FFFFFFF, mask, _mix_one(second)
 
 
 def absolute_hash(text: str) -> int:
@@ -231,7 +262,11 @@ def absolute_hash(text: str) -> int:
 
 def fingerprint(topic: str, key: str) -> int:
     """Return the 32-bit fingerprint of topic#key (SPEC.md section 5 has test vectors)."""
-    value = _hash_one(f"{topic}#{key}", _FINGERPRINT)
+    return lookup_numbers(topic, key)[2]
+
+
+def _mix_one(value: int) -> int:
+    """Do as `_mix` to one number."""
     value ^= value >> 16
     value = (value * 0x85EBCA6B) & 0xFFFFFFFF
     value ^= value >> 13
@@ -245,6 +280,9 @@ def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:
     An Arrow array must have no nulls. Cost: one pass over the bytes; for non-ASCII text temporaries of some 8 bytes a
     byte. Raises `TypeError` for a Python sequence that holds anything but text.
     """
+    # Imported on use: a lookup of one key needs no Arrow
+    import pyarrow as pa
+
     if not isinstance(strings, pa.Array):
         return _units_of_text(strings)
     if pa.types.is_dictionary(strings.type) or not pa.types.is_large_string(strings.type):
@@ -347,6 +385,14 @@ def java_hash_batch(
     count = len(keys)
     hashes = np.empty(count, np.int32)
     second = np.empty(count if fingerprints else 0, np.uint32)
+    # an index beyond the topics is an error, which NumPy raises; a loop does not look
+    within = count and topic_index.min() >= 0 and topic_index.max() < len(topics)
+    if within and (loops := compiled(count)) is not None:
+        rows = np.ascontiguousarray(topic_index, np.int64)
+        powers = [np.array(_falling_powers(multiplier), np.uint32) for multiplier in (_JAVA, _FINGERPRINT)]
+        of_topics = of_prefixes[0], of_prefixes[-1]
+        loops.hash_rows(keys.units, offsets, rows, *of_topics, *powers, hashes.view(np.uint32), second)
+        return hashes, second
     for start in range(0, count, _ROWS):
         block = slice(start, min(start + _ROWS, count))
         part = offsets[start : block.stop + 1]
@@ -368,49 +414,3 @@ def _mix(values: UInt32) -> UInt32:
     values *= np.uint32(0xC2B2AE35)
     values ^= values >> np.uint32(16)
     return values
-
-
-# The appended element -1 makes the fold's last step take the hash rule's, so that the text holds the fold once
-_DUCKDB = """\
-CREATE OR REPLACE MACRO hash_key(topic, key) AS
-  CASE WHEN topic IS NULL OR key IS NULL THEN NULL ELSE
-    list_reduce(
-      list_append(
-        list_prepend(
-          0::BIGINT,
-          list_transform(regexp_extract_all(topic || '#' || key, '(?s).'), lambda c: unicode(c)::BIGINT)
-        ),
-        -1::BIGINT
-      ),
-      lambda h, c: CASE
-        WHEN c < 0 THEN {rule}
-        WHEN c < 65536 THEN (h * 31 + c) & 4294967295
-        ELSE ((h * 31 + 55296 + ((c - 65536) >> 10)) * 31 + 56320 + ((c - 65536) & 1023)) & 4294967295
-      END
-    )::INTEGER
-  END"""
-
-_SPARK = """\
-CREATE OR REPLACE TEMPORARY FUNCTION hash_key(topic STRING, key STRING) RETURNS INT RETURN
-  aggregate(
-    regexp_extract_all(hex(encode(concat(topic, '#', key), 'UTF-16BE')), '(.{4})', 1),
-    0L,
-    (h, u) -> (h * 31 + cast(conv(u, 16, 10) AS BIGINT)) & 4294967295,
-    h -> cast({rule} AS INT)
-  )"""
-_TEXTS = {"duckdb": _DUCKDB, "spark": _SPARK}
-_RULES = {
-    "abs": "CASE WHEN h < 2147483648 THEN h WHEN h = 2147483648 THEN 0 ELSE 4294967296 - h END",
-    "mask": "h & 2147483647",
-}
-
-
-def hash_key_sql(dialect: str, rule: Literal["abs", "mask"] = "abs") -> str:
-    """Return a SQL statement that defines the function `hash_key(topic, key)` in `dialect`.
-
-    Dialects: ``duckdb`` (1.3 or later), ``spark`` (4.0 or later). Its value is that of `tiered_index.hash_key` with
-    `rule`; null where an argument is null. Raises `InvalidArgument` for another dialect or rule.
-    """
-    if dialect not in _TEXTS:
-        raise InvalidArgument(f"hash_key is written for {', '.join(sorted(_TEXTS))}, not for {dialect!r}")
-    return _TEXTS[dialect].replace("{rule}", _RULES[_known(rule)])

@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
 
 from tiered_index.documents import (
     COUNT,
@@ -34,7 +33,9 @@ from tiered_index.documents import (
 )
 from tiered_index.errors import UnsupportedVersion
 from tiered_index.format.layout import HEADER_SIZE, Layout
+from tiered_index.format.packed import Packing
 from tiered_index.format.slots import SlotMap
+from tiered_index.format.time_line import read_line
 
 Array = npt.NDArray[Any]
 
@@ -92,6 +93,11 @@ class Metadata:
         """The names of `topics`."""
         return frozenset(name for _, name in self.topics)
 
+    @cached_property
+    def ids_by_topic(self) -> dict[str, frozenset[int]]:
+        """The ids that mean each topic."""
+        return {name: frozenset(one for one, other in self.topics if other == name) for name in self.topic_names}
+
     def stats_by_topic(self) -> NamedStats:
         """Return the name of each topic and what the file holds of it; None: it doesn't say."""
         names = dict(self.topics)
@@ -104,6 +110,28 @@ class Metadata:
         """How hashes map to slots: a shard stores it; in a whole file a slot is the hash modulo the slots."""
         return SlotMap.from_json(self.more["slot_map"]) if self.is_shard else SlotMap(self.layout.slots)
 
+    @cached_property
+    def packing(self) -> Packing | None:
+        """How the runs are packed; None: they are items as they are."""
+        if "packed" not in self.more:
+            return None
+        return Packing(self.layout.schema, self.slot_map.base, read_line(self.more["packed"]))
+
+    def items_of(self, data: bytes | memoryview, count: int, file: str, key_hash: int | None = None) -> Array:
+        """Return the items (structured, n) of a run's verified bytes; where a normal `key_hash` is given, maybe only
+        those of it. Raises `CorruptFile`.
+        """
+        if self.packing is None:
+            return np.frombuffer(data, self.layout.schema.item)
+        return self.packing.unpack(data, count, file, key_hash)
+
+    @property
+    def version(self) -> int:
+        """The format version that a reader must know."""
+        if "packed" not in self.more:
+            return self.layout.version
+        return 3 if self.is_shard else 4
+
     @property
     def is_shard(self) -> bool:
         """Whether this describes a shard of a window table, which has no slot table."""
@@ -114,7 +142,7 @@ class Metadata:
         """The entries' order within a slot, as stored; shards are always in answer order."""
         return "newest_first" if self.layout.preset.newest_first and not self.is_shard else "answer"
 
-    @property
+    @cached_property
     def in_answer_order(self) -> bool:
         """Whether a lookup may stop behind the last entry of a hash that it needs."""
         return self.order == "answer"
@@ -137,8 +165,12 @@ class Metadata:
             raise UnsupportedVersion(file, problem, expected=metadata.order, found=order[:40])
         return metadata
 
-    def end_of_items(self) -> int:
-        """Return the byte position where the arrays end, by geometry and count (a shard has no slot table)."""
+    def end_of_items(self) -> int | None:
+        """Return the byte position where the arrays end, by geometry and count (a shard has no slot table); None where
+        they are packed.
+        """
+        if self.packing is not None:
+            return None
         size = self.layout.schema.item.itemsize
         return HEADER_SIZE + size * self.count if self.is_shard else self.layout.compacted_size(self.count)
 
@@ -164,6 +196,9 @@ def named_stats(stats: Iterable[TopicStats], names: Mapping[int, str]) -> NamedS
 
 def topic_stats(topic_ids: Array, sizes: Array, seconds: Array) -> list[TopicStats]:
     """Return what columns (integers of any order of bytes, n each) hold of each topic id, by id."""
+    # Imported on use: a lookup of one key needs no Arrow
+    import pyarrow as pa
+
     columns = [np.asarray(column, column.dtype.newbyteorder("=")) for column in (topic_ids, sizes, seconds)]
     table = pa.table(columns, names=["id", "size", "second"])
     grouped = table.group_by("id", use_threads=False).aggregate(
@@ -207,6 +242,8 @@ def _metadata(document: Any) -> tuple[Metadata, str]:
         raise Malformed(f"{metadata.layout.slots} base slots", metadata.slot_base, ".slot_base")
     if not is_shard and metadata.count > metadata.layout.capacity:
         raise Malformed(f"{metadata.layout.capacity} entries at most", metadata.count, ".count")
+    if "packed" in more and metadata.order != "answer":
+        raise Malformed("no packed file of RocketMQ's", more["packed"], ".packed")
     if metadata.second_min > metadata.second_max:
         raise Malformed(f"no second before {metadata.second_min}", metadata.second_max, ".second_max")
     return metadata, order
@@ -246,4 +283,5 @@ _MORE: Check[dict[str, Any]] = record(
     checksum=Optional(text("[0-9a-f]{1,16}"), ""),
     slot_map=Optional(SlotMap.from_json, None),
     topic_stats=Optional(list_of(tuple_of(TOPIC_ID, COUNT, integer(-(2**62), 2**62), SECONDS, SECONDS)), ()),
+    packed=Optional(read_line, None),
 )

@@ -10,7 +10,7 @@ import dataclasses
 import inspect
 import keyword
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,7 +102,15 @@ class Schema:
                 raise ConfigError(f"{item_type.__name__}.{f.name} is not declared with column(...)")
             dtype = np.dtype(f.metadata["dtype"])
             extra.append(Column(f.name, dtype.newbyteorder(">").str, bool(f.metadata["identity"])))
-        return cls(item_type.__name__, tuple(extra))
+        return _shared(item_type.__name__, tuple(extra))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        # each lookup asks for what is kept by schema
+        return hash((self.name, self.extra))
 
     @cached_property
     def item(self) -> np.dtype[Any]:
@@ -115,9 +123,27 @@ class Schema:
         return np.dtype([(c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra)] + [(PREVIOUS, ">i4")])
 
     @cached_property
+    def row(self) -> np.dtype[Any]:
+        """Dtype of an answer's row, whatever file it came from: native order, epoch `second` for `time_diff_s`."""
+        columns = [("second", "i8"), *((c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra))]
+        return np.dtype(
+            [(name, np.dtype(dtype).newbyteorder("=").str) for name, dtype in columns if name != "time_diff_s"]
+        )
+
+    @cached_property
+    def no_rows(self) -> np.ndarray[Any, np.dtype[Any]]:
+        """The empty array of rows."""
+        return np.empty(0, self.row)
+
+    @cached_property
     def keyed(self) -> bool:
         """Whether entries carry the fingerprint of the key."""
         return any(c.name == "fingerprint" and c.dtype == ">u4" for c in self.extra)
+
+    @cached_property
+    def fingerprint_place(self) -> int:
+        """Which column of an item is the fingerprint; -1: none."""
+        return self.item.names.index("fingerprint") if self.keyed and self.item.names else -1
 
     @cached_property
     def identity_extra(self) -> tuple[str, ...]:
@@ -142,7 +168,7 @@ class Schema:
             raise SchemaMismatch(f"not a schema declaration: {error}") from error
         if columns[: len(BASE_COLUMNS)] != BASE_COLUMNS:
             raise SchemaMismatch(f"schema {name!r} does not start with IndexItem's columns")
-        return cls(name, columns[len(BASE_COLUMNS) :])
+        return _shared(name, columns[len(BASE_COLUMNS) :])
 
     def item_type(self) -> type[IndexItem]:
         """Return a class of answers for this schema: the built-in one, or one made from the declaration."""
@@ -153,6 +179,12 @@ class Schema:
         kinds = {"i": int, "u": int, "f": float, "S": bytes}
         fields = [(c.name, kinds[np.dtype(c.dtype).kind], column(c.dtype, identity=c.identity)) for c in self.extra]
         return dataclasses.make_dataclass(self.name, fields, bases=(IndexItem,), frozen=True, kw_only=True)
+
+
+@lru_cache(maxsize=1_024)
+def _shared(name: str, extra: tuple[Column, ...]) -> Schema:
+    """Return the schema of a declaration, one object for all: what is kept by schema is found without comparing."""
+    return Schema(name, extra)
 
 
 _READ = record(

@@ -1,14 +1,14 @@
 """Shards of window tables: the arrays of a range of slots and a trailer. SPEC.md section 10.
 
 A shard is written in one pass from entries in their final order, whatever the index's preset. It has no slot table: the
-directory says where a slot lies. Pure. Memory: 8 bytes an entry for the filter, some hundred bytes for each 16 KiB.
+directory says where a slot lies. Its runs are packed (section 11) where a line of its times is given. Pure. Memory: 8
+bytes an entry for the filter, some hundred bytes for each slot group, and one run.
 """
 
 from __future__ import annotations
 
-import zlib
 from dataclasses import astuple, dataclass, field
-from itertools import chain
+from itertools import accumulate, chain
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,17 @@ from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, Header, Layout
 from tiered_index.format.metadata import Metadata, TopicStats, add_topic_stats, topic_stats
+from tiered_index.format.packed import Packing
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank, identity_columns
+from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import GROUP_DTYPE, Directory, OpenBlock, block_table, build_trailer
+from tiered_index.kernels import crc32
 
 Array = npt.NDArray[Any]
 _MASK = (1 << 64) - 1
+# runs that are packed together: what they take fits the cache
+_TOGETHER = 64
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -69,23 +74,29 @@ def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:
 @dataclass
 class _OpenGroup:
     first_slot: int
-    offset: int
-    # whether it is one slot of 16 KiB or more, which may be cut into blocks
+    # whether it is one slot of 16 KiB of items or more, which may be cut into blocks
     giant: bool
-    length: int = 0
+    runs: list[OpenBlock] = field(default_factory=list)
     crc32: int = 0
-    blocks: list[OpenBlock] = field(default_factory=list)
 
 
 class ShardWriter:
     """Writes one shard: `begin`, then `add` for entries in their final order, then `finish`. One thread.
 
     `slot_range` is the half-open range of slots it may hold, `begin_ms` what its items' times are relative to,
-    `capacity` a bound of its entries. Only a slot of 16 KiB or more may be spread over several `add`s.
+    `capacity` a bound of its entries; with a `line` of their times they are packed. Only a slot of 16 KiB or more may
+    be spread over several `add`s.
     """
 
     def __init__(
-        self, layout: Layout, slots: SlotMap, slot_range: tuple[int, int], begin_ms: int, end_ms: int, capacity: int
+        self,
+        layout: Layout,
+        slots: SlotMap,
+        slot_range: tuple[int, int],
+        begin_ms: int,
+        end_ms: int,
+        capacity: int,
+        line: TimeLine | None = None,
     ) -> None:
         self.layout, self.slots, self.slot_range = layout, slots, slot_range
         self.header = Header(SHARD_MAGIC, begin_ms, end_ms, 0, 0)
@@ -97,30 +108,33 @@ class ShardWriter:
         self._item_size = layout.schema.item.itemsize
         self._per_block = BLOCK_BYTES // self._item_size
         self._filter = FilterBuilder(capacity)
+        self._line = line
+        self._packing = Packing(layout.schema, slots.base, line) if line is not None else None
         self._topic_stats: list[TopicStats] = []
+        # items of the run that is being gathered
+        self._gathered: list[Array] = []
+        self._gathered_count = 0
+        # runs that have ended, in order, with their items
+        self._ended: list[tuple[_OpenGroup, list[Array]]] = []
         self._groups: list[_OpenGroup] = []
         self._last_slot = slot_range[0] - 1
-        # where the last slot's array begins, from the start of the arrays
+        # where the last slot's items would begin if they were not packed, from the start of the items
         self._last_start = -GROUP_BYTES
-
-    @property
-    def position(self) -> int:
-        """Bytes so far: where the trailer would begin."""
-        return HEADER_SIZE + self.count * self._item_size
+        self.position = HEADER_SIZE
+        """Bytes so far, without those of the run that is being gathered: behind `finish` where the trailer begins."""
 
     def begin(self) -> bytes:
         """Return the header."""
         return self.header.pack()
 
-    def add(self, items: Array) -> memoryview:
-        """Append items (structured as the schema's compacted items, n) and return their bytes.
+    def add(self, items: Array) -> bytes:
+        """Append items (structured as the schema's compacted items, n); return the bytes of the runs that ended.
 
         They follow those before. Raises `InvalidArgument` where they are out of order, outside `slot_range`, or
         continue a slot of less than 16 KiB.
         """
-        data = memoryview(np.ascontiguousarray(items).view(np.uint8).reshape(-1))  # type: ignore[arg-type]
         if not len(items):
-            return data
+            return b""
         hashes = normal_hashes(items["key_hash"])
         slots = self.slots.slots_of(hashes)
         seconds = items["time_diff_s"].astype(np.int64) + self._begin_s
@@ -138,17 +152,23 @@ class ShardWriter:
         self._filter.add(filter_hashes(items["key_hash"], items["fingerprint"] if self.layout.schema.keyed else None))
         for low, high, group in self._cut(slots):
             if group is not None:
+                self._end_run()
                 self._groups.append(group)
-            self._extend(data[low * self._item_size : high * self._item_size], hashes[low:high], seconds[low:high])
+            self._gather(items[low:high])
         self.count += len(items)
-        return data
+        return self._write()
 
     def finish(
         self, file_id: str, writer: str, offset_space: str, topics: dict[int, str], more: dict[str, Any]
     ) -> bytes:
-        """Return the trailer; `topics` are the names by id. Raises `InvalidArgument` for a shard without entries."""
+        """Return the last run and the trailer; `topics` are the names by id. Raises `InvalidArgument` for a shard
+        without entries.
+        """
         if not self.count:
             raise InvalidArgument("a shard without entries isn't written")
+        self._end_run()
+        last = self._write()
+        packed = {} if self._line is None else {"packed": self._line.to_json()}
         metadata = Metadata(
             file_id=file_id,
             layout=self.layout,
@@ -158,7 +178,7 @@ class ShardWriter:
             second_min=self.second_min,
             second_max=self.second_max,
             slots_in_use=self.slots_in_use,
-            header_crc32=zlib.crc32(self.header.pack()),
+            header_crc32=crc32(self.header.pack()),
             slots_crc32=0,
             topics=tuple(sorted(topics.items())),
             source_positions={},
@@ -172,9 +192,10 @@ class ShardWriter:
                 "slot_map": self.slots.to_json(),
                 "checksum": f"{self.checksum:016x}",
                 "topic_stats": list(map(astuple, self._topic_stats)),
+                **packed,
             },
         )
-        return build_trailer(self.position, self._directory(), metadata, self._filter.build())
+        return last + build_trailer(self.position, self._directory(), metadata, self._filter.build())
 
     def _cut(self, slots: npt.NDArray[np.int64]) -> list[tuple[int, int, _OpenGroup | None]]:
         """Return (low, high, group) ranges of items of one group each; `group` is None where it began before."""
@@ -188,42 +209,66 @@ class ShardWriter:
         if len(firsts):
             self._last_slot, self._last_start = int(slots[-1]), int(starts[-1])
         edges = firsts[cut].tolist()
-        opened = map(
-            _OpenGroup,
-            slots[firsts[cut]].tolist(),
-            (starts[cut] + HEADER_SIZE).tolist(),
-            (lengths[cut] >= GROUP_BYTES).tolist(),
-        )
+        opened = map(_OpenGroup, slots[firsts[cut]].tolist(), (lengths[cut] >= GROUP_BYTES).tolist())
         pieces: list[tuple[int, int, _OpenGroup | None]] = (
             [] if edges and not edges[0] else [(0, edges[0] if edges else n, None)]
         )
         ends = [*edges[1:], n] if edges else []
         return pieces + list(zip(edges, ends, opened, strict=True))
 
-    def _extend(self, data: memoryview, hashes: npt.NDArray[np.int32], seconds: npt.NDArray[np.int64]) -> None:
-        group = self._groups[-1]
-        group.crc32 = zlib.crc32(data, group.crc32)
-        group.length += len(data)
-        at = 0
-        while group.giant and at < len(hashes):
-            if not group.blocks or group.blocks[-1].count == self._per_block:
-                group.blocks.append(OpenBlock(group.offset + len(group.blocks) * self._per_block * self._item_size))
-            block = group.blocks[-1]
-            stop = min(len(hashes), at + self._per_block - block.count)
-            piece = data[at * self._item_size : stop * self._item_size]
-            block.add(piece, hashes[at:stop], seconds[at:stop])
+    def _gather(self, items: Array) -> None:
+        """Append items to the run that is being gathered; blocks of a giant slot end where they are full."""
+        giant, at = self._groups[-1].giant, 0
+        while at < len(items):
+            if giant and self._gathered_count == self._per_block:
+                self._end_run()
+            stop = min(len(items), at + self._per_block - self._gathered_count) if giant else len(items)
+            self._gathered.append(items[at:stop])
+            self._gathered_count += stop - at
             at = stop
 
+    def _end_run(self) -> None:
+        if self._gathered:
+            self._ended.append((self._groups[-1], self._gathered))
+            self._gathered, self._gathered_count = [], 0
+
+    def _write(self) -> bytes:
+        """Return the bytes of the runs that have ended."""
+        ended, self._ended = self._ended, []
+        return b"".join(self._encode(ended[at : at + _TOGETHER]) for at in range(0, len(ended), _TOGETHER))
+
+    def _encode(self, ended: list[tuple[_OpenGroup, list[Array]]]) -> bytes:
+        parts = [part.view(np.void) for _, gathered in ended for part in gathered]
+        items = np.concatenate(parts).view(self.layout.schema.item)
+        counts = [sum(map(len, gathered)) for _, gathered in ended]
+        stops = list(accumulate(counts))
+        if self._packing is None:
+            written = [items[stop - count : stop].tobytes() for count, stop in zip(counts, stops, strict=True)]
+        else:
+            written = self._packing.pack_runs(items, counts)
+        for (group, _), count, stop, data in zip(ended, counts, stops, written, strict=True):
+            run = OpenBlock(self.position)
+            if group.giant:
+                part = items[stop - count : stop]
+                seconds = part["time_diff_s"].astype(np.int64) + self._begin_s
+                run.add(memoryview(data), normal_hashes(part["key_hash"]), seconds)
+            else:
+                run.length, run.count, run.crc32 = len(data), count, crc32(data)
+            group.runs.append(run)
+            group.crc32 = run.crc32 if len(group.runs) == 1 else crc32(data, group.crc32)
+            self.position += len(data)
+        return b"".join(written)
+
     def _directory(self) -> Directory:
-        """Return the directory; a group of one block has no row in the block table."""
+        """Return the directory; a group of one run has no row in the block table."""
         groups = np.zeros(len(self._groups), GROUP_DTYPE)
         groups["first_slot"] = [group.first_slot for group in self._groups]
         groups["first_slot"][:1] = self.slot_range[0]
-        groups["offset"] = [group.offset for group in self._groups]
-        groups["length"] = [group.length for group in self._groups]
-        groups["count"] = groups["length"] // self._item_size
+        groups["offset"] = [group.runs[0].offset for group in self._groups]
+        groups["length"] = [sum(run.length for run in group.runs) for group in self._groups]
+        groups["count"] = [sum(run.count for run in group.runs) for group in self._groups]
         groups["crc32"] = [group.crc32 for group in self._groups]
-        cut = [group.blocks if len(group.blocks) > 1 else [] for group in self._groups]
+        cut = [group.runs if len(group.runs) > 1 else [] for group in self._groups]
         number = np.array([len(blocks) for blocks in cut], np.int64)
         groups["blocks"] = number
         groups["first_block"] = np.where(number > 0, np.cumsum(number) - number, 0)

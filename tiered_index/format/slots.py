@@ -19,6 +19,7 @@ from tiered_index.errors import ConfigError
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -119,6 +120,9 @@ def newest_first(slots: npt.NDArray[np.uint32], starts: Int64) -> npt.NDArray[np
     """
     cursors = starts.astype(np.int32)
     order = np.empty(len(slots), np.int32)
+    if (loops := compiled(len(slots))) is not None:
+        loops.newest_first(slots, cursors, order)
+        return order
     for stop in range(len(slots), 0, -_CHUNK):
         part = slots[max(stop - _CHUNK, 0) : stop][::-1].astype(np.int64)
         rows = np.arange(len(part), dtype=np.int32)
@@ -163,6 +167,10 @@ def pieces_of(starts: Int64, counts: Int64, total: int, size: int) -> Iterator[t
 
 def order_chunk(items: Array, layout: Layout) -> Int64:
     """Return the permutation (i64, n) that sorts items of whole slots, newest first within each, as a file has them."""
+    if (loops := compiled(len(items))) is not None:
+        places = np.arange(len(items))
+        if loops.order_slots(items.view(np.uint8), items.itemsize, layout.slots, places):
+            return places
     keys = hash_rank(normal_hashes(items["key_hash"]), layout.slots) << _SHIFT
     keys |= np.arange(len(items), dtype=np.uint64)
     keys.sort()

@@ -8,7 +8,6 @@ block, or a group that is not cut. Pure: bytes in, arrays out; safe under thread
 from __future__ import annotations
 
 import struct
-import zlib
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from functools import cached_property
@@ -19,9 +18,12 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, UnsupportedVersion
+from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata
+from tiered_index.format.packed import MOST_ITEMS
+from tiered_index.kernels import crc32
 
-FORMAT_VERSION = 2
+FORMAT_VERSION = 4
 TAIL_MAGIC = b"TIXTAIL\n"
 # 0 magic | 8 version | 12 reserved | 16 trailer position | 24 filter length | 32 directory length | 40 metadata length
 # 48 filter CRC32 | 52 directory CRC32 | 56 metadata CRC32 | 60 CRC32 of bytes 0..59
@@ -92,7 +94,7 @@ class OpenBlock:
         """Append items: their bytes, normal hashes (n) and epoch seconds (n)."""
         self.length += len(data)
         self.count += len(hashes)
-        self.crc32 = zlib.crc32(data, self.crc32)
+        self.crc32 = crc32(data, self.crc32)
         self.hash_min, self.hash_max = min(self.hash_min, int(hashes.min())), max(self.hash_max, int(hashes.max()))
         self.second_min = min(self.second_min, int(seconds.min()))
         self.second_max = max(self.second_max, int(seconds.max()))
@@ -135,12 +137,15 @@ class Directory:
         """Raise `CorruptFile` unless groups and blocks cover the arrays of `metadata`, ending at byte `end`, once."""
         groups, blocks = self.groups, self.blocks
         low, high = metadata.slot_range if metadata.is_shard else (0, metadata.layout.slots)
-        size = metadata.layout.schema.item.itemsize
+        size = None if metadata.packing is not None else metadata.layout.schema.item.itemsize
         first = self._first_slots
         if not len(groups) or first[0] != low or first[-1] >= high or (first[1:] <= first[:-1]).any():
             raise CorruptFile(file, f"directory's groups do not rise from slot {low} to {high}")
         begins, ends = _cover(groups, size, "groups", file)
-        if begins[0] != end - size * metadata.count or ends[-1] != end or (begins[1:] != ends[:-1]).any():
+        counts = groups["count"].astype(np.int64)
+        CorruptFile.unless_equal(file, "directory's groups count others", metadata.count, int(counts.sum()))
+        first_item = HEADER_SIZE if size is None else end - size * metadata.count
+        if begins[0] != first_item or ends[-1] != end or (begins[1:] != ends[:-1]).any():
             raise CorruptFile(file, "directory's groups do not cover the items, each once")
         cut = np.flatnonzero(groups["blocks"])
         number = groups["blocks"][cut].astype(np.int64)
@@ -148,8 +153,13 @@ class Directory:
         if number.sum() != len(blocks) or (groups["first_block"][cut] != firsts).any():
             problem = "directory's blocks are others than its groups name"
             raise CorruptFile(file, problem, expected=int(number.sum()), found=len(blocks))
+        runs = np.concatenate((counts[groups["blocks"] == 0], blocks["count"].astype(np.int64)))
+        if size is None and runs.max() > MOST_ITEMS:
+            raise CorruptFile(file, f"directory has packed runs of more than {MOST_ITEMS} items")
         if not len(blocks):
             return
+        if (np.add.reduceat(blocks["count"].astype(np.int64), firsts) != counts[cut]).any():
+            raise CorruptFile(file, "directory's blocks count others than their groups")
         starts, stops = _cover(blocks, size, "blocks", file)
         joined = starts[1:] == stops[:-1]
         joined[firsts[1:] - 1] = True
@@ -163,7 +173,7 @@ class Directory:
 
         Empty where the slot's group is empty; one for a group that is not cut; else every block that may hold a match.
         """
-        index = int(np.searchsorted(self._first_slots, slot, "right")) - 1
+        index = int(self._first_slots.searchsorted(slot, "right")) - 1
         if index < 0:
             return []
         _, count, offset, length, crc32, first, number = self.groups[index].item()
@@ -218,6 +228,10 @@ class Directory:
             return indices
         return np.where((indices >= 0) & (self.groups["blocks"][indices] > 0), indices, -1)
 
+    def positions_of(self, slots: Array) -> npt.NDArray[np.int64]:
+        """Return where the group begins (i64, n) that holds each of `slots` (n), the first one's at least."""
+        return self.groups["offset"][np.searchsorted(self._first_slots, slots, "right") - 1].astype(np.int64)
+
     def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
         """Return the blocks of a cut group in order of position: their rows of the table, and their runs."""
         first = int(self.groups["first_block"][group])
@@ -225,10 +239,13 @@ class Directory:
         return blocks, _runs(blocks)
 
 
-def _cover(table: Array, size: int, what: str, file: str) -> tuple[Array, Array]:
-    """Return where each row of a table begins and ends (i64, n each); `CorruptFile` for a length not its items'."""
+def _cover(table: Array, size: int | None, what: str, file: str) -> tuple[Array, Array]:
+    """Return where each row of a table begins and ends (i64, n each); `CorruptFile` for a length not its items', of
+    which each has `size` bytes; None: they are packed.
+    """
     lengths = table["length"].astype(np.int64)
-    if (table["offset"] > 2**62).any() or (lengths != table["count"] * np.int64(size)).any():
+    others = (lengths > 0) != (table["count"] > 0) if size is None else lengths != table["count"] * np.int64(size)
+    if (table["offset"] > 2**62).any() or others.any():
         raise CorruptFile(file, f"directory's {what} are not as long as the items that they count")
     begins = table["offset"].astype(np.int64)
     return begins, begins + lengths
@@ -262,9 +279,9 @@ class Tail(NamedTuple):
         return self.position + self.filter_length
 
     def encode(self, version: int) -> bytes:
-        """Return the tail's bytes for a file of `Layout.version`."""
+        """Return the tail's bytes for a file of `Metadata.version`."""
         body = _TAIL.pack(TAIL_MAGIC, version, 0, *self, 0)[:-4]
-        return body + zlib.crc32(body).to_bytes(4, "big")
+        return body + crc32(body).to_bytes(4, "big")
 
     @classmethod
     def decode(cls, data: bytes | memoryview, file: str, file_size: int) -> Tail:
@@ -280,7 +297,7 @@ class Tail(NamedTuple):
         magic, version, reserved, *values, crc = _TAIL.unpack(raw)
         if magic != TAIL_MAGIC:
             raise CorruptFile(file, "no trailer", offset=start, expected=TAIL_MAGIC, found=magic)
-        found = zlib.crc32(raw[:-4])
+        found = crc32(raw[:-4])
         if found != crc:
             raise CorruptFile(file, "trailer's CRC32 does not match", offset=start, expected=crc, found=found)
         if not 1 <= version <= FORMAT_VERSION or reserved:
@@ -307,8 +324,8 @@ def build_trailer(position: int, directory: Directory, metadata: Metadata, filte
     """Return the trailer's bytes for arrays that end at byte `position`."""
     parts = (filter_bytes, directory.encode(), metadata.encode())
     lengths = [len(part) for part in parts]
-    tail = Tail(position, *lengths, *[zlib.crc32(part) for part in parts])
-    return b"".join((*parts, tail.encode(metadata.layout.version)))
+    tail = Tail(position, *lengths, *[crc32(part) for part in parts])
+    return b"".join((*parts, tail.encode(metadata.version)))
 
 
 def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Trailer:
@@ -323,10 +340,10 @@ def parse_trailer(data: bytes | memoryview, file: str, file_size: int) -> Traile
         ("directory", directory, tail.directory_crc32, tail.directory_position),
         ("metadata", metadata, tail.metadata_crc32, tail.directory_position + tail.directory_length),
     ):
-        if (found := zlib.crc32(part)) != crc:
+        if (found := crc32(part)) != crc:
             raise CorruptFile(file, f"{name}'s CRC32 does not match", offset=offset, expected=crc, found=found)
     trailer = Trailer(tail, Directory.decode(directory, file), Metadata.decode(metadata, file))
-    if (end := trailer.metadata.end_of_items()) != tail.position:
+    if (end := trailer.metadata.end_of_items()) not in (tail.position, None):
         problem = f"metadata's geometry and {trailer.metadata.count} items end elsewhere"
         raise CorruptFile(file, problem, expected=tail.position, found=end)
     trailer.directory.check(trailer.metadata, tail.position, file)

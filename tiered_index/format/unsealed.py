@@ -7,8 +7,10 @@ entries up to `count`. Source: RocketMQ's `IndexStoreFile.putKey`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.slots import same_slot_rows
+from tiered_index.kernels import compiled
 
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
@@ -29,6 +32,8 @@ _MIN_VALUE = -(2**31)
 def time_differences(timestamps_ms: Array, begin_ms: int) -> npt.NDArray[np.int32]:
     """Return (timestamp - begin) / 1000 truncated toward zero, wrapped to 32 bits, as Java computes it."""
     difference = timestamps_ms.astype(np.int64) - begin_ms
+    if not len(difference) or int(difference.min()) >= 0:
+        return (difference // 1000).astype(np.int32)
     truncated: npt.NDArray[np.int64] = np.sign(difference) * (np.abs(difference) // 1000)
     return truncated.astype(np.int32)
 
@@ -77,11 +82,7 @@ class UnsealedTable:
             raise InvalidArgument(f"{n} entries do not fit: {self.free} are free")
         schema = self.layout.schema
         entries = np.empty(n, schema.entry)
-        entries["key_hash"] = hashes
-        entries["time_diff_s"] = time_differences(timestamps_ms, self.begin_ms)
-        for name in schema.entry.names or ():
-            if name not in ("key_hash", "time_diff_s", PREVIOUS):
-                entries[name] = columns[name]
+        others = [name for name in schema.entry.names or () if name not in ("key_hash", "time_diff_s", PREVIOUS)]
         # the batch prepared before was never committed
         if self._prepared:
             self._next_heads[:] = self.heads
@@ -90,8 +91,13 @@ class UnsealedTable:
         heads = []
         fresh_slots = 0
         for start in range(0, n, _INSERT_CHUNK):
-            previous, slots, values, fresh = self._insert(hashes[start : start + _INSERT_CHUNK], first + start)
-            entries[PREVIOUS][start : start + _INSERT_CHUNK] = previous
+            part = slice(start, start + _INSERT_CHUNK)
+            rows = entries[part]
+            previous, slots, values, fresh = self._insert(hashes[part], first + start)
+            rows["key_hash"], rows[PREVIOUS] = hashes[part], previous
+            rows["time_diff_s"] = time_differences(timestamps_ms[part], self.begin_ms)
+            for name in others:
+                rows[name] = columns[name][part]
             heads.append((slots, values))
             fresh_slots += fresh
         end_ms = max(self.end_ms, int(timestamps_ms.max())) if n else self.end_ms
@@ -141,6 +147,15 @@ class UnsealedTable:
         """
         n = len(hashes)
         heads = self._next_heads
+        if (loops := compiled(n)) is not None:
+            previous, values = np.empty(n, np.int32), np.empty(n, np.int32)
+            slots = np.empty(n, np.int64)
+            return (
+                previous,
+                slots,
+                values,
+                loops.insert(hashes, self.layout.slots, first, heads, previous, slots, values),
+            )
         slots = (hashes.view(np.uint32) % np.uint32(self.layout.slots)).astype(np.int64)
         indices = np.arange(first, first + n, dtype=np.int32)
         previous = heads[slots]
@@ -157,6 +172,12 @@ class UnsealedTable:
         return previous, slots, values, fresh
 
 
+@cache
+def _link(size: int) -> struct.Struct:
+    """Return what reads key hash and `previous`, the first and the last column, of an entry of `size` bytes."""
+    return struct.Struct(f">i{size - 8}xi")
+
+
 def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int, limit: int) -> list[int] | None:
     """Return the indices of a chain's entries of `key_hash` from `head` on, newest first.
 
@@ -168,15 +189,13 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
     view = memoryview(data)
     found: list[int] = []
     index = head
-    from_bytes = int.from_bytes
+    unpack = _link(size).unpack_from
     for _ in range(limit):
         if index <= 0:
             return found
-        position = base + size * index
-        stored = from_bytes(view[position : position + 4], "big", signed=True)
+        stored, following = unpack(view, base + size * index)
         if stored == key_hash or (stored == _MIN_VALUE and key_hash == 0):
             found.append(index)
-        following = from_bytes(view[position + size - 4 : position + size], "big", signed=True)
         if not 0 <= following < index:
             # not a valid chain: the caller scans instead
             return None

@@ -50,6 +50,8 @@ class _FileCheck:
         self._read, self._size, self._file = read, file_size, file
         self.findings: list[Finding] = []
         self.whole = True
+        # of an item whose place in the file is known: packed ones are where their run is
+        self._item_bytes = 0
         self.interval: tuple[int, int] | None = None
 
     def _add(self, part: str, problem: str, offset: int | None = None) -> None:
@@ -119,6 +121,7 @@ class _FileCheck:
         meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
         topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
+        self._item_bytes = dtype.itemsize if meta.packing is None else 0
         last = b""
         denied = first_denied = 0
         for run in trailer.directory.all_runs():
@@ -128,21 +131,24 @@ class _FileCheck:
                     self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
                 self.whole, last = False, b""
                 continue
-            items = np.frombuffer(data, dtype)
+            try:
+                items = meta.items_of(data, run.count, self._file)
+            except CorruptFile as error:
+                self._add("run", error.problem, run.offset)
+                self.whole, last = False, b""
+                continue
             seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
             low, high = self.interval or (int(seconds[0]), int(seconds[0]))
             self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
             outside = (seconds < meta.second_min) | (seconds > meta.second_max)
-            self._report("interval", outside, "lie outside the file's interval", run.offset, items)
+            self._report("interval", outside, "lie outside the file's interval", run.offset)
             if len(topics):
-                self._report(
-                    "topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run.offset, items
-                )
+                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run.offset)
             if words is not None:
                 keys = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
                 absent = np.flatnonzero(~blocks_may_hold(words[block_numbers(keys, len(words))], keys))
                 if len(absent) and not denied:
-                    first_denied = run.offset + dtype.itemsize * int(absent[0])
+                    first_denied = run.offset + self._item_bytes * int(absent[0])
                 denied += len(absent)
             if run.offset in bounds:
                 block, hashes = bounds[run.offset], normal_hashes(items["key_hash"])
@@ -151,15 +157,46 @@ class _FileCheck:
                 if found != stored:
                     problem = f"block's hashes and seconds are {found}, the directory says {stored}"
                     self._add("bounds", problem, run.offset)
-            yield run, items, seconds, np.frombuffer(last + data, dtype)
-            last = data[-dtype.itemsize :]
+            yield run, items, seconds, np.frombuffer(last + items.tobytes(), dtype)
+            last = items[-1:].tobytes()
         if denied:
             self._add("filter", f"{denied} items are absent, says the filter", first_denied)
 
-    def _report(self, part: str, wrong: Array, problem: str, offset: int, items: Array) -> None:
+    def _report(self, part: str, wrong: Array, problem: str, offset: int) -> None:
         """Report the items from byte `offset` on that `wrong` (bool, n) marks, if any."""
         if wrong.any():
-            self._add(part, f"{int(wrong.sum())} items {problem}", offset + items.itemsize * int(wrong.argmax()))
+            self._add(part, f"{int(wrong.sum())} items {problem}", offset + self._item_bytes * int(wrong.argmax()))
+
+    def by_directory(self, trailer: Trailer, words: Array | None) -> None:
+        """Check every run of a file without slot table and, where they are sound, its items; `words` are the filter's
+        or None.
+        """
+        meta = trailer.metadata
+        starts = trailer.directory.groups["offset"].astype(np.int64)
+        first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
+        checksum, slots_in_use, last_slot = 0, 0, -1
+        for run, items, seconds, joined in self._sound_runs(trailer, words):
+            checksum += entry_checksum(items, seconds) if meta.is_shard else 0
+            slots = meta.slot_map.slots_of(normal_hashes(items["key_hash"]))
+            slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
+            last_slot = int(slots[-1])
+            group = int(np.searchsorted(starts, run.offset, "right")) - 1
+            wrong = (slots < first[group]) | (slots >= first[group + 1])
+            self._report("slot", wrong, "lie in a slot group that is not their hash's", run.offset)
+            # a stable sort moves what is out of order
+            order = answer_sorted(joined, joined["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
+            at = run.offset - self._item_bytes * (len(joined) - len(items))
+            self._report("order", order != np.arange(len(joined)), "are out of order", at)
+        if not self.whole:
+            return
+        sum_found = f"{checksum % 2**64:016x}"
+        for part, name, found, said in (
+            ("interval", "seconds are", self.interval, (meta.second_min, meta.second_max)),
+            ("metadata", "slots in use are", slots_in_use, meta.slots_in_use),
+            ("checksum", "the entries' sum is", sum_found, meta.more.get("checksum", sum_found)),
+        ):
+            if found != said:
+                self._add(part, f"{name} {found}, the metadata says {said}")
 
 
 def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
@@ -180,6 +217,9 @@ def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
         )
     words = check.filter(trailer.tail)
     check.header(meta, Header(meta.layout.preset.end_magic, meta.begin_ms, meta.end_ms, meta.slots_in_use, meta.count))
+    if meta.packing is not None:
+        check.by_directory(trailer, words)
+        return check.findings
     starts = check.slot_table(trailer)
     if starts is not None and check.directory(trailer, starts):
         check.runs(trailer, starts, words)
@@ -227,7 +267,7 @@ class _CompactedCheck(_FileCheck):
         for run, items, _, joined in self._sound_runs(trailer, words):
             lies_in = self._slots_at(run.offset, items, starts)
             wrong = normal_hashes(items["key_hash"]) % meta.layout.slots != lies_in
-            self._report("slot", wrong, "lie in a slot that is not their hash's", run.offset, items)
+            self._report("slot", wrong, "lie in a slot that is not their hash's", run.offset)
             if not meta.layout.preset.newest_first:
                 self._order(run.offset + items.nbytes - joined.nbytes, joined, meta, starts)
         if self.whole and self.interval != (meta.second_min, meta.second_max):
@@ -249,7 +289,7 @@ class _CompactedCheck(_FileCheck):
         for column in (items["key_hash"], *falling, *later):
             wrong |= tied & (column[1:] < column[:-1])
             tied = tied & (column[1:] == column[:-1])
-        self._report("order", np.append(False, wrong), "are out of order", offset, items)
+        self._report("order", np.append(False, wrong), "are out of order", offset)
 
 
 def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
@@ -264,7 +304,7 @@ def verify_shard(read: Read, file_size: int, file: str) -> list[Finding]:
     meta = trailer.metadata
     words = check.filter(trailer.tail)
     check.header(meta, Header(SHARD_MAGIC, meta.begin_ms, meta.end_ms, 0, 0))
-    check.items(trailer, words)
+    check.by_directory(trailer, words)
     return check.findings
 
 
@@ -285,34 +325,6 @@ class _ShardCheck(_FileCheck):
             seconds = f"{meta.second_min}..{meta.second_max}"
             self._add("interval", f"seconds {seconds} are not within the window of {window_s} s from {begin_s}")
         return len(self.findings) == before
-
-    def items(self, trailer: Trailer, words: Array | None) -> None:
-        """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None."""
-        meta = trailer.metadata
-        starts = trailer.directory.groups["offset"].astype(np.int64)
-        first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
-        checksum, slots_in_use, last_slot = 0, 0, -1
-        for run, items, seconds, joined in self._sound_runs(trailer, words):
-            checksum += entry_checksum(items, seconds)
-            slots = meta.slot_map.slots_of(normal_hashes(items["key_hash"]))
-            slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
-            last_slot = int(slots[-1])
-            group = int(np.searchsorted(starts, run.offset, "right")) - 1
-            wrong = (slots < first[group]) | (slots >= first[group + 1])
-            self._report("slot", wrong, "lie in a slot group that is not their hash's", run.offset, items)
-            # a stable sort moves what is out of order
-            order = answer_sorted(joined, joined["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
-            at = run.offset + items.nbytes - joined.nbytes
-            self._report("order", order != np.arange(len(joined)), "are out of order", at, joined)
-        if not self.whole:
-            return
-        for part, name, found, said in (
-            ("interval", "seconds are", self.interval, (meta.second_min, meta.second_max)),
-            ("metadata", "slots in use are", slots_in_use, meta.slots_in_use),
-            ("checksum", "the entries' sum is", f"{checksum % 2**64:016x}", meta.more["checksum"]),
-        ):
-            if found != said:
-                self._add(part, f"{name} {found}, the metadata says {said}")
 
 
 # Bytes of one window

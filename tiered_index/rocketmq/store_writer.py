@@ -17,15 +17,20 @@ from typing import NamedTuple
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.rocketmq.classic.file import ClassicIndexFile, Geometry
-from tiered_index.rocketmq.classic.service import ClassicIndex, load_classic_index
+from tiered_index.rocketmq.classic import ClassicIndex, ClassicIndexFile, Geometry, load_classic_index
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.log.consumequeue import ENTRIES_PER_FILE, ENTRY_BYTES, pack_entry
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, Host
 from tiered_index.rocketmq.log.message import Message, body_crc, message_size, problem_of_values
 from tiered_index.rocketmq.log.segments import segment_name
-from tiered_index.rocketmq.log.store import CHECKPOINT_BYTES, Checkpoint, StoreDirectory
+from tiered_index.rocketmq.log.store import (
+    CHECKPOINT_BYTES,
+    ENTRIES_PER_FILE,
+    ENTRY_BYTES,
+    Checkpoint,
+    StoreDirectory,
+    pack_entry,
+)
 from tiered_index.storage.disk import Disk
 
 

@@ -17,10 +17,9 @@ from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig, ReaderSettings
 from tiered_index.service.reader import IndexReader
-from tiered_index.service.threads.pool import DaemonPool
+from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context
-from tiered_index.storage.metering import Usage
+from tiered_index.storage.metering import Usage, active_context
 from tiered_index.types import IndexItem, QueryResult
 
 P = ParamSpec("P")

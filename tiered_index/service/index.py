@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
@@ -40,12 +40,15 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.query import Files
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads.workers import Stopped, Worker
+from tiered_index.service.threads import Stopped, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import ItemT
+
+if TYPE_CHECKING:
+    from tiered_index.service.lookup.export import Export
 
 # Estimated memory of one buffered row of a put, without its key
 _ROW_BYTES = 160
@@ -210,7 +213,8 @@ class IndexService(Lookups[ItemT]):
         `__arrow_c_stream__`), or a dict of arrays.
 
         Columns, one row an entry: topic, queue_id, key, offset, size (bytes), timestamp_ms (epoch milliseconds),
-        optionally topic_id, and the schema's further ones. `source_position` becomes durable with the whole batch.
+        optionally topic_id, and the schema's further ones. Instead of key there may be key_hash and, where the schema
+        has it, fingerprint, as `export` gives them. `source_position` becomes durable with the whole batch.
         Accepted whole or refused whole; errors and threads as `put`.
         """
         self._check_writable()
@@ -263,6 +267,13 @@ class IndexService(Lookups[ItemT]):
         return self._archiver.call(
             partial(self._segments.archive, store, start, size_bytes, read, modified_ms, rewritten_ms)
         )
+
+    def export(
+        self, topics: str | Iterable[str] | None = None, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> Export:
+        """Flush, then do as `Lookups.export`."""
+        self.flush()
+        return super().export(topics, begin_ms, end_ms)
 
     def durable_position(self, source: str) -> int | None:
         """Return the greatest position of `source` before which everything is durable; None: unknown source."""

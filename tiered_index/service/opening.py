@@ -21,6 +21,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BackPressure,
     ConfigError,
+    CorruptFile,
     DiskFull,
     InvalidArgument,
     StorageError,
@@ -30,7 +31,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.answers.validation import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdPath, ColdSettings
@@ -46,9 +47,8 @@ from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
-from tiered_index.service.root.root import CACHE, Marker, Root, RootLock, allow_many_files
-from tiered_index.service.threads.pool import close_until_s
-from tiered_index.service.threads.workers import Worker
+from tiered_index.service.root import CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.threads import Worker, close_until_s
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.service.writing.buffer import WriteBuffer
 from tiered_index.service.writing.flusher import Flusher
@@ -143,6 +143,7 @@ class Parts:
             config.query_threads,
             config.prices,
             lost_objects=lambda: [(None, one) for one in session.log.state.lost.values()],
+            expired=lambda: [(None, session.expired)] if session.expired else (),
         )
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:
@@ -168,7 +169,13 @@ class Parts:
     def health(self) -> dict[str, Any]:
         """Return the summary of `IndexService.health`, its problems apart."""
         buffered, handles = self.buffer.size, self.catalog.all()
-        own = [h for h in handles if isinstance(h, UnsealedFile) or (isinstance(h, CompactedFile) and h.stored is None)]
+        own = [
+            h
+            for h in handles
+            # a copy in `uploaded` is known to be published, also where the storage could not be asked
+            if isinstance(h, UnsealedFile)
+            or (isinstance(h, CompactedFile) and h.stored is None and h.folder != "uploaded")
+        ]
         return {
             "index_id": self.marker.index_id,
             "writer_epoch": self.session.epoch,
@@ -273,10 +280,12 @@ class _KeptLog:
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
     """Return what the index must be: as `config` sets, else as `stored` (None: a new index), else as the preset."""
     if stored is None:
-        return IndexDescriptor("", config.layout(), config.offset_space)
+        return IndexDescriptor("", config.geometry(), config.offset_space)
     given = config.model_fields_set
     layout = stored.layout
     preset = PRESETS[config.preset] if "preset" in given else layout.preset
+    # raises what it has against it
+    config.packs(preset)
     schema = layout.schema if preset == layout.preset else preset.schema
     if config.item_type is not None:
         schema = Schema.of(config.item_type)
@@ -300,7 +309,7 @@ def _join(
     except (StorageError, DiskFull) as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise
-        _without_log(session, error)
+        _without_log(session, root, marker, error)
         return marker, wanted.layout, None
     layout = wanted_descriptor(config, descriptor).layout
     if marker is None or marker.storage != uri:
@@ -313,11 +322,16 @@ def _join(
     except (StorageError, DiskFull) as error:
         if not known or isinstance(error, StorageMisconfigured):
             raise
-        _without_log(session, error)
+        _without_log(session, root, marker, error)
         return marker, layout, None
     return marker, layout, session.log.state
 
 
-def _without_log(session: StorageSession, error: StorageError | DiskFull) -> None:
+def _without_log(session: StorageSession, root: Root, marker: Marker, error: StorageError | DiskFull) -> None:
     session.log_error = without_frames(error)
+    with contextlib.suppress(CorruptFile):
+        if (kept := root.kept_log()) is not None:
+            state = LogState.decode(kept, str(root.path))
+            if state.genesis is not None and state.genesis.index_id == marker.index_id:
+                session.kept_expired = state.expired
     _log.warning("starting without the storage, files wait locally: %s", error)

@@ -20,6 +20,7 @@ from tiered_index.config import IndexConfig, ReaderSettings
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageError
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
+from tiered_index.retention import Expired
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
@@ -33,11 +34,10 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
 from tiered_index.service.reading.views import IndexView
-from tiered_index.service.root.root import CACHE
-from tiered_index.service.threads.pool import DaemonPool, NoThread, close_until_s
+from tiered_index.service.root import CACHE
+from tiered_index.service.threads import DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import deadline_at, remaining_s
-from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.storage.opening import child_storages, open_storage
 from tiered_index.types import ItemT
 
@@ -104,6 +104,7 @@ class IndexReader(Lookups[ItemT]):
                 self._prices,
                 self._names if self._several else None,
                 self._lost_objects,
+                self._expired,
             )
             undo.pop_all()
 
@@ -235,7 +236,9 @@ class IndexReader(Lookups[ItemT]):
         if config.root is not None:
             if backend is not None:
                 undo.callback(backend.close)
-            return self._opened([(str(config.root), partial(self._open_view, config, backend))], undo)
+            view = self._open_view(config, backend)
+            undo.callback(view.close)
+            return (view,)
         shared = backend or open_storage(str(config.storage), options=config.s3, parallel_reads=config.query_threads)
         undo.callback(shared.close)
         try:
@@ -297,6 +300,10 @@ class IndexReader(Lookups[ItemT]):
         return [
             (view.storage.uri if several else None, one) for view in self._views for one in view.log_state.lost.values()
         ]
+
+    def _expired(self) -> Sequence[tuple[str | None, Expired]]:
+        several = self._several
+        return [(view.storage.uri if several else None, one) for view in self._views if (one := view.log_state.expired)]
 
     def _read_log(self, uri: str) -> LogState:
         self._check_open()

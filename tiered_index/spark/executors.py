@@ -1,22 +1,30 @@
-"""What passes between driver and executors: storage addresses, packed records, errors; and what a worker keeps.
+"""What passes between driver and executors: storage addresses, packed records, errors; what a worker keeps; and local
+files as Spark reads them: their names, the splits that tasks read, and checks of NDJSON.
 
 A storage is never pickled: tasks open it from its URI, with the credentials that the executor finds. Threads: any.
 
 Spark runs task after task in one worker, in new threads, and glibc gives each an arena that keeps what it freed: six
 merges of 8 million entries in one process peaked at 629 MiB at first and 831 MiB at last, without further arenas at 566
 to 589 MiB. So a worker (Linux with glibc) makes no further arenas, and returns free memory between tasks.
+
+Spark takes a path for a pattern, and decodes nothing, so `%20` is three characters of a name. Its reader would change
+some NDJSON without an error: of two values in a line it takes the first; half of a surrogate pair becomes a question
+mark. Spark's errors say column and value; pyarrow's do not always, so the lines are parsed again then.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import gzip
+import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import numpy as np
 import numpy.typing as npt
@@ -24,14 +32,173 @@ import pyarrow as pa
 
 from tiered_index import errors
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, StorageUnavailable, TieredIndexError
-from tiered_index.spark.local_files import told_by_spark
 from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import absolute_path
 from tiered_index.storage.metering import MeteredStorage, Usage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
+    """Return a DataFrame with one split to a partition."""
+    rows = [(json.dumps(split),) for split in splits]
+    return spark.createDataFrame(spark.sparkContext.parallelize(rows, max(1, len(rows))), "split string")
+
+
+def each_split(batches: Iterable[pa.RecordBatch]) -> Iterator[list[Any]]:
+    """Yield the splits in a task's batches."""
+    for batch in batches:
+        for split in batch.column(0).to_pylist():
+            yield json.loads(split)
+
+
+_PATTERN = re.compile(r"[][{}*?\\]")
+
+
+def is_local(path: str) -> bool:
+    """Return whether a path, or a URI, is of local disks."""
+    return "://" not in path or path.startswith("file://")
+
+
+def local_path(path: str) -> Path:
+    """Return the absolute path that a path, or a `file://` URI with its escapes, names."""
+    return absolute_path(unquote(urlsplit(path).path) if path.startswith("file://") else path)
+
+
+def to_read(file: Path) -> str:
+    """Return what Spark reads an absolute path by. Raises `InvalidArgument` for a name that Hadoop can't read."""
+    if ":" in file.name:
+        raise InvalidArgument(f"{file}: Spark reads no local file with ':' in its name: rename it")
+    return "file://" + _PATTERN.sub(r"\\\g<0>", str(file))
+
+
+_INTEGERS = ("queue_id", "offset", "size", "timestamp_ms", "topic_id")
+_NEEDED = {
+    "topic": "text is",
+    "key": "text is",
+    "keys": "a list of text is",
+    "timestamp_ms": "integers (epoch milliseconds) are",
+    **dict.fromkeys(("queue_id", "offset", "size", "topic_id"), "integers are"),
+}
+_TOLD = re.compile(
+    r"CANNOT_PARSE_JSON_FIELD\].{1,40}?field name [`']*(?P<name>[^`']+)[`']* "
+    r"and the value (?P<value>.*?) of the JSON token type "
+    r"`?(?P<token>[A-Z_]+)",
+    re.DOTALL,
+)
+_TOKENS = {
+    "VALUE_STRING": "text",
+    "VALUE_NUMBER_FLOAT": "a fraction",
+    "VALUE_NUMBER_INT": "a number",
+    "VALUE_TRUE": "a truth value",
+    "VALUE_FALSE": "a truth value",
+    "START_OBJECT": "an object",
+    "START_ARRAY": "a list",
+}
+# Characters of a value that an error shows.
+_SHOWN = 40
+
+
+def told_by_spark(text: str) -> str | None:
+    """Return what Spark's error says of a column whose value it can't take; None where it says nothing of one."""
+    told = _TOLD.search(text)
+    return None if told is None else _wrong(told["name"], told["value"], _TOKENS.get(told["token"], told["token"]))
+
+
+def first_wrong_line(lines: Iterable[bytes]) -> str | None:
+    """Return what is wrong with the first line that is no message, with its number from 1, None for none."""
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            message = json.loads(line)
+        except ValueError:
+            return f"line {number:,} is no JSON"
+        if not isinstance(message, dict):
+            return f"line {number:,} is {_kind(message)}, not an object"
+        for name in _NEEDED:
+            if not _fits(name, value := message.get(name)):
+                text = json.dumps(value, ensure_ascii=False).strip('"')
+                return f"line {number:,}: {_wrong(name, text, _kind(value))}"
+    return None
+
+
+def check_each_line(files: Iterable[Path]) -> None:
+    """Raise `InvalidArgument`, naming file and line, where a line of local files has no object."""
+    for file in files:
+        with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if wrong := line_without_object(line):
+                    raise InvalidArgument(f"{file}: line {number:,} is {wrong}")
+
+
+def line_without_object(line: bytes) -> str | None:
+    """Return what a line is that is neither empty nor one object (or array, as Spark takes it) of Unicode."""
+    if not line.strip():
+        return None
+    try:
+        value = json.loads(line)
+    except UnicodeDecodeError:
+        return "not UTF-8"
+    except ValueError as error:
+        return "more than one value" if str(error).startswith("Extra data") else "no JSON"
+    except RecursionError:
+        return "nested too deeply"
+    if not isinstance(value, dict | list):
+        return f"{_kind(value)}, not an object"
+    try:
+        json.dumps(value, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return "no Unicode: it has half of a surrogate pair"
+    return None
+
+
+def _wrong(name: str, value: str, kind: str) -> str:
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    return f"column {name!r} has {shown!r}, {kind}; {_NEEDED.get(name, 'another type is')} needed"
+
+
+def _fits(name: str, value: Any) -> bool:
+    if value is None:
+        return True
+    if name in _INTEGERS:
+        return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
+    if name == "keys":
+        return isinstance(value, list) and all(key is None or isinstance(key, str) for key in value)
+    return isinstance(value, str)
+
+
+def _kind(value: Any) -> str:
+    kinds = {str: "text", float: "a fraction", int: "a number", dict: "an object", list: "a list"}
+    return kinds.get(type(value), "null" if value is None else "a truth value")
+
+
+# Text behind the end of an object, or a surrogate: few lines of messages have it, and each of them is parsed whole.
+_SUSPECT = r"[}\]]\s*[^\s,\]}]|\\u[dD][89a-fA-F]"
+
+
+def check_lines(spark: SparkSession, files: Sequence[Path]) -> None:
+    """Raise `InvalidArgument`, naming file and line, where a line of local files isn't one value of Unicode."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    lines = spark.read.text([to_read(file) for file in files])
+    suspects = lines.where(F.col("value").rlike(_SUSPECT)).select(F.col("value").cast("binary"))
+    if not (found := suspects.mapInArrow(_wrong_ones, "wrong string").limit(1).collect()):
+        return
+    check_each_line(files)
+    raise InvalidArgument(f"{', '.join(map(str, files[:3]))}: a line is {found[0][0]}")
+
+
+def _wrong_ones(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        wrong = [found for line in batch.column(0).to_pylist() if (found := line_without_object(line))]
+        if wrong:
+            yield pa.record_batch({"wrong": pa.array(wrong[:1])})
+            return
+
 
 _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")

@@ -114,7 +114,7 @@ def register(spark: SparkSession) -> None:
     """
     try:
         from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
-        from tiered_index.spark.datasource.stream import MessageSource
+        from tiered_index.spark.datasource.messages import MessageSource
     except ImportError as error:
         raise ConfigError(
             f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})"

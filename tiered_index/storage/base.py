@@ -11,17 +11,23 @@ Source of the shape: zarr-python's `abc/store.py`; the multipart calls follow Am
 from __future__ import annotations
 
 import io
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TypeAlias, TypeVar
+
+from tiered_index.errors import InvalidArgument
 
 MAX_NAME_BYTES = 512
 # Regular expression of an object's name
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
 # Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends.
 MAX_PARTS = 10_000
+
+_NAME = re.compile(NAME)
+_PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
 
 Bytes: TypeAlias = bytes | bytearray | memoryview
 
@@ -174,6 +180,56 @@ class Storage(ABC):
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def check_name(name: str) -> str:
+    """Return `name` if it is a valid object name, else raise `InvalidArgument`."""
+    if len(name) > MAX_NAME_BYTES or not _NAME.fullmatch(name):
+        raise InvalidArgument(f"not a valid object name: {name[:80]!r}")
+    return name
+
+
+def check_prefix(*prefixes: str) -> None:
+    """Raise `InvalidArgument` unless object names can start with each of `prefixes`."""
+    for prefix in prefixes:
+        if len(prefix) > MAX_NAME_BYTES or not _PREFIX.fullmatch(prefix) or ".." in prefix.split("/"):
+            raise InvalidArgument(f"not a valid prefix: {prefix[:80]!r}")
+
+
+def check_part(number: int) -> int:
+    """Return `number` if it may number a part, else raise `InvalidArgument`."""
+    if not 1 <= number <= MAX_PARTS:
+        raise InvalidArgument(f"a part's number is from 1 to {MAX_PARTS:,}, not {number}")
+    return number
+
+
+def check_parts(name: str, parts: Sequence[PartInfo], min_part_bytes: int) -> list[PartInfo]:
+    """Return `parts` in order of number; raise `InvalidArgument` for none, a repeated number, or one too small."""
+    if not parts:
+        raise InvalidArgument(f"an upload of {name!r} can't be completed with no parts")
+    ordered = sorted(parts, key=lambda part: part.number)
+    for part, following in pairwise(ordered):
+        if part.number == following.number:
+            raise InvalidArgument(f"part {part.number} of {name!r} is named twice")
+        if part.size_bytes < min_part_bytes:
+            raise InvalidArgument(
+                f"part {part.number} of {name!r} has {part.size_bytes} bytes; all but the last need {min_part_bytes}"
+            )
+    for part in ordered:
+        check_part(part.number)
+    return ordered
+
+
+def check_range(start: int, length: int) -> None:
+    """Raise `InvalidArgument` for a range that no object can have."""
+    if start < 0 or length < 0:
+        raise InvalidArgument(f"a range has no negative numbers: {start}, {length}")
+
+
+def check_suffix(length: int) -> None:
+    """Raise `InvalidArgument` for a suffix that no object can have."""
+    if length < 0:
+        raise InvalidArgument(f"a suffix's length is not negative: {length}")
 
 
 def chosen_uploads(handles: Iterable[UploadHandle], prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:

@@ -18,8 +18,21 @@ from sortedcontainers import SortedDict
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import PAGE, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, chosen_uploads
-from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
+from tiered_index.storage.base import (
+    PAGE,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_part,
+    check_parts,
+    check_prefix,
+    check_range,
+    check_suffix,
+    chosen_uploads,
+)
 
 
 @dataclass(slots=True)

@@ -1,4 +1,9 @@
-"""Counts a storage's requests and bytes, estimates their cost, and enforces limits on them. Threads: any number.
+"""What requests are made for: who counts and limits them, what they cost, and by when they must be sent.
+
+A `RequestContext` is active for the storage's calls in its `active` block, so that `Storage` needs no argument for it
+and storages of others work as they are. Work handed to another thread has it if it runs in a copy of the context
+(`executor.submit(contextvars.copy_context().run, work)`; one copy a task). A deadline is checked before an attempt and
+before a wait and never interrupts an attempt. Contexts are immutable; threads: any number.
 
 Requests are counted as an object store sees them (a listing: one a page of 1,000; a range of length 0: none) when the
 call is made, so failed ones count. A backend reports its further requests (retries, pages) through `sending` just
@@ -14,17 +19,119 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections import Counter
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
-from tiered_index.storage.context import RequestContext, active_context
 
 _READS = frozenset({"get", "get_range", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
+_T = TypeVar("_T")
+
+
+class RequestContext(NamedTuple):
+    """`deadline_s` is a reading of `time.monotonic()`, None: none. `usages` count what is asked of a metered storage,
+    or of any (None). `listeners` are told of each request that a backend sends, the outer ones first. `submit` has a
+    part of the work run in another thread; None: the caller's thread does all of it.
+    """
+
+    deadline_s: float | None = None
+    usages: tuple[tuple[MeteredStorage | None, Usage], ...] = ()
+    listeners: tuple[RepeatCounter, ...] = ()
+    submit: Callable[[Callable[[], Any]], Future[Any]] | None = None
+
+    def until(self, deadline_s: float | None) -> RequestContext:
+        """Return this context with a deadline; the earlier one holds, None adds none."""
+        if deadline_s is None or (self.deadline_s is not None and self.deadline_s <= deadline_s):
+            return self
+        return self._replace(deadline_s=deadline_s)
+
+    def without_deadline(self) -> RequestContext:
+        """Return this context for work that may outlive the call that began it."""
+        return self if self.deadline_s is None else self._replace(deadline_s=None)
+
+    def with_threads(self, submit: Callable[[Callable[[], Any]], Future[Any]]) -> RequestContext:
+        """Return this context with `submit` for parts of the work."""
+        return RequestContext(self.deadline_s, self.usages, self.listeners, submit)
+
+    def counting(self, usage: Usage, storage: MeteredStorage | None = None) -> RequestContext:
+        """Return this context with `usage` counting, too, what is asked of `storage`; None: of any."""
+        return RequestContext(self.deadline_s, (*self.usages, (storage, usage)), self.listeners, self.submit)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether requests or bytes are limited."""
+        return any(usage.limited for _, usage in self.usages)
+
+    @property
+    def requests_left(self) -> int | None:
+        """How many more requests the limits allow; None: no limit."""
+        left = [usage.requests_left for _, usage in self.usages]
+        return min((number for number in left if number is not None), default=None)
+
+    def active(self) -> Activation[None]:
+        """Have the storage calls of this thread made for this context until the block ends."""
+        return Activation(self, None)
+
+
+class Activation(Generic[_T]):
+    """A block in which a context is active; it is entered once, and yields `value`."""
+
+    __slots__ = ("_context", "_token", "_value")
+
+    def __init__(self, context: RequestContext, value: _T) -> None:
+        self._context, self._value = context, value
+
+    def __enter__(self) -> _T:
+        self._token = _active.set(self._context)
+        return self._value
+
+    def __exit__(self, *exc: object) -> None:
+        _active.reset(self._token)
+
+
+_UNBOUNDED = RequestContext()
+_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=_UNBOUNDED)
+
+
+def active_context() -> RequestContext:
+    """Return what the storage calls of this thread are made for."""
+    return _active.get()
+
+
+def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[None]:
+    """Set a deadline, a reading of `time.monotonic()`, until the block ends; the earlier one holds, None sets none."""
+    return _active.get().until(monotonic_s).active()
+
+
+def remaining_s() -> float | None:
+    """Return the seconds left to this thread's storage calls, negative past the deadline; None where there is none."""
+    deadline_s = _active.get().deadline_s
+    return None if deadline_s is None else deadline_s - time.monotonic()
+
+
+def check_deadline(doing: str) -> None:
+    """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached while `doing`."""
+    deadline_s = _active.get().deadline_s
+    if deadline_s is not None and deadline_s <= time.monotonic():
+        raise BudgetExceeded(f"timeout_s was reached while {doing}")
+
+
+def sending() -> None:
+    """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
+    for listener in _active.get().listeners:
+        listener.sending()
+
+
+def wasted(size_bytes: int) -> None:
+    """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
+    for listener in _active.get().listeners:
+        listener.wasted(size_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +149,19 @@ class PriceTable:
     delete_per_1000_usd: float = 0.0
     # Bytes read; 0 within the region.
     egress_per_gib_usd: float = 0.0
+    # Bytes stored for a month.
+    storage_per_gib_month_usd: float = 0.023
     as_of: str = "2026-11"
 
     def __post_init__(self) -> None:
-        for name in ("put_per_1000_usd", "get_per_1000_usd", "delete_per_1000_usd", "egress_per_gib_usd"):
+        for name in [name for name in self.__slots__ if name.endswith("_usd")]:
             price = getattr(self, name)
             if not (math.isfinite(price) and price >= 0):
                 raise ConfigError(f"{name} must be finite and not negative, not {price!r}")
+
+    def month_usd(self, stored_bytes: int) -> float:
+        """Return the price of keeping bytes for a month."""
+        return stored_bytes / 2**30 * self.storage_per_gib_month_usd
 
     def cost_usd(self, requests: Mapping[str, int], bytes_read: int) -> float:
         """Return the price of `requests` (operation -> count) and `bytes_read`."""
@@ -62,9 +175,6 @@ class PriceTable:
         return total
 
 
-_T = TypeVar("_T")
-
-
 class Usage:
     """A running count; every property is a consistent reading at one moment. Threads: any number.
 
@@ -75,14 +185,15 @@ class Usage:
     def __init__(
         self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None
     ) -> None:
-        for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
-            if limit is not None and limit < 0:
-                raise InvalidArgument(f"{name} must not be negative, not {limit}")
+        if max_requests is not None or max_bytes is not None:
+            for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
+                if limit is not None and limit < 0:
+                    raise InvalidArgument(f"{name} must not be negative, not {limit}")
         self.prices = prices or PriceTable()
         self.max_requests = max_requests
         self.max_bytes = max_bytes
         self._lock = threading.RLock()
-        self._requests: Counter[str] = Counter()
+        self._requests: dict[str, int] = {}
         # payload bytes delivered by reads, and accepted by writes
         self.bytes_read = self.bytes_written = 0
         self._bytes_held = 0
@@ -91,13 +202,13 @@ class Usage:
     def requests(self) -> int:
         """How many requests were made."""
         with self._lock:
-            return self._requests.total()
+            return sum(self._requests.values())
 
     @property
     def requests_left(self) -> int | None:
         """How many more requests `max_requests` allows; None: no limit."""
         with self._lock:
-            return None if self.max_requests is None else max(0, self.max_requests - self._requests.total())
+            return None if self.max_requests is None else max(0, self.max_requests - sum(self._requests.values()))
 
     @property
     def requests_by_kind(self) -> dict[str, int]:
@@ -124,6 +235,11 @@ class Usage:
             return self.prices.cost_usd(self._requests, self.bytes_read)
 
     @property
+    def used(self) -> bool:
+        """Whether anything was asked for, ever."""
+        return bool(self._requests or self.bytes_read or self._bytes_held)
+
+    @property
     def limited(self) -> bool:
         """Whether there is a limit at all."""
         return self.max_requests is not None or self.max_bytes is not None
@@ -145,12 +261,12 @@ class Usage:
     def _count(self, call: Call) -> None:
         with self._lock:
             if call.requests:
-                self._requests[call.operation] += call.requests
+                self._requests[call.operation] = self._requests.get(call.operation, 0) + call.requests
             self._bytes_held += call.asked_bytes or 0
 
     def _admit(self, call: Call) -> None:
         if self.max_requests is not None:
-            requests = self._requests.total() + call.requests
+            requests = sum(self._requests.values()) + call.requests
             if requests > self.max_requests:
                 raise BudgetExceeded(
                     f"max_requests={self.max_requests} reached: {call.operation} of {call.name!r} is request {requests}"

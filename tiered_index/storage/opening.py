@@ -26,7 +26,6 @@ from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.s3.options import S3Options, check_endpoint
-from tiered_index.storage.sqlite.storage import SqliteStorage
 from tiered_index.storage.wrappers import PrefixedStorage
 
 # The schemes that `open_storage` accepts
@@ -67,6 +66,9 @@ def open_storage(
         return LocalStorage(absolute_path(path), disk=disk)
     if not is_absolute or path.endswith("/"):
         raise ConfigError(f"a sqlite URI names a file, absolute: {example}")
+    # Imported on use: the library takes a moment, and few indexes lie in a database.
+    from tiered_index.storage.sqlite.storage import SqliteStorage
+
     return SqliteStorage(absolute_path("/" + path.lstrip("/")))
 
 

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from tiered_index.errors import ObjectExists, ObjectNotFound
-from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage
-from tiered_index.storage.checks import check_name, check_prefix
+from tiered_index.storage.base import Call, ObjectInfo, Storage, UploadHandle, WrapperStorage, check_name, check_prefix
 
 _T = TypeVar("_T")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from typing import Any
 
@@ -64,6 +65,22 @@ class ReferenceModel:
         self.extra = tuple(extra)
         self.identity = tuple(identity)
         self.entries: list[ModelEntry] = []
+        # each with the times, by pattern, of topics of their own
+        self.expiries: list[tuple[int, dict[str, int]]] = []
+
+    def expire(self, before_ms: int, topics: Mapping[str, int] | None = None) -> None:
+        """What is before `before_ms` has expired; of topics that match patterns, what is before the earliest time of
+        theirs.
+        """
+        self.expiries.append((before_ms, dict(topics or {})))
+
+    def has_expired(self, entry: ModelEntry) -> bool:
+        """Return whether an entry is in no answer any more, or never will be."""
+        for before_ms, topics in self.expiries:
+            own = [ms for pattern, ms in topics.items() if entry.topic == pattern or fnmatchcase(entry.topic, pattern)]
+            if entry.second * 1000 < min(own, default=before_ms):
+                return True
+        return False
 
     def put(
         self,
@@ -96,6 +113,7 @@ class ReferenceModel:
         after `after`. So an identity that was put with two different seconds may stand on two pages.
         """
         matching = [entry for entry in self.entries if self._matches(entry, topic, key, begin_ms, end_ms)]
+        matching = [entry for entry in matching if not self.has_expired(entry)]
         if after is not None:
             matching = [entry for entry in matching if _rank(self.order_key(entry)) > _rank(after)]
         newest: dict[tuple[Any, ...], ModelEntry] = {}

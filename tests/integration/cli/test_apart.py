@@ -9,7 +9,7 @@ import pytest
 from tiered_index.cli.ingest import check_apart
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
-from tiered_index.rocketmq.classic.file import Geometry
+from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 

@@ -125,7 +125,7 @@ def test_a_flag_is_named_only_where_it_was_typed(run_here, original, tmp_path):
 
 
 def test_spark_lookup_checks_where_answers_go_before_spark_starts(run_here, original, tmp_path, monkeypatch):
-    monkeypatch.setattr("tiered_index.cli.spark.lookup.spark_of", None)
+    monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
     for out in (tmp_path, original.uri):
         outcome = run_here("spark", "lookup", "--keys", "none", "--storage", original.uri, "--out", out)
         assert outcome.code == 2
@@ -171,6 +171,17 @@ def test_files_is_partial_where_one_cannot_be_read(run_here, damaged):
     outcome = run_here("files", "--root", damaged.root, "--json")
     assert (outcome.code, outcome.document["status"]) == (6, "partial")
     assert [file["file_id"] for file in outcome.document["files"] if file["error"]] == [path.stem]
+    assert f"not read: {path.stem} (unsealed): " in run_here("files", "--root", damaged.root).out
+
+
+def test_files_says_why_a_storage_was_not_read_and_calls_it_not_damaged(run_here, damaged, monkeypatch):
+    damaged.store.rename(damaged.store.with_name("away"))
+    monkeypatch.setattr("tiered_index.cli.output._is_terminal", lambda stream: True)
+    monkeypatch.setenv("COLUMNS", "80")
+    outcome = run_here("files", "--root", damaged.root)
+    assert outcome.code == 6
+    assert "damaged" not in outcome.out
+    assert "not read: log (storage): " in outcome.out and "is it mounted?" in outcome.out
 
 
 def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(run_here, damaged):

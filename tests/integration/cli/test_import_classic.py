@@ -14,8 +14,7 @@ from tests.rocketmq.followed import SEGMENT, check, scan
 from tests.rocketmq.messages import NOW_MS
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure
-from tiered_index.rocketmq.classic.file import ENTRY_BYTES, Geometry
-from tiered_index.rocketmq.classic.service import ClassicImport
+from tiered_index.rocketmq.classic import ENTRY_BYTES, ClassicImport, Geometry
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter

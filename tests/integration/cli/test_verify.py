@@ -88,7 +88,7 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     asked = ("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000)
     whole = run_here(*asked, "--json").document["items"]
     path.unlink()
-    assert run_here(*asked).code == 4 and "--allow-partial" in run_here(*asked).err
+    assert run_here(*asked).code == 4 and "--allow-partial (allow_partial=True)" in run_here(*asked).err
     verified = run_here("verify", "--root", damaged.root, "--json")
     (missing,) = verified.document["missing"]
     assert (verified.code, missing["object"], missing["topics"]) == (1, name, ["orders", "payments"])
@@ -97,6 +97,9 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     shown = f"answers miss {told['entries']:,} entries of {file} from 20"
     alone = run_here("verify", "--storage", damaged.uri)
     assert alone.code == 1 and shown in alone.out and "topics not known" in alone.out
+    for command in ("inspect", "dump"):
+        inspected = run_here(command, file, "--storage", damaged.uri)
+        assert inspected.code == 4 and name in inspected.err and "the log names" in inspected.err
     kept = run_here("recover", "--root", damaged.root, "--lost", file)
     assert kept.code == 2 and missing["copy"] in kept.err
     assert run_here("recover", "--storage", damaged.uri, "--lost", others[0].parent.name[:-1]).code == 2

@@ -49,8 +49,8 @@ MUTANTS = (
         "positions-go-back",
         "a source's position goes back with a smaller one",
         "service/log/records.py",
-        "merged[source] = max(position, merged.get(source, position))",
-        "merged[source] = position",
+        "max(position, first.get(source, position)) for source",
+        "position for source",
         (f"{BUFFER}::test_positions_never_go_back",),
     ),
     Mutant(

@@ -26,8 +26,8 @@ MUTANTS = (
         "slot-group-crc-skipped",
         "slot groups are believed without their CRC32",
         "service/cold/path.py",
-        "if (found := zlib.crc32(piece)) != run.crc32:",
-        "if (found := zlib.crc32(piece)) is None:",
+        "if (found := crc32(piece)) != run.crc32:",
+        "if (found := crc32(piece)) is None:",
         (f"{DAMAGE}::test_a_damaged_object_is_named_and_other_files_still_answer",),
     ),
     Mutant(
@@ -42,8 +42,8 @@ MUTANTS = (
         "directory-crc-skipped",
         "a directory is believed without its CRC32",
         "format/trailer.py",
-        "if (found := zlib.crc32(part)) != crc:",
-        'if (found := zlib.crc32(part)) != crc and name != "directory":',
+        "if (found := crc32(part)) != crc:",
+        'if (found := crc32(part)) != crc and name != "directory":',
         (f"{TRAILER}::test_every_flipped_bit_is_noticed",),
     ),
     Mutant(
@@ -82,8 +82,8 @@ MUTANTS = (
         "metadata-crc-skipped",
         "metadata are believed without their CRC32",
         "format/trailer.py",
-        "if (found := zlib.crc32(part)) != crc:",
-        'if (found := zlib.crc32(part)) != crc and name != "metadata":',
+        "if (found := crc32(part)) != crc:",
+        'if (found := crc32(part)) != crc and name != "metadata":',
         (f"{TRAILER}::test_every_flipped_bit_is_noticed",),
     ),
     Mutant(
@@ -154,8 +154,8 @@ MUTANTS = (
         "log-record-lost",
         "a log with a hole is read as if nothing were missing",
         "service/log/log.py",
-        '"the log has a hole before this record", expected, number)',
-        '"the log has a hole before this record", number, number)',
+        '"the log has a hole before this record", expected, number_of(name))',
+        '"the log has a hole before this record", expected, expected)',
         ("tests/unit/service/test_checkpoints.py::test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes",),
     ),
     Mutant(

@@ -14,10 +14,18 @@ COMPACTED = "tests/unit/format/test_compacted.py"
 MUTANTS = (
     Mutant(
         "hash-min-value-scalar",
-        "Integer.MIN_VALUE stays negative in a lookup's hash (RocketMQ 10462)",
+        "Integer.MIN_VALUE stays 2**31 in the hash of a classic file's key (RocketMQ 10462)",
         "format/hashing.py",
         "return 0 if value == 1 << 31 else value",
         "return value",
+        (f"{HASHING}::test_min_value_becomes_zero",),
+    ),
+    Mutant(
+        "hash-min-value-lookup",
+        "Integer.MIN_VALUE stays 2**31 in a lookup's numbers",
+        "format/hashing.py",
+        "return mask if java == mask else -java & 0x7FFFFFFF, mask",
+        "return mask if java == mask else -java & 0xFFFFFFFF, mask",
         (f"{HASHING}::test_min_value_becomes_zero",),
     ),
     Mutant(
@@ -83,7 +91,7 @@ MUTANTS = (
         """# chains of hundreds, or ones that run backwards: the scan decides for every lookup
         if broken or np.any(index > 0):""",
         "if broken:  # chains of hundreds, or ones that run backwards: the scan decides for every lookup",
-        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[native]",),
+        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[packed]",),
     ),
     Mutant(
         "end-magic-late",
@@ -137,8 +145,8 @@ MUTANTS = (
         "group-before",
         "a slot that begins a group is looked up in the one before",
         "format/trailer.py",
-        '(self._first_slots, slot, "right")) - 1',
-        '(self._first_slots, slot, "left")) - 1',
+        '_first_slots.searchsorted(slot, "right")) - 1',
+        '_first_slots.searchsorted(slot, "left")) - 1',
         (f"{COMPACTED}::test_runs_skip_right_blocks",),
     ),
     Mutant(
@@ -230,5 +238,40 @@ MUTANTS = (
         'items["fingerprint"] if schema.keyed else None',
         "None",
         (f"{BLOOM}::test_compacted_files_hold_the_filter_of_their_items",),
+    ),
+    Mutant(
+        "packed-run-without-its-end",
+        "of a run that goes on in the next piece the items of this one are lost",
+        "format/compacted.py",
+        "low, waiting = high, items[sum(counts) :]",
+        "low, waiting = high, items[len(items) :]",
+        ("tests/unit/format/test_packed_file.py::test_equals_lists_per_slot",),
+    ),
+    Mutant(
+        "packed-file-of-version-3",
+        "a reader that knows packed shards alone calls a packed file corrupt, not newer",
+        "format/metadata.py",
+        "return 3 if self.is_shard else 4",
+        "return 3",
+        ("tests/unit/service/test_layouts_of_files.py::test_each_start_may_have_another_layout",),
+    ),
+    Mutant(
+        "packed-giant-for-another-key",
+        "a giant slot behind an empty group is unpacked for the key that the empty group was asked for",
+        "service/files/search.py",
+        "for position, key_hash in each.items() if position not in owners}",
+        "for position, key_hash in each.items()}",
+        (
+            "tests/unit/service/test_layouts_of_files.py"
+            "::test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it[packed]",
+        ),
+    ),
+    Mutant(
+        "batch-asks-a-run-one-key",
+        "of two keys of a run that one batch asks only the last is found",
+        "service/files/search.py",
+        "key_hash if asked.get(position, key_hash) == key_hash else None",
+        "key_hash",
+        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[packed]",),
     ),
 )

@@ -27,8 +27,8 @@ MUTANTS = (
         "range-of-any-length",
         "a range that came back longer is taken for the one asked for",
         "service/cold/path.py",
-        "length, len(data), offset=start",
-        "length, min(length, len(data)), offset=start",
+        "if len(data) != length:",
+        "if len(data) < length:",
         (f"{BELIEVED}::test_a_range_always_answered_wrongly_is_corrupt[native-long]",),
     ),
     Mutant(
@@ -75,7 +75,7 @@ MUTANTS = (
         "filter-fetched-though-at-hand",
         "keys that a filter takes for present make it be fetched again",
         "service/cold/caches.py",
-        "if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:",
+        "if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES), whole) is not None:",
         "if stored.filter_length < 0:",
         (f"{FILTERS}::test_a_mistaken_filter_is_not_fetched_again_and_again[native]",),
     ),
@@ -186,7 +186,7 @@ MUTANTS = (
     Mutant(
         "lost-objects-one-by-one",
         "each object that is gone makes a lookup look at the log and begin again",
-        "service/lookup/missing.py",
+        "service/lookup/scan.py",
         "return len(lost) < len(missing)",
         "return True",
         (
@@ -196,7 +196,7 @@ MUTANTS = (
     Mutant(
         "given-up-passes-are-the-logs",
         "what was read of files before the log had moved on counts as read of the log",
-        "service/lookup/missing.py",
+        "service/lookup/scan.py",
         "self._reported, scan.outdated = True, self._outdated",
         "self._reported = True",
         (
@@ -207,8 +207,8 @@ MUTANTS = (
         "damaged-copy-outlasts-the-timeout",
         "the storage behind a damaged local copy is asked in the caller's thread",
         "service/lookup/scan.py",
-        "counting(Usage(max_requests=0))",
-        "counting(Usage(self._prices))",
+        "counting(_NO_REQUESTS)",
+        "counting(Usage())",
         (f"{WIDTH}::test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up",),
     ),
     Mutant(

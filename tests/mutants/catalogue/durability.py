@@ -146,10 +146,9 @@ MUTANTS = (
         "compact-deletes-first",
         "the unsealed file goes before its compacted form has its name",
         "service/lifecycle/lifecycle.py",
-        "        root.write_file(target, sealed_form(file).compacted(file.entries()), ",
-        "        pieces = sealed_form(file).compacted(file.entries())\n"
+        '        root.write_file(target, pieces, f"compacting',
         "        root.disk.unlink(file.journal_path)\n        root.disk.unlink(file.path)\n"
-        "        root.write_file(target, pieces, ",
+        '        root.write_file(target, pieces, f"compacting',
         (f"{CRASHES}[lifecycle]",),
     ),
     Mutant(

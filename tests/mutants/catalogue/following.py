@@ -169,7 +169,7 @@ MUTANTS = (
     Mutant(
         "import-any-hash",
         "keys that no classic entry has are imported with those that one has",
-        "rocketmq/classic/service.py",
+        "rocketmq/classic.py",
         "pa.array(np.isin(have, want))",
         "pa.array(np.ones(len(have), bool))",
         (f"{IMPORT}::test_entries_of_nobody_and_hidden_messages_are_counted_apart",),
@@ -177,7 +177,7 @@ MUTANTS = (
     Mutant(
         "import-position-past-the-message",
         "keys that a message has in the next index file are lost when the import dies between them",
-        "rocketmq/classic/service.py",
+        "rocketmq/classic.py",
         "        self._advance(last)\n",
         "        self._advance(last + 1)\n",
         (f"{IMPORT}::test_golden_index_files_give_what_the_log_has",),

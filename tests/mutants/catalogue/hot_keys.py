@@ -50,7 +50,7 @@ MUTANTS = (
         "service/files/search.py",
         "[self._open], _ALL) + 1) << self._round",
         "[self._open], _ALL) + 1) << 20",
-        (f"{HOT}::test_a_page_costs_a_page[native]",),
+        (f"{HOT}::test_a_page_costs_a_page[packed]",),
     ),
     Mutant(
         "batch-holds-all-rows",
@@ -66,7 +66,7 @@ MUTANTS = (
         "service/answers/batch.py",
         "first_rows(self.batch.max_count + 1,",
         "first_rows(self.batch.max_count,",
-        (f"{CUT}[native-0]",),
+        (f"{CUT}[plain-0]",),
     ),
     Mutant(
         "hot-pairs-done-within-a-second",

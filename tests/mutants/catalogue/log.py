@@ -80,10 +80,8 @@ MUTANTS = (
         "checkpoint-forgets-positions",
         "a checkpoint does not hold the positions",
         "service/log/state.py",
-        """"objects": [o.to_json() for o in self.objects.values()],
-                "positions": self.positions,""",
-        """"objects": [o.to_json() for o in self.objects.values()],
-                "positions": {},""",
+        'behind = {\n            "positions": self.positions,',
+        'behind = {\n            "positions": {},',
         (f"{LOG}::test_states_are_folds_and_readers_keep_theirs",),
     ),
     Mutant(
@@ -209,7 +207,7 @@ MUTANTS = (
     Mutant(
         "root-lock-shared",
         "two writers may have one root",
-        "service/root/root.py",
+        "service/root/__init__.py",
         "fcntl.LOCK_EX",
         "fcntl.LOCK_SH",
         (f"{WRITERS}::test_a_root_has_one_writer",),

@@ -127,7 +127,7 @@ MUTANTS = (
     Mutant(
         "refreshes-of-nobody",
         "reading logs in other threads is counted to no lookup",
-        "service/threads/pool.py",
+        "service/threads/__init__.py",
         "partial(contextvars.copy_context().run, call, *arguments)",
         "partial(call, *arguments)",
         (f"{REFRESHES}::test_refreshes_are_counted_to_their_lookup",),
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         "lost-object-beside-a-damaged-log",
         "an object is gone, the log damaged: no partial answer is to be had",
-        "service/lookup/missing.py",
+        "service/lookup/scan.py",
         "meant = unread  # nobody knows what became of it",
         "raise",
         (f"{LOGS}::test_an_object_that_is_gone_and_a_damaged_log",),
@@ -183,7 +183,7 @@ MUTANTS = (
     Mutant(
         "thread-listed-that-never-started",
         "a close waits for a thread that could not be started",
-        "service/threads/pool.py",
+        "service/threads/__init__.py",
         "        thread.start()\n        work.threads.append(thread)",
         "        work.threads.append(thread)\n        thread.start()",
         (f"{POOL}::test_the_first_thread_cant_be_started",),
@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "refused-call-counted",
         "a call that no thread could be had for counts as under way for ever",
-        "service/threads/pool.py",
+        "service/threads/__init__.py",
         "                        work.count(-1)\n",
         "                        work.count(0)\n",
         (f"{POOL}::test_no_thread_is_left_behind_a_refused_call",),
@@ -199,7 +199,7 @@ MUTANTS = (
     Mutant(
         "pools-wait-one-after-another",
         "a close waits a second for each pool",
-        "service/threads/pool.py",
+        "service/threads/__init__.py",
         "close_until_s() if until_s is None else until_s",
         "close_until_s()",
         (f"{POOL}::test_pools_closed_together_wait_once[True]",),

@@ -29,7 +29,7 @@ MUTANTS = (
         "audit-half-read-silent",
         "an object that is read in part is not told of, and what it held is missing",
         "spark/audit/entries.py",
-        "        self.unread = True\n",
+        "            unread = True\n",
         "",
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),

@@ -45,7 +45,7 @@ MUTANTS = (
     Mutant(
         "explain-reads-without-bytes",
         "lines of a commit log's read tell no bytes",
-        "spark/datasource/messages.py",
+        "spark/datasource/options.py",
         "        self.reads.bytes_read += len(data)\n",
         "",
         (f"{MESSAGES}::test_what_is_read_of_local_files_is_told",),
@@ -69,7 +69,7 @@ MUTANTS = (
     Mutant(
         "explain-of-a-stream-ignored",
         "a stream takes the option and tells nothing",
-        "spark/datasource/stream.py",
+        "spark/datasource/messages.py",
         "if settings.explain is not None:",
         "if settings.explain is not None and settings.skip_corrupt:",
         (f"{MESSAGES}::test_places_that_take_no_lines",),

@@ -12,7 +12,7 @@ MUTANTS = (
     Mutant(
         "csv-backslash-escapes",
         "a backslash in CSV is taken for an escape, so other keys are asked for",
-        "spark/lookup/files.py",
+        "spark/lookup/keys.py",
         "csv.reader(_decoded(file, lines), strict=True)",
         'csv.reader(_decoded(file, lines), strict=True, escapechar="\\\\")',
         (f"{HERE}::test_keys_of_csv_are_those_that_were_written",),
@@ -20,7 +20,7 @@ MUTANTS = (
     Mutant(
         "csv-open-quote",
         "a quote that isn't closed takes the rest of the file for its cell, in silence",
-        "spark/lookup/files.py",
+        "spark/lookup/keys.py",
         "csv.reader(_decoded(file, lines), strict=True)",
         "csv.reader(_decoded(file, lines))",
         (f"{HERE}::test_csv_that_is_none_is_told_with_its_line",),
@@ -28,7 +28,7 @@ MUTANTS = (
     Mutant(
         "csv-columns-by-place",
         "CSV files of a folder go by the order of columns in the first one",
-        "spark/lookup/files.py",
+        "spark/lookup/keys.py",
         "        if found != header:\n",
         "        if len(found) != len(header):\n",
         (f"{HERE}::test_headers_that_differ",),
@@ -36,7 +36,7 @@ MUTANTS = (
     Mutant(
         "csv-replaces-bytes",
         "what is no UTF-8 becomes another key",
-        "spark/lookup/files.py",
+        "spark/lookup/keys.py",
         'line.decode("utf-8-sig" if number == 1 else "utf-8")',
         'line.decode("utf-8-sig", "replace")',
         (f"{HERE}::test_csv_that_is_none_is_told_with_its_line",),
@@ -44,7 +44,7 @@ MUTANTS = (
     Mutant(
         "spark-name-is-a-pattern",
         "a local file's name is Spark's pattern, and other files are read",
-        "spark/local_files.py",
+        "spark/executors.py",
         '_PATTERN.sub(r"\\\\\\g<0>", str(file))',
         "str(file)",
         (f"{HERE}::test_a_files_name_is_no_pattern[.parquet]", f"{HERE}::test_a_sources_name_is_no_pattern[.ndjson]"),
@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         "spark-name-with-escapes",
         "answers go to a folder of another name",
-        "spark/lookup/files.py",
+        "spark/lookup/keys.py",
         'f"file://{place}"',
         "place.as_uri()",
         (f"{HERE}::test_answers_go_where_they_are_asked_to[]",),
@@ -60,7 +60,7 @@ MUTANTS = (
     Mutant(
         "ndjson-second-value",
         "of two objects in a line the second is passed over",
-        "spark/local_files.py",
+        "spark/executors.py",
         r"[}\]]\s*[^\s,\]}]|",
         "",
         (f"{HERE}::test_messages_of_two_in_a_line_are_told",),

@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "stream-believes-a-cut-log",
         "a log that was written anew below a checkpoint goes on as if nothing was",
-        "spark/datasource/stream.py",
+        "spark/datasource/messages.py",
         'now != offset["before"]:',
         "now is None:",
         (f"{MESSAGES}::test_a_log_that_its_broker_cut",),
@@ -48,7 +48,7 @@ MUTANTS = (
     Mutant(
         "stream-stuck-at-a-blank",
         "a blank that is longer than a micro-batch stops a stream for ever",
-        "spark/datasource/stream.py",
+        "spark/datasource/messages.py",
         "return segment.end if position == begin else position",
         "return position",
         (f"{MESSAGES}::test_a_stream_passes_blanks_and_damage_that_are_longer_than_a_bite",),
@@ -64,7 +64,7 @@ MUTANTS = (
     Mutant(
         "batch-not-said",
         "a micro-batch that comes again is published again",
-        "spark/build/publishing.py",
+        "spark/build/build.py",
         "{} if batch is None else {batch.stream: batch.number}",
         "{}",
         (f"{WRITING}::test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back",),
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         "batch-before-the-log",
         "two drivers of one query publish one batch",
-        "spark/build/publishing.py",
+        "spark/build/build.py",
         "        if batch is not None and batch.is_in(state):\n",
         "        if batch is None:\n",
         (f"{WRITING}::test_two_drivers_publish_one_batch_at_once",),
@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "older-batch-dropped",
         "a checkpoint that is older than the index loses messages without a word",
-        "spark/build/publishing.py",
+        "spark/build/build.py",
         "        if last > self.number:\n",
         "        if last < -1:\n",
         (f"{WRITING}::test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back",),
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "planned-anew-dropped",
         "a checkpoint one batch older than the index loses messages without a word",
-        "spark/build/publishing.py",
+        "spark/build/build.py",
         "told.number == last and told != self.told:",
         "told.number != last and told != self.told:",
         (f"{CONTENT}::test_other_rows_under_the_last_number_are_refused_and_taken_back",),
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "content-by-cut",
         "a micro-batch that comes again in other tasks passes for another one",
-        "spark/build/publishing.py",
+        "spark/build/build.py",
         ' if name != "topic_id"]',
         " if name]",
         (f"{CONTENT}::test_the_same_rows_are_a_repeat_however_they_are_cut",),

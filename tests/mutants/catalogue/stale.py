@@ -77,7 +77,7 @@ MUTANTS = (
     Mutant(
         "follow-no-scrubber",
         "a cut deeper than what a round compares is noticed at the next start only",
-        "rocketmq/follow/scrubber.py",
+        "rocketmq/follow/fingerprints.py",
         "self.compare_all = changed or self.step(",
         "self.compare_all = changed or (lambda *_: False)(",
         (f"{SCRUBBER}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
@@ -85,7 +85,7 @@ MUTANTS = (
     Mutant(
         "follow-scrubber-stays-with-the-newest",
         "what is compared little by little is always the same stretch",
-        "rocketmq/follow/scrubber.py",
+        "rocketmq/follow/fingerprints.py",
         "self._range, self._below = None, min(below, one.end - 1)",
         "self._range = None",
         (f"{SCRUBBER}::test_a_byte_that_is_changed_far_back_is_noticed_without_a_start[40]",),
@@ -93,7 +93,7 @@ MUTANTS = (
     Mutant(
         "follow-scrubber-in-one-go",
         "a round reads hundreds of MiB to compare them",
-        "rocketmq/follow/scrubber.py",
+        "rocketmq/follow/fingerprints.py",
         "min(SCRUB_BYTES, one.end - self._at)",
         "one.end - self._at",
         (f"{SCRUBBER}::test_what_stays_as_it_was_is_compared_over_and_over_in_bounded_steps",),

@@ -105,7 +105,7 @@ MUTANTS = (
     Mutant(
         "s3-412-taken-for-a-fault",
         "the answer that an object exists is taken for a fault",
-        "storage/s3/failures.py",
+        "storage/s3/retry.py",
         'if code == "PreconditionFailed" or status == 412:',
         'if code == "Exists":',
         (f"{S3}::test_put_if_absent_sends_the_condition_and_reads_412",),
@@ -113,7 +113,7 @@ MUTANTS = (
     Mutant(
         "s3-409-taken-for-a-loss",
         "a conflict of two requests is taken for an object that exists",
-        "storage/s3/failures.py",
+        "storage/s3/retry.py",
         "return PassingFault(text)",
         "return ObjectExists(name, uri)",
         (f"{S3}::test_a_conditional_conflict_is_repeated_within_a_bound",),
@@ -121,7 +121,7 @@ MUTANTS = (
     Mutant(
         "s3-full-taken-for-a-set-up",
         "a storage that is full is taken for one that is set up wrongly",
-        "storage/s3/failures.py",
+        "storage/s3/retry.py",
         "if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:",
         "if False:",
         (f"{S3}::test_errors_say_what_to_do_next",),
@@ -212,7 +212,7 @@ MUTANTS = (
     Mutant(
         "deadline-of-the-outer-scope-lost",
         "a nested deadline that is further away replaces the nearer one",
-        "storage/context.py",
+        "storage/metering.py",
         "self.deadline_s <= deadline_s",
         "self.deadline_s >= deadline_s",
         ("tests/unit/storage/test_deadline.py::test_of_nested_deadlines_the_nearest_holds",),

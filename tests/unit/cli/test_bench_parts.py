@@ -12,10 +12,19 @@ import pytest
 
 from tests.benchmarks import command as benchmarks
 from tests.benchmarks.setting import SparkSetting
-from tiered_index.cli.bench import messages
+from tiered_index.cli.bench import setting as messages
 from tiered_index.cli.bench.command import SUITES, print_report, run_suites
-from tiered_index.cli.bench.figures import Figure, Meter, Spec, at_least, at_most, percentiles_us
-from tiered_index.cli.bench.machine import MemoryWatch, cores, pinned
+from tiered_index.cli.bench.figures import (
+    Figure,
+    MemoryWatch,
+    Meter,
+    Spec,
+    at_least,
+    at_most,
+    cores,
+    percentiles_us,
+    pinned,
+)
 from tiered_index.cli.bench.reading import require_answers
 from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
 from tiered_index.cli.output import Output

@@ -15,7 +15,7 @@ import typer
 from typer.testing import CliRunner
 
 import tiered_index.errors as errors
-from tiered_index.cli.main import app, run
+from tiered_index.cli.main import LateCommand, app, run
 from tiered_index.cli.session import Session, command
 
 RAISED = {
@@ -177,6 +177,7 @@ def test_every_command_has_help_with_examples(name):
 def all_commands(group=None, words=()):
     """Yield every command's words and itself, groups too."""
     group = group or typer.main.get_command(app)
+    group = group.loaded() if isinstance(group, LateCommand) else group
     yield words, group
     for name, below in getattr(group, "commands", {}).items():
         yield from all_commands(below, (*words, name))

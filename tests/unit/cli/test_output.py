@@ -130,3 +130,10 @@ def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
             silent.update(step)
     assert stream.getvalue().splitlines() == ["ingesting: 20 %, 4 entries", "ingesting: 45 %, 9 entries"]
     assert quiet.getvalue() == ""
+
+
+def test_a_message_names_a_flag_once() -> None:
+    out = Output(as_json=False)
+    out.flags = {"allow_partial": "--allow-partial", "max_bytes": "--max-bytes"}
+    assert out.in_flags("--allow-partial (allow_partial=True) helps") == "--allow-partial (allow_partial=True) helps"
+    assert out.in_flags("max_bytes=10 reached") == "--max-bytes=10 reached"

@@ -12,22 +12,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiered_index.cli.sources import opening, parquet, text
-from tiered_index.cli.sources.messages import Fields, columns_of
-from tiered_index.cli.sources.opening import source_name
-from tiered_index.cli.sources.parquet import ParquetSource
-from tiered_index.cli.sources.places import LocalFile, opened_place
+from tiered_index.cli.sources import files
+from tiered_index.cli.sources.files import ParquetSource, source_name
+from tiered_index.cli.sources.messages import Fields, LocalFile, columns_of, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.storage.opening import open_storage
 
 
 def open_source(path, fields=None):
-    return opening.open_source(LocalFile(path), fields)
+    return files.open_source(LocalFile(path), fields)
 
 
 def ndjson(path, fields=None):
-    return text.NdjsonSource(LocalFile(path), fields)
+    return files.NdjsonSource(LocalFile(path), fields)
 
 
 def parquet_file(path):
@@ -126,7 +124,7 @@ def test_a_missing_field_is_named(write_lines, make_message):
 
 @pytest.mark.parametrize("gzipped", [False, True])
 def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path, monkeypatch, gzipped):
-    monkeypatch.setattr(text, "BLOCK_BYTES", 500)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 500)
     path = write_lines([make_message(i) for i in range(60)])
     if gzipped:
         packed = tmp_path / "messages.ndjson.gz"
@@ -143,7 +141,7 @@ def test_reading_goes_on_at_every_batch_end(write_lines, make_message, tmp_path,
 
 
 def test_line_numbers_count_from_the_start_of_the_file(write_lines, make_message, monkeypatch):
-    monkeypatch.setattr(text, "BLOCK_BYTES", 300)
+    monkeypatch.setattr(files, "BLOCK_BYTES", 300)
     path = write_lines([*[make_message(i) for i in range(20)], b"nope"])
     assert read(ndjson(path))[-1].where == "line 21"
 
@@ -184,7 +182,7 @@ def table(messages, named="keys", **changes):
 
 @pytest.mark.parametrize("keys", ["key", "keys"])
 def test_parquet_goes_on_at_every_row(make_message, tmp_path, monkeypatch, keys):
-    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
+    monkeypatch.setattr(files, "BATCH_ROWS", 7)
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(i) for i in range(30)], keys), path, row_group_size=12)
     source = open_source(path)
@@ -369,7 +367,7 @@ def test_an_object_is_read_as_a_file_is(tmp_path, write_lines, make_message, kin
     storage = open_storage(f"memory://{tmp_path.name}/sub")
     storage.put(f"day.{kind}", gzip.compress(data) if kind.endswith("gz") else data)
     with opened_place(f"memory://{tmp_path.name}/sub/day.{kind}", IndexConfig()) as place:
-        source = opening.open_source(place)
+        source = files.open_source(place)
         assert [record.message.offset for record in read(source)] == list(range(30))
         name = source_name(source, [], restart=False)
         assert name.startswith(f"file:memory://{tmp_path.name}/sub/day.{kind}#")
@@ -389,7 +387,7 @@ def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
         monkeypatch.setattr("sys.stdin", stdin)
         pipe.write(first)
         with opened_place("-", IndexConfig()) as place:
-            source = opening.open_source(place)
+            source = files.open_source(place)
             assert (source_name(source, [], restart=False), source.total) == (None, None)
             batches = source.batches(0)
             records = list(next(batches).records())

@@ -10,7 +10,7 @@ import pytest
 
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.errors import BudgetExceeded, InvalidArgument
-from tiered_index.storage.context import remaining_s
+from tiered_index.storage.metering import remaining_s
 from tiered_index.types import Explain, Freshness, QueryResult
 
 NOTHING = QueryResult(items=(), status="partial")

@@ -2,34 +2,124 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import subprocess
 import sys
 
 import pytest
+import typer
 
 from tiered_index import IndexService
+from tiered_index.cli.main import app, run
 
-HEAVY = ("pandas", "boto3", "pyspark", "pyarrow.dataset", "fastapi")
+# What every command line loads of this package, and all that --version and --help do.
+ALWAYS = {
+    "tiered_index",
+    "tiered_index._version",
+    "tiered_index.cli",
+    "tiered_index.cli.__main__",
+    "tiered_index.cli.main",
+    "tiered_index.cli.output",
+    "tiered_index.errors",
+    "tiered_index.types",
+}
+HEAVY = {"boto3", "fastapi", "numba", "pandas", "pyarrow", "pyspark", "sqlite3"}
 
 
-def test_the_command_line_loads_nothing_that_few_commands_need():
-    script = f"import sys, tiered_index.cli.main; print([name for name in {HEAVY} if name in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+def loaded(*arguments):
+    """Return the names of the modules that a process of the command line has loaded at its end."""
+    script = (
+        "import json, sys\n"
+        "from tiered_index.cli.__main__ import run\n"
+        "try:\n"
+        "    run()\n"
+        "finally:\n"
+        "    print(json.dumps(sorted(sys.modules)), file=sys.stderr)\n"
+    )
+    command = [sys.executable, "-c", script, *map(str, arguments)]
+    return set(json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stderr))
 
 
-def test_an_interrupt_while_it_loads_is_one_line():
+def own(names):
+    return {name for name in names if name.partition(".")[0] == "tiered_index"}
+
+
+@pytest.mark.parametrize("arguments", [("--version",), ("--help",), ("spark", "--help")])
+def test_version_and_the_list_of_commands_load_no_command(arguments):
+    names = loaded(*arguments)
+    assert own(names) == ALWAYS
+    assert not names & (HEAVY | {"numpy", "pydantic_settings", *(("rich",) if arguments == ("--version",) else ())})
+
+
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_query_of_a_root_loads_what_reads_and_nothing_that_writes(root, more):
+    names = loaded("query", "t", "k", "--root", root, *more)
+    assert not names & HEAVY
+    assert ("rich" in names) == (not more)
+    assert ALWAYS | {"tiered_index.cli.query", "tiered_index.service.reader"} <= own(names)
+    packages = (
+        "cli.bench",
+        "cli.demo",
+        "cli.sources",
+        "cli.spark",
+        "rocketmq.classic",
+        "rocketmq.follow",
+        "service.checks",
+        "service.index",
+        "service.merge",
+        "service.opening",
+        "service.writing",
+        "spark",
+        "storage.s3.storage",
+        "storage.sqlite",
+        "testing",
+    )
+    assert not [name for name in own(names) if name.removeprefix("tiered_index.").startswith(packages)]
+
+
+def commands(group):
+    """Yield each command of a group and of the groups below it."""
+    for command in group.commands.values():
+        yield from commands(command) if hasattr(command, "commands") else [command]
+
+
+@pytest.mark.parametrize("command", list(commands(typer.main.get_command(app))), ids=lambda command: command.name)
+def test_the_list_of_commands_says_what_their_help_begins_with(command):
+    assert command.help == inspect.cleandoc(command.loaded().help).split("\n\n")[0]
+
+
+def test_a_command_that_cant_be_read_is_no_trouble_of_stdout(monkeypatch):
+    def unreadable(name):
+        raise PermissionError(13, "Permission denied", name)
+
+    monkeypatch.setattr("pkgutil.resolve_name", unreadable)
+    with pytest.raises(
+        ImportError, match=r"query can't be loaded: .*Permission denied: 'tiered_index.cli.query:query'"
+    ):
+        run(["query", "t", "k"])
+
+
+def test_a_package_is_run_as_the_command_line_is():
+    for name in ("tiered_index", "tiered_index.cli"):
+        done = subprocess.run([sys.executable, "-m", name, "--version"], capture_output=True, text=True, check=True)
+        assert done.stdout.startswith("tiered-index ")
+
+
+@pytest.mark.parametrize("module", ["typer", "numpy"])
+def test_an_interrupt_while_it_loads_is_one_line(module):
     script = (
         "import signal, sys\n"
         "class Hook:\n"
         "    def find_spec(self, name, path=None, target=None):\n"
-        "        if name == 'numpy':\n"
+        f"        if name == '{module}':\n"
         "            signal.raise_signal(signal.SIGINT)\n"
         "sys.meta_path.insert(0, Hook())\n"
         "from tiered_index.cli.__main__ import run\n"
         "run()\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", script, "query", "t", "k"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
 
 

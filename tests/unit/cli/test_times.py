@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import typer
 
-from tiered_index.cli.times import format_time, parse_time, time_option
+from tiered_index.cli.options import time_option
+from tiered_index.types import format_time, parse_time
 
 MOMENT_MS = 1_700_000_000_000
 

@@ -47,7 +47,7 @@ def entries_of(layout, hashes, times, columns, begin_ms=BEGIN_MS, batches=1):
     return table, np.frombuffer(b"".join(parts), layout.schema.entry)
 
 
-def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topics=2, about=None, end_ms=None):
+def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topics=2, about=None, packed=False):
     """Return the bytes of a compacted file of random entries, and the entries."""
     rng = np.random.default_rng(seed)
     hashes = rng.integers(0, 2**31, distinct_hashes or count).astype(np.int32)[
@@ -55,7 +55,7 @@ def random_file(layout, count, *, seed=0, distinct_hashes=None, spread_s=4, topi
     ]
     times = BEGIN_MS + 1000 * rng.integers(-spread_s, spread_s + 1, count)
     table, entries = entries_of(layout, hashes, times, columns_of(rng, layout.schema, count, topics=topics))
-    compaction = Compaction(entries, layout, BEGIN_MS, table.end_ms)
+    compaction = Compaction(entries, layout, BEGIN_MS, table.end_ms, packed=packed)
     return b"".join(bytes(piece) for piece in compaction.pieces(**(ABOUT | (about or {})))), entries
 
 

@@ -12,7 +12,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, UnsupportedVersion
 from tiered_index.format import archived
 from tiered_index.format.archived import SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
-from tiered_index.storage.checks import check_name
+from tiered_index.storage.base import check_name
 
 PIECE = archived.PIECE_BYTES
 

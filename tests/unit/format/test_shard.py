@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import struct
+
 import numpy as np
 import pytest
 
@@ -11,7 +13,8 @@ from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
 from tiered_index.format.slots import SlotMap, hash_rank
-from tiered_index.format.trailer import parse_trailer
+from tiered_index.format.time_line import TimeLine
+from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
 from tiered_index.service.cold.path import check_run
 
 BEGIN_MS = 1_700_000_000_000
@@ -32,10 +35,11 @@ def make_items(count, hashes=2**31, seed=1):
     return items
 
 
-def write(items, slots, step, slot_range=None):
+def write(items, slots, step, slot_range=None, *, packed=False):
     """Return (file, writer) of the items, added in pieces of about `step` that end where slots end."""
-    layout = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100)
-    writer = ShardWriter(layout, slots, slot_range or (0, slots.slots), BEGIN_MS, BEGIN_MS + 86_399_000, len(items))
+    layout, line = Layout(NATIVE, KEYED_SCHEMA, slots.base, 100), TimeLine.through(items) if packed else None
+    times = BEGIN_MS, BEGIN_MS + 86_399_000
+    writer = ShardWriter(layout, slots, slot_range or (0, slots.slots), *times, len(items), line)
     seconds = items["time_diff_s"].astype(np.int64) + BEGIN_MS // 1000
     items = items[answer_sorted(items, seconds, slots, KEYED_SCHEMA)]
     of_slot = slots.slots_of(items["key_hash"].astype(np.int32))
@@ -80,10 +84,10 @@ def test_maps_that_cannot_be():
 
 @pytest.mark.parametrize("slots", MAPS, ids=str)
 @pytest.mark.parametrize(("count", "hashes"), [(1, 2**31), (5000, 2**31), (40_000, 50), (20_000, 1)])
-@pytest.mark.parametrize("step", [700, 1 << 20])
-def test_every_key_is_found_by_the_directory(slots, count, hashes, step):
+@pytest.mark.parametrize(("step", "packed"), [(700, False), (1 << 20, True), (700, True)])
+def test_every_key_is_found_by_the_directory(slots, count, hashes, step, packed):
     items = make_items(count, hashes)
-    data, writer, ordered = write(items, slots, step)
+    data, writer, ordered = write(items, slots, step, packed=packed)
     trailer = parse_trailer(data, "shard", len(data))
     assert trailer.tail.position == writer.position
     assert trailer.metadata.count == count
@@ -91,14 +95,19 @@ def test_every_key_is_found_by_the_directory(slots, count, hashes, step):
     pieces = [memoryview(data)[run.offset : run.offset + run.length] for run in runs]
     for run, piece in zip(runs, pieces, strict=True):
         check_run(piece, run, "shard")
-    assert b"".join(pieces) == ordered.tobytes()
+    meta = trailer.metadata
+    assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 3 if packed else 1)
+    read = [meta.items_of(piece, run.count, "shard") for run, piece in zip(runs, pieces, strict=True)]
+    assert b"".join(part.tobytes() for part in read) == ordered.tobytes()
+    if packed and count > 1000:
+        assert sum(run.length for run in runs) < 0.6 * ordered.nbytes
     words = data[trailer.tail.position : trailer.tail.directory_position]
     for key_hash in np.unique(items["key_hash"])[:: max(1, count // 50)].tolist():
         wanted = ordered[ordered["key_hash"] == key_hash]
         found = [
             part[part["key_hash"] == key_hash]
             for run in trailer.directory.runs(slots.slot_of(key_hash), key_hash, 0, 2**62)
-            for part in [np.frombuffer(data[run.offset : run.offset + run.length], KEYED_SCHEMA.item)]
+            for part in [meta.items_of(data[run.offset : run.offset + run.length], run.count, "shard", key_hash)]
         ]
         assert b"".join(part.tobytes() for part in found) == wanted.tobytes()
         for fingerprint in wanted["fingerprint"][:3].tolist():
@@ -107,9 +116,10 @@ def test_every_key_is_found_by_the_directory(slots, count, hashes, step):
             assert block_may_hold(words[at : at + 32], mixed)
 
 
-def test_pieces_make_no_difference():
-    items = make_items(30_000, 300)
-    assert write(items, SlotMap(7, split=11), 600)[0] == write(items, SlotMap(7, split=11), 1 << 20)[0]
+@pytest.mark.parametrize("packed", [False, True])
+def test_pieces_make_no_difference(packed):
+    items, slots = make_items(30_000, 300), SlotMap(7, split=11)
+    assert write(items, slots, 600, packed=packed)[0] == write(items, slots, 1 << 20, packed=packed)[0]
 
 
 def test_checksums_tell_multisets_apart():

@@ -16,6 +16,7 @@ import pytest
 import tiered_index.format.layout as layout_module
 from tests.support.compacted_files import built_filter, unsealed_image
 from tests.support.foreign_lookups import find_unsealed
+from tests.support.second_reader import items_in
 from tiered_index.format.bloom import SALTS, block_number, filter_hash
 from tiered_index.format.compacted import Compaction
 from tiered_index.format.foreign import ForeignUnsealed
@@ -24,6 +25,7 @@ from tiered_index.format.journal import BatchRecord, Journal, encode_batch, enco
 from tiered_index.format.layout import NATIVE, PRESETS, ROCKETMQ, Layout
 from tiered_index.format.shard import ShardWriter
 from tiered_index.format.slots import SlotMap, hash_rank
+from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.format.verify import verify_compacted
@@ -57,7 +59,7 @@ VECTORS = [
 ]
 
 
-def written():
+def written(*, packed=False):
     """The example's table, entries and compacted bytes."""
     topics = ["orders", "payments"]
     hashes, fingerprints = hash_batch(
@@ -72,7 +74,7 @@ def written():
         hashes, np.array([BEGIN_MS + 1000 * row[6] for row in ROWS]), columns | {"fingerprint": fingerprints}
     )
     table.commit(batch)
-    compaction = Compaction(batch.entries, LAYOUT, BEGIN_MS, table.end_ms)
+    compaction = Compaction(batch.entries, LAYOUT, BEGIN_MS, table.end_ms, packed=packed)
     pieces = compaction.pieces(
         file_id=FILE_ID,
         topics=((1, "orders"), (2, "payments")),
@@ -139,11 +141,41 @@ def unsealed_dump():
 
 def compacted_dump():
     _, _, data = written()
-    tail = parse_trailer(data, "example", len(data)).tail
     parts = list(HEADER_PARTS) + [(8, f"slot {s}: position, length") for s in range(3)]
     for index in range(len(ROWS)):
         parts += [(n, f"item {index}: {name}" if name == "key_hash" else name) for n, name in ITEM_PARTS]
-    parts += [(4, f"filter: block 0, word {word}" if not word else f"word {word}") for word in range(8)]
+    end, text = dump(data, parts + trailer_parts(data))
+    assert end == len(data)
+    return text
+
+
+def packed_dump():
+    """The example's items as a packed file."""
+    _, _, data = written(packed=True)
+    columns = [
+        ("hash", 8),
+        ("topic_id", 4),
+        ("fingerprint", 4),
+        ("queue_id", 4),
+        ("size", 4),
+        ("offset", 8),
+        ("time less the line", 8),
+    ]
+    parts, bits, at = [*HEADER_PARTS, (1, "run: kind"), (4, "keys")], [], 28 + 5
+    for name, size in columns:
+        parts += [(1, f"{name}: bits"), (size, "least")]
+        bits.append(data[at])
+        at += 1 + size
+    keys, rows = -(-4 * sum(bits[:3]) // 8), -(-5 * sum(bits[3:]) // 8)
+    parts += [(keys, "rows of keys"), (1, "first items"), (rows, "rows of items")]
+    end, text = dump(data, parts + trailer_parts(data))
+    assert end == len(data)
+    return text
+
+
+def trailer_parts(data):
+    tail = parse_trailer(data, "example", len(data)).tail
+    parts = [(4, f"filter: block 0, word {word}" if not word else f"word {word}") for word in range(8)]
     parts += [(4, "directory: groups"), (4, "blocks")]
     parts += [
         (4, "group 0: first_slot"),
@@ -169,9 +201,7 @@ def compacted_dump():
         (4, "directory crc32"),
     ]
     parts += [(4, "metadata crc32"), (4, "crc32 of the 60 bytes before")]
-    end, text = dump(data, parts)
-    assert end == len(data)
-    return text
+    return parts
 
 
 def journal_dump():
@@ -251,6 +281,7 @@ def slot_examples():
 
 
 GENERATED = {
+    "packed": lambda: fenced(packed_dump()),
     "slots": slot_examples,
     "presets": presets,
     "vectors": vectors,
@@ -297,7 +328,7 @@ def test_the_printed_compacted_file_is_proven():
     assert verify_compacted(lambda position, length: data[position : position + length], len(data), "SPEC.md") == []
     meta = parse_trailer(data, "SPEC.md", len(data)).metadata
     documented = set(re.findall(r"^\| `(\w+)` \|", SPEC.read_text().split("### Metadata")[1].split("\n### ")[0], re.M))
-    assert documented == set(json.loads(meta.encode()))
+    assert documented == {*json.loads(meta.encode()), "packed"}
 
 
 def test_the_printed_journal_reads():
@@ -310,7 +341,7 @@ def test_sections_are_the_ones_that_the_code_cites():
     assert list(titles) == [str(n) for n in range(1, len(titles) + 1)]
     words = {"2": "slots", "3": "Unsealed", "4": "Compacted", "5": "Hash", "6": "Trailer", "7": "Journal", "8": "Names"}
     assert all(word in titles[number] for number, word in words.items())
-    assert (titles["9"], titles["10"]) == ("Storage log", "Window tables and shards")
+    assert [titles[n] for n in ("9", "10", "11")] == ["Storage log", "Window tables and shards", "Packed runs"]
     cited = re.findall(r"SPEC\.md section[s]? (\d+)", "".join(path.read_text() for path in SPEC.parent.glob("*.py")))
     assert cited
     assert set(cited) <= set(titles)
@@ -322,7 +353,8 @@ def test_a_shard_is_what_its_section_says():
     items["key_hash"], items["offset"] = [4, 5, 2005], [9, 2**40, 1]
     items["fingerprint"], items["time_diff_s"] = [1, 2**32 - 1, 3], [0, 7, 5]
     layout = Layout(NATIVE, NATIVE.schema, 1000, 8)
-    writer = ShardWriter(layout, SlotMap(1000, join=8), (0, 125), BEGIN_MS, BEGIN_MS + 3_599_999, 3)
+    times = BEGIN_MS, BEGIN_MS + 3_599_999
+    writer = ShardWriter(layout, SlotMap(1000, join=8), (0, 125), *times, 3, TimeLine.through(items))
     begin = writer.begin()
     body = begin + bytes(writer.add(items))
     data = body + writer.finish("f", "test", "custom", {}, {"table": "t", "window_s": 3600, "sequence": 1})
@@ -341,6 +373,17 @@ def test_a_shard_is_what_its_section_says():
         total += x
     assert meta["checksum"] == f"{total % 2**64:016x}"
     assert (meta["order"], meta["slots_crc32"], meta["slot_range"]) == ("answer", 0, [0, 125])
+
+
+def test_the_printed_packed_file_is_proven_and_read_by_its_section():
+    """What section 11 says is enough for a second reader to have the items of the plain file."""
+    data = bytes_in("packed")
+    assert verify_compacted(lambda position, length: data[position : position + length], len(data), "SPEC.md") == []
+    plain = bytes_in("compacted")
+    assert items_in(data) == plain[52 : parse_trailer(plain, "SPEC.md", len(plain)).tail.position]
+    meta = json.loads(parse_trailer(data, "SPEC.md", len(data)).metadata.encode())
+    section = SPEC.read_text().split("## 6. ")[1].split("\n## ")[0]
+    assert set(meta) <= set(re.findall(r"^\| `(\w+)` \|", section, re.M))
 
 
 def test_constants_are_stated():

@@ -118,11 +118,11 @@ def test_every_flipped_bit_is_noticed(small):
 
 def test_future_versions_are_refused_by_name(small):
     raw = bytearray(small[-TAIL_SIZE:])
-    struct.pack_into(">I", raw, 8, 3)
+    struct.pack_into(">I", raw, 8, 5)
     struct.pack_into(">I", raw, 60, zlib.crc32(raw[:60]))
     future = small[:-TAIL_SIZE] + bytes(raw)
     for refuse in (lambda: parse_trailer(future, "file", len(future)), lambda: verify(future)):
-        with pytest.raises(UnsupportedVersion, match="version 3"):
+        with pytest.raises(UnsupportedVersion, match="version 5"):
             refuse()
 
 

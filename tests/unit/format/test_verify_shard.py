@@ -17,6 +17,7 @@ from tiered_index.format.layout import NATIVE, PRESETS, Layout
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.shard import ShardWriter, answer_sorted
 from tiered_index.format.slots import SlotMap
+from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import Directory, build_trailer, parse_trailer
 from tiered_index.format.verify import Finding, verify_shard
 
@@ -26,10 +27,14 @@ MORE = {"table": "t1", "window_s": 86400, "sequence": 3}
 SIZE = KEYED_SCHEMA.item.itemsize
 
 
-def write(items: Items, slots: SlotMap, preset: str = "native", more: dict[str, Any] | None = None) -> bytes:
+def write(
+    items: Items, slots: SlotMap, preset: str = "native", more: dict[str, Any] | None = None, *, packed: bool = False
+) -> bytes:
     """Return the shard of `items`, which stand as they are."""
     layout = Layout(PRESETS[preset], PRESETS[preset].schema, slots.base, 100)
-    writer = ShardWriter(layout, slots, (0, slots.slots), BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1, len(items))
+    line = TimeLine.through(items) if packed else None
+    times = BEGIN_S * 1000, (BEGIN_S + 86400) * 1000 - 1
+    writer = ShardWriter(layout, slots, (0, slots.slots), *times, len(items), line)
     parts = [writer.begin(), bytes(writer.add(items))]
     return b"".join([*parts, writer.finish("f", "test", "commitlog", {1: "a", 2: "b"}, MORE if more is None else more)])
 
@@ -58,6 +63,11 @@ def small() -> bytes:
 def giant() -> bytes:
     """A slot of three blocks between small ones."""
     return write(make_items(3000, SLOTS, hot=20_000), SLOTS)
+
+
+@pytest.fixture(scope="module")
+def packed_giant() -> bytes:
+    return write(make_items(3000, SLOTS, hot=20_000), SLOTS, packed=True)
 
 
 def verify(data: bytes) -> list[Finding]:
@@ -107,9 +117,10 @@ def changed(data: bytes, row: int, **fields: int) -> bytes:
 
 @pytest.mark.parametrize("slots", [SlotMap(1), SLOTS, SlotMap(1000), SlotMap(1000, join=64)], ids=str)
 @pytest.mark.parametrize("preset", ["native", "rocketmq"])
-def test_sound_shards_pass(slots: SlotMap, preset: str) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_sound_shards_pass(slots: SlotMap, preset: str, packed: bool) -> None:
     for count, hot in ((1, 0), (2000, 0), (500, 20_000)):
-        data = write(make_items(count, slots, hot, PRESETS[preset].schema), slots, preset)
+        data = write(make_items(count, slots, hot, PRESETS[preset].schema), slots, preset, packed=packed)
         assert verify(data) == []
         # whatever the preset's files do
         assert b'"order":"answer"' in data
@@ -120,7 +131,9 @@ def test_rebuilding_without_change_is_sound(small: bytes, giant: bytes) -> None:
     assert len(parse_trailer(giant, "f", len(giant)).directory.blocks) == 3
 
 
-def test_every_flipped_byte_is_found(small: bytes) -> None:
+@pytest.mark.parametrize("packed", [False, True])
+def test_every_flipped_byte_is_found(packed: bool) -> None:
+    small = write(make_items(50, SLOTS), SLOTS, packed=packed)
     for position in range(len(small)):
         spoiled = bytearray(small)
         spoiled[position] ^= 16
@@ -227,6 +240,41 @@ def test_directories_that_do_not_cover_the_items(giant: bytes) -> None:
         assert spoil(set_block(name, SIZE)) == {"directory"}, name
     for name in ("hash_min", "hash_max", "second_min", "second_max"):
         assert spoil(set_block(name, 1)) == {"bounds"}, name
+
+
+def test_what_a_packed_shard_says_of_its_items_is_checked(packed_giant: bytes) -> None:
+    assert verify(packed_giant) == [] and rebuilt(packed_giant) == packed_giant
+    meta = parse_trailer(packed_giant, "f", len(packed_giant)).metadata
+    line = meta.more["packed"]
+    for wrong in ({**line, "seconds": [7]}, {**line, "shift": 63}, {**line, "base": "0"}, [], None):
+        found = parts(rebuilt(packed_giant, more={"packed": wrong}))
+        assert found == {"metadata"}, wrong
+    assert "checksum" in parts(rebuilt(packed_giant, more={"packed": {**line, "base": line["base"] + 9}}))
+    assert parts(rebuilt(packed_giant, more={"checksum": "0"})) == {"checksum"}
+    assert "interval" in parts(rebuilt(packed_giant, metadata={"second_max": meta.second_max - 1}))
+    assert parts(rebuilt(packed_giant, metadata={"topics": ((1, "a"),)})) == {"topic"}
+
+
+def test_directories_that_do_not_cover_packed_items(packed_giant: bytes) -> None:
+    def spoil(table: int, name: str, change: int, row: int = 1) -> set[str]:
+        def change_it(*tables: Items) -> None:
+            tables[table][name][row] += change
+
+        return parts(rebuilt(packed_giant, directory=change_it))
+
+    for table in (0, 1):
+        for name in ("offset", "length", "count"):
+            assert spoil(table, name, 1) == {"directory"}, name
+    assert spoil(0, "first_slot", 100) == {"directory"}
+    for name in ("hash_min", "hash_max", "second_min", "second_max"):
+        assert spoil(1, name, 1) == {"bounds"}, name
+
+    def move_one(groups: Items, blocks: Items) -> None:
+        blocks["count"][0] += 1
+        blocks["count"][1] -= 1
+
+    (first, second) = verify(rebuilt(packed_giant, directory=move_one))[:2]
+    assert (first.part, second.part) == ("run", "run") and "packed run" in first.problem
 
 
 def test_a_compacted_file_is_no_shard() -> None:

@@ -13,7 +13,7 @@ import pytest
 from tiered_index import IndexReader
 from tiered_index.errors import BackPressure
 from tiered_index.service.catalog.catalog import Catalog
-from tiered_index.service.threads.workers import Worker
+from tiered_index.service.threads import Worker
 from tiered_index.storage.memory import MemoryStorage
 
 T = 1_700_000_000_000
@@ -312,6 +312,24 @@ def test_the_catalog_shows_each_file_once_in_its_newest_form(seed):
         wanted = {h for h in present.values() if h.second_min <= high and h.second_max >= low}
         assert wanted <= set(found) <= set(present.values())
         assert set(catalog.all()) == set(present.values())
+
+
+def test_a_table_that_comes_where_a_look_has_been_is_seen(monkeypatch):
+    """The look stands between the place of the table, which begins later, and that of the file it was made of."""
+    catalog = Catalog()
+    for handle in (_Handle("file", 0, 10), _Handle("beside", 4, 6)):
+        catalog.put(handle)
+    walk = catalog._list.overlapping
+
+    def interrupted(*seconds):
+        for node in walk(*seconds):
+            yield node
+            if catalog.get("table") is None:
+                catalog.put(_Handle("table", 5, 10))
+                catalog.remove("file")
+
+    monkeypatch.setattr(catalog._list, "overlapping", interrupted)
+    assert {handle.file_id for handle in catalog.overlapping(0, 10)} == {"table", "beside"}
 
 
 @pytest.mark.parametrize("change", ["put", "extend", "put lower"])

@@ -5,6 +5,7 @@ middle of what.
 from __future__ import annotations
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given, settings
@@ -59,7 +60,7 @@ def stored_checkpoints(storage):
 # What opening costs
 
 
-@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (10, 1), (100, 1), (1000, 10)])
+@pytest.mark.parametrize(("objects", "at_once"), [(0, 1), (1, 1), (10, 1), (100, 1), (1000, 10), (10_000, 500)])
 def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_once):
     storage = MemoryStorage()
     log = a_log(storage, objects=objects, at_once=at_once)
@@ -72,6 +73,14 @@ def test_a_reader_of_any_number_of_files_opens_with_three_requests(objects, at_o
         assert len(reader.files()) == objects
         reader.refresh()
         assert reader.storage.total.requests_by_kind == {"list": 3, "get": 1}
+
+
+def test_a_checkpoint_of_objects_and_none_is_one_line_of_json():
+    for objects in (0, 1, 3):
+        document = a_log(MemoryStorage(), objects=objects).state.encode().rpartition(b"\n#crc32 ")[0]
+        members = json.loads(document)
+        assert list(members) == ["version", "kind", "number", "epoch", "genesis", "objects", "positions"]
+        assert document == json.dumps(members, separators=(",", ":")).encode()
 
 
 @pytest.mark.parametrize("lost", [1, 2, 5])

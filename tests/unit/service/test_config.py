@@ -215,3 +215,10 @@ def test_a_configuration_is_immutable_and_its_root_absolute(monkeypatch, tmp_pat
     assert IndexConfig.load(root="~/x").root == Path.home() / "x"
     with pytest.raises(ValueError, match="frozen"):
         config.slots = 5
+
+
+@pytest.mark.parametrize("name", ["slots", "seal_after_s", "max_late_s", "storage"])
+def test_true_is_no_number(name):
+    with pytest.raises(ConfigError, match=f"{name}: must not be true"):
+        IndexConfig.load(**{name: True})
+    assert IndexConfig.load(background=False).background is False

@@ -12,8 +12,8 @@ import pytest
 
 from tests.support.thread_limit import ThreadLimit
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.service.threads import pool as pool_module
-from tiered_index.service.threads.pool import DaemonPool
+from tiered_index.service import threads as pool_module
+from tiered_index.service.threads import DaemonPool
 
 NAME = "tested-pool"
 

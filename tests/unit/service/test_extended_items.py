@@ -4,7 +4,9 @@ class at hand.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import copy
+import pickle
+from dataclasses import dataclass, replace
 
 import numpy as np
 import pyarrow as pa
@@ -12,6 +14,7 @@ import pytest
 
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
+from tiered_index.types import items_table
 
 T = 1_700_000_000_000
 
@@ -232,3 +235,17 @@ def test_identity_columns_tell_entries_without_offsets_apart(open_index):
     result = index.query("t", "k")
     assert [i.event for i in result] == [9, 8, 7]
     assert result.explain.folded_entries == 0  # the same entry, put twice
+
+
+def test_a_table_has_the_columns_of_the_items_which_are_made_once(open_index):
+    index = open_index("root", item_type=OrderItem)
+    for offset, tag in enumerate([b"", b"a\0b", b"xyzw"]):
+        put(index, 7, offset=offset, tag=tag)
+    for answer in (index.query("t", "k"), index.query_many([("t", "k")])[0], index.query("t", "none")):
+        table = answer.to_arrow()
+        assert table.equals(items_table(answer.items, OrderItem))
+        assert answer.items is answer.items
+        assert answer.explain is answer.explain
+        assert pickle.loads(pickle.dumps(answer)) == copy.copy(answer) == replace(answer) == answer
+        with pytest.raises(AttributeError, match="no attribute 'item'"):
+            answer.item  # noqa: B018

@@ -11,7 +11,6 @@ from tiered_index import Lookup
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.trailer import BLOCK_DTYPE, Run
 from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.files.search import GiantSlot
 
 
@@ -26,7 +25,7 @@ def slot(batch: LookupBatch, spans: list[tuple[int, int]], *, ordered: bool) -> 
 
 def found(*seconds: list[int]) -> Matches:
     """Return rows of each question by their seconds."""
-    rows = np.zeros(sum(map(len, seconds)), row_dtype(KEYED_SCHEMA))
+    rows = np.zeros(sum(map(len, seconds)), KEYED_SCHEMA.row)
     rows["second"] = [second for one in seconds for second in one]
     return Matches(np.repeat(np.arange(len(seconds)), [len(one) for one in seconds]), rows)
 

@@ -88,9 +88,9 @@ def test_files_of_both_rules_in_one_index(open_index, storage, clock, slots):
 
 def test_which_rule_new_files_have(open_index, storage):
     """Of a new index that of RocketMQ's newest release; an index of before keeps its own until it is told otherwise."""
-    assert IndexConfig(preset="rocketmq").layout().hash == "mask"
-    assert "hash" not in IndexConfig(preset="rocketmq", hash="abs").layout().to_json()
-    layout = IndexConfig(preset="rocketmq").layout()
+    assert IndexConfig(preset="rocketmq").geometry().hash == "mask"
+    assert "hash" not in IndexConfig(preset="rocketmq", hash="abs").geometry().to_json()
+    layout = IndexConfig(preset="rocketmq").geometry()
     assert Layout.from_json(layout.to_json()) == layout and layout.to_json()["hash"] == "mask"
     index = open_index("root", preset="rocketmq", hash="abs")
     index.close()

@@ -184,9 +184,9 @@ def test_a_file_of_the_index_that_cannot_be_read_is_an_error_or_named(open_index
     index.put("t", 0, "k", 2, 1, T)
     index.flush()
     with IndexReader.open(storage_backend=faulty, clock=clock, query_threads=1) as reader:
-        (name,) = reader.log_state.objects
+        ((name, stored),) = reader.log_state.objects.items()
         data = bytearray(storage.get(name))
-        data[100] ^= 1
+        data[stored.trailer_position - 1] ^= 1
         storage.put(name, data)
         with pytest.raises(CorruptFile, match=name):
             reader.messages("t", "k", source=Library())

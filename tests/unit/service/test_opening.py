@@ -79,7 +79,7 @@ def test_topic_ids_of_other_roots_and_lives_do_not_collide(open_index):
 
 
 def test_two_topics_of_one_crc_get_different_ids(open_index, monkeypatch):
-    monkeypatch.setattr("tiered_index.service.answers.topics.assigned_topic_id", lambda topic: 2**31 - 1)
+    monkeypatch.setattr("tiered_index.service.answers.validation.assigned_topic_id", lambda topic: 2**31 - 1)
     index = open_index("root")
     for number, topic in enumerate(("x", "y", "z")):
         index.put(topic, 0, "k", number, 1, T)

@@ -16,7 +16,7 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
 from tiered_index.format.schema import Column, Schema
-from tiered_index.service.answers.rows import concatenate, decode_cursor, encode_cursor, first_answers, row_dtype
+from tiered_index.service.answers.rows import concatenate, decode_cursor, encode_cursor, first_answers
 
 T = 1_700_000_000_000
 EXTENDED = Schema(
@@ -40,7 +40,7 @@ small = st.integers(0, 2)
 def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     """Against sorting tuples, however the rows are dealt to files: so no answer depends on where an entry lies."""
     names = ("second", "offset", "queue_id", "zone", "size", "topic_id", "price", "tag")
-    array = np.zeros(len(rows), row_dtype(EXTENDED))
+    array = np.zeros(len(rows), EXTENDED.row)
     for name, values in zip(names, zip(*rows, strict=True), strict=False):
         array[name] = values
     best = {}

@@ -59,7 +59,9 @@ def test_an_object_that_arrived_cut_short_is_not_published(open_index, storage):
 def test_a_file_goes_up_in_parts(open_index, storage, clock):
     """A large slot table makes a file of more than the smallest part."""
     counted = FaultStorage(storage)
-    index = open_index(storage_backend=counted, slots=700_000, upload_part_bytes=5 << 20, local_keep_s=0)
+    index = open_index(
+        storage_backend=counted, slots=700_000, layout="plain", upload_part_bytes=5 << 20, local_keep_s=0
+    )
     index.put("t", 0, "k", 1, 1, T)
     index.seal()
     index.run_lifecycle()

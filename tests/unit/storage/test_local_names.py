@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tiered_index.storage.local.names import CHUNK, decode, encode, walk
+from tiered_index.storage.local.files import CHUNK, decode, encode, walk
 
 SEGMENT = st.text("a.-0", min_size=1, max_size=4).flatmap(
     lambda text: st.sampled_from(

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.storage.base import PartInfo
-from tiered_index.storage.checks import check_parts
+from tiered_index.storage.base import PartInfo, check_parts
 
 
 def test_parts_come_back_in_order_of_number() -> None:

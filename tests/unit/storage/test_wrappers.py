@@ -12,9 +12,8 @@ import pytest
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.base import PAGE, ObjectInfo
-from tiered_index.storage.context import sending
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage
+from tiered_index.storage.metering import MeteredStorage, PriceTable, Usage, sending
 from tiered_index.storage.wrappers import LatencyStorage, PrefixedStorage
 from tiered_index.testing.storage_faults import FaultStorage
 

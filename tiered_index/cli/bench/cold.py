@@ -22,8 +22,19 @@ import numpy as np
 import pyarrow as pa
 
 from tiered_index.cli.bench.figures import Meter, Spec, Suite, Table, at_least, at_most
-from tiered_index.cli.bench.messages import ABSENT, START_MS, TOPIC, batch, key_array, keys_of
-from tiered_index.cli.bench.setting import ColdAmounts, Setting, UnsyncedDisk, require, scratch
+from tiered_index.cli.bench.setting import (
+    ABSENT,
+    START_MS,
+    TOPIC,
+    ColdAmounts,
+    Setting,
+    UnsyncedDisk,
+    batch,
+    key_array,
+    keys_of,
+    require,
+    scratch,
+)
 from tiered_index.cli.output import counted
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
@@ -88,13 +99,16 @@ class StoredFiles:
         return batch(file * _HOUR + np.arange(self.layout.capacity), key_array(keys))
 
 
-def make_files(setting: Setting, layout: Layout, count: int, folder: Path) -> StoredFiles:
-    """Put, compact and upload `count` files of `layout` to a storage of folders; nothing is synced."""
+def make_files(setting: Setting, layout: Layout, count: int, folder: Path, *, plain: bool = False) -> StoredFiles:
+    """Put, compact and upload `count` files of `layout` to a storage of folders; nothing is synced. `plain` ones have a
+    slot table.
+    """
     made = StoredFiles(layout, count, folder / "storage", folder / "root" / "cache")
     disk = UnsyncedDisk()
     at_once = max(1, min(_AT_ONCE, 2_000_000 // layout.capacity))
     storage = LocalStorage(made.objects, disk=disk)
-    with replace(setting, layout=layout).open(folder, disk=disk, storage=storage, local_keep_s=0) as index:
+    changes = {"local_keep_s": 0, "layout": "plain" if plain else None}
+    with replace(setting, layout=layout).open(folder, disk=disk, storage=storage, **changes) as index:
         for first in range(0, count, at_once):
             for file in range(first, min(first + at_once, count)):
                 index.put_batch(made.rows(file))
@@ -344,7 +358,8 @@ def measure_cold(
     """Measure lookups, and in the same rounds `other_ways` to look keys up, which tables call `others`."""
     amounts = ColdAmounts.of(setting)
     with scratch(folder) as place:
-        files = make_files(setting, amounts.layout, amounts.files, place)
+        # RocketMQ's way reads the slot table
+        files = make_files(setting, amounts.layout, amounts.files, place, plain=other_ways is not None)
         cells: Cells = {}
         with _network(setting, files) as network:
             for measured in _measure_lookups(network, files, amounts, meter, other_ways):

@@ -19,12 +19,10 @@ from typing import Annotated, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.bench.cold import COLD, check_storage
-from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table
-from tiered_index.cli.bench.machine import facts
-from tiered_index.cli.bench.pause import PAUSE
+from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table, facts
 from tiered_index.cli.bench.reading import COMMITLOG, LOOKUP, RECOVERY
 from tiered_index.cli.bench.setting import ColdAmounts, Setting, scratch
-from tiered_index.cli.bench.writing import COMPACT, PUT, UPLOAD
+from tiered_index.cli.bench.writing import COMPACT, PAUSE, PUT, UPLOAD
 from tiered_index.cli.output import Output, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.errors import DiskFull, InvalidArgument

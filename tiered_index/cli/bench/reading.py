@@ -6,14 +6,23 @@ import os
 import time
 from array import array
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from tiered_index.cli.bench.figures import Goal, Meter, Spec, Suite, at_least, at_most, percentiles_us
-from tiered_index.cli.bench.machine import cores, pinned, settle
-from tiered_index.cli.bench.messages import ABSENT, START_MS, TOPIC, keys_of, numbers_of
-from tiered_index.cli.bench.setting import Setting, UnsyncedDisk, compact_only, fill, require, scratch, without_uploads
-from tiered_index.format.layout import Layout
+from tiered_index.cli.bench.figures import Goal, Meter, Spec, Suite, at_least, at_most, cores, pinned, settle
+from tiered_index.cli.bench.setting import (
+    ABSENT,
+    START_MS,
+    TOPIC,
+    Setting,
+    UnsyncedDisk,
+    compact_only,
+    fill,
+    keys_of,
+    numbers_of,
+    require,
+    scratch,
+    without_uploads,
+)
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
@@ -66,9 +75,7 @@ def _measure(index: IndexService, setting: Setting, state: str, seed: int, meter
                 latencies.append(time.perf_counter() - started_s)
                 found += len(result)
         require_answers(setting, found, answers, f"answers of {state} {kind}")
-        p50, p99 = percentiles_us(latencies, 50, 99)
-        meter.record(f"{state} {kind} p50", p50)
-        meter.record(f"{state} {kind} p99", p99)
+        meter.record_percentiles({f"{state} {kind} p{at}": at for at in (50, 99)}, latencies)
     lookups = [Lookup(topic=TOPIC, key=key) for key in keys_of(numbers_of(setting.many, setting.entries, seed + 1_000))]
     with meter.section(f"{state} query_many") as call:
         results = index.query_many(lookups)
@@ -133,9 +140,7 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
 
 def _many_files(setting: Setting, place: Path, meter: Meter) -> None:
     """Open a root of small files that are all uploaded and kept locally; they are made without syncs."""
-    layout = setting.layout
-    small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL, _SMALL + 1))
-    files = setting.small_files
+    small, files = setting.with_files_of(_SMALL), setting.small_files
     with small.open(place, disk=UnsyncedDisk(), storage=LocalStorage(place / "storage", disk=UnsyncedDisk())) as index:
         for first in range(0, files, _AT_ONCE):
             fill(index, first * _SMALL, min(_AT_ONCE, files - first) * _SMALL)

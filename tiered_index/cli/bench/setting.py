@@ -1,6 +1,8 @@
-"""What a run of the benchmark measures: geometry and amounts, and the index that a suite measures on.
+"""What a run of the benchmark measures: geometry and amounts, the messages that it puts, and the index of a suite.
 
-Amounts follow from the number of items. One thread, but for `WatchedDisk`: any.
+Amounts follow from the number of items, messages from their numbers, so that any of them can be asked for again: each
+has one key of 24 to 36 characters and one topic of 12, and there are ten a millisecond of store time. One thread, but
+for `WatchedDisk`: any.
 """
 
 from __future__ import annotations
@@ -9,13 +11,14 @@ import contextlib
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
 
-from tiered_index.cli.bench.messages import batch
 from tiered_index.config import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.layout import Layout
@@ -25,6 +28,66 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
+
+TOPIC = "TopicOrder01"
+START_MS = 1_700_000_000_000
+ABSENT = 1 << 40
+"""Numbers from here on are never put."""
+_PER_MS = 10
+_SHORTEST, _LONGEST = 24, 36
+_HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), np.uint16)
+_SALTS = (0, 0x5851F42D4C957F2D, 0x14057B7EF767814F)
+
+
+def _mixed(numbers: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """Return splitmix64's finaliser of each number: a bijection, so different numbers stay different."""
+    numbers = (numbers ^ (numbers >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    numbers = (numbers ^ (numbers >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return numbers ^ (numbers >> np.uint64(31))
+
+
+def key_array(numbers: npt.NDArray[np.int64]) -> pa.Array:
+    """Return the keys of messages as an Arrow string array.
+
+    A key is the first 24 to 36 of 48 hexadecimal digits, three mixed words; the first word alone tells numbers apart.
+    All of a batch are written as one matrix of characters, of which each row's first ones are kept: 36 bytes a key,
+    twice.
+    """
+    count = len(numbers)
+    words = np.empty((count, len(_SALTS)), ">u8")
+    for column, salt in enumerate(_SALTS):
+        words[:, column] = _mixed(numbers.astype(np.uint64) + np.uint64(salt))
+    digits = _HEX[words.view(np.uint8).reshape(count, -1)[:, : _LONGEST // 2]].view(np.uint8)
+    lengths = _SHORTEST + words[:, 2].astype(np.uint64) % (_LONGEST - _SHORTEST + 1)
+    text = digits[np.arange(_LONGEST) < lengths[:, None]]
+    offsets = np.zeros(count + 1, np.int32)
+    offsets[1:] = np.cumsum(lengths)
+    return pa.StringArray.from_buffers(count, pa.py_buffer(offsets), pa.py_buffer(text))
+
+
+def keys_of(numbers: npt.NDArray[np.int64]) -> list[str]:
+    """Return the keys of messages as Python text."""
+    return key_array(numbers).to_pylist()  # type: ignore[no-any-return]
+
+
+def batch(numbers: npt.NDArray[np.int64], keys: Any = None) -> pa.RecordBatch:
+    """Return messages as `put_batch` takes them; `keys` stand in for the messages' own."""
+    count = len(numbers)
+    columns = {
+        "topic": pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([TOPIC])),
+        "queue_id": pa.array(numbers % 8),
+        "key": key_array(numbers) if keys is None else keys,
+        "offset": pa.array(numbers * 1000),
+        "size": pa.array(np.full(count, 512)),
+        "timestamp_ms": pa.array(START_MS + numbers // _PER_MS),
+    }
+    return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
+
+
+def numbers_of(count: int, below: int, seed: int) -> npt.NDArray[np.int64]:
+    """Return `count` message numbers below a bound, drawn at random."""
+    return np.random.default_rng(seed).integers(0, below, count)
+
 
 _FULL_ITEMS = 20_000_000
 _BATCH = 250_000
@@ -71,6 +134,11 @@ class Setting:
     def space_bytes(self) -> int:
         """Disk space that the greediest suite takes: files, the reserved next one, and their copies in the storage."""
         return max((4 + self.pause_files) * 2 * self.layout.unsealed_size, 64 << 20, self.log_messages << 10)
+
+    def with_files_of(self, entries: int) -> Setting:
+        """Return this setting with small files, of one slot an entry."""
+        layout = self.layout
+        return replace(self, layout=Layout(layout.preset, layout.schema, entries, entries + 1))
 
     def open(
         self, folder: Path, *, disk: Disk | None = None, storage: Storage | None = None, **changes: Any

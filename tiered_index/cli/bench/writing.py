@@ -1,4 +1,9 @@
-"""The suites of writing: `put`, `compact` and `upload`."""
+"""The suites of writing: `put`, `compact`, `upload`, and `pause`: how long a put takes, and how late the writer wakes,
+beside compactions, uploads and queries.
+
+There the writer has a core to itself; flusher, life cycle and queries share the other one. The same puts at the same
+pace without any of them show what the machine and the interpreter do to such a thread anyway.
+"""
 
 from __future__ import annotations
 
@@ -8,27 +13,47 @@ import threading
 import time
 from array import array
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from tiered_index.cli.bench.figures import Meter, Section, Spec, Suite, at_least, at_most, every_round, percentiles_us
-from tiered_index.cli.bench.machine import MemoryWatch, cores, pin_thread, pinned, settle
-from tiered_index.cli.bench.messages import START_MS, TOPIC, keys_of, numbers_of
+from tiered_index.cli.bench.figures import (
+    MemoryWatch,
+    Meter,
+    Section,
+    Spec,
+    Suite,
+    at_least,
+    at_most,
+    core_wait_s,
+    cores,
+    every_round,
+    pin_thread,
+    pinned,
+    settle,
+)
 from tiered_index.cli.bench.setting import (
     FLUSH_ENTRIES,
+    START_MS,
+    TOPIC,
     Setting,
     WatchedDisk,
+    batch,
     compact_only,
     fill,
+    key_array,
+    keys_of,
+    numbers_of,
     require,
+    scratch,
     without_uploads,
 )
-from tiered_index.format.layout import Layout
+from tiered_index.errors import BackPressure
 from tiered_index.service.index import IndexService
 from tiered_index.storage.disk import Disk
 
@@ -75,9 +100,8 @@ def _batches(index: IndexService, setting: Setting, place: Path, meter: Meter) -
 
 def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
     """Write as many bytes as the entries take, in pieces as large as the flushes, each durable."""
-    entry_bytes = setting.layout.schema.entry.itemsize
+    disk, entry_bytes = Disk(), setting.layout.schema.entry.itemsize
     piece, total = os.urandom(min(FLUSH_ENTRIES, setting.entries) * entry_bytes), setting.entries * entry_bytes
-    disk = Disk()
     descriptor = disk.create(path)
     disk.allocate(descriptor, total)
     try:
@@ -92,8 +116,7 @@ def _write_plainly(path: Path, setting: Setting, section: Section) -> None:
 def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
     count = setting.singles
     calls = list(zip(keys_of(np.arange(count)), range(count), range(START_MS, START_MS + count), strict=True))
-    put, flush = meter.section("put loop"), meter.section("flush of single puts")
-    put_one = index.put
+    put, flush, put_one = meter.section("put loop"), meter.section("flush of single puts"), index.put
     with put:
         for key, offset, timestamp_ms in calls:
             put_one(TOPIC, 1, key, offset, 512, timestamp_ms)
@@ -107,28 +130,20 @@ def _singles(index: IndexService, setting: Setting, meter: Meter) -> None:
 
 _WHICH = {"p50": 50.0, "p99.9": 99.9, "worst lookup": 100.0}
 _STALLS = {(state, which): f"reader's {which} {state}" for state in ("before", "during") for which in _WHICH}
-_JAVA_S = (4.4, 5.4)
+_JAVA_S = {f"times as fast as Java's {seconds} s": seconds for seconds in (4.4, 5.4)}
 """Java's doCompaction of 20,000,000 items, without making the file durable (golden/BASELINE.md)."""
-_HOT_SHARE = 100
 _PERIOD_S = 0.0002
 _GAP = 20_000
 """Messages left out, so that the two files have no second in common."""
 
 
-def _java(seconds: float) -> str:
-    return f"times as fast as Java's {seconds} s"
-
-
 def _compact_specs(setting: Setting) -> Sequence[Spec]:
-    java = (
-        [Spec(_java(seconds), "ratio", at_least(2), ("compaction",)) for seconds in _JAVA_S] if setting.is_full else []
-    )
     return (
         Spec("compaction of a full file", "s"),
         Spec("compaction rate", "entries/s"),
         Spec("compaction, CPU", "ns/entry"),
         Spec("times a plain durable copy", "ratio"),
-        *java,
+        *(Spec(name, "ratio", at_least(2), ("compaction",)) for name in _JAVA_S if setting.is_full),
         Spec("compaction beside a reader", "s"),
         Spec("anonymous memory, increase", "MiB", at_most(1024) if setting.is_full else None),
         *(Spec(name, "us") for name in _STALLS.values()),
@@ -152,8 +167,8 @@ def _alone(setting: Setting, place: Path, meter: Meter) -> None:
     meter.record("compaction, CPU", section.cpu_s / setting.entries * 1e9)
     meter.record("times a plain durable copy", section.elapsed_s / copy.elapsed_s)
     if setting.is_full:
-        for seconds in _JAVA_S:
-            meter.record(_java(seconds), seconds / section.elapsed_s * setting.entries / 20e6)
+        for name, seconds in _JAVA_S.items():
+            meter.record(name, seconds / section.elapsed_s * setting.entries / 20e6)
 
 
 def _copied(source: Path, place: Path, meter: Meter) -> Section:
@@ -168,7 +183,7 @@ def _copied(source: Path, place: Path, meter: Meter) -> Section:
 
 def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
     """Compact again, this time beside a thread on the other core that looks keys up in another, unsealed file."""
-    first, hot = setting.entries + _GAP, max(1, setting.entries // _HOT_SHARE)
+    first, hot = setting.entries + _GAP, max(1, setting.entries // 100)
     core, other = cores()
     section, memory = meter.section("compaction beside a reader"), MemoryWatch()
     latencies = {"before": array("d"), "during": array("d")}
@@ -203,8 +218,7 @@ def _beside_a_reader(setting: Setting, place: Path, meter: Meter) -> None:
     meter.record("compaction beside a reader", section.elapsed_s)
     meter.record("anonymous memory, increase", memory.peak_mib)
     for state, samples in latencies.items():
-        for which, value in zip(_WHICH, percentiles_us(samples, *_WHICH.values()), strict=True):
-            meter.record(_STALLS[state, which], value)
+        meter.record_percentiles({_STALLS[state, which]: at for which, at in _WHICH.items()}, samples)
 
 
 COMPACT = Suite("compact", _compact_specs, every_round(_alone, _beside_a_reader))
@@ -222,16 +236,13 @@ def _look_up(
         answer = index.query(TOPIC, key, begin_ms)
         now_s = time.perf_counter()
         latencies.append(now_s - due_s)
-        require(
-            (len(answer) > 0, len(answer.explain.files)), (True, 1), "whether the reader has answers, and its files"
-        )
+        require((len(answer) > 0, len(answer.explain.files)), (True, 1), "whether there are answers, and of files")
         if stop.is_set():
             return
         due_s = max(due_s + _PERIOD_S, now_s)
 
 
 _SMALL_ENTRIES = 1_000
-_SMALL_SHARE = 10
 
 
 def _upload_specs(setting: Setting) -> Sequence[Spec]:
@@ -262,11 +273,7 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
             index.run_lifecycle()
         require(Counter(file.place for file in index.files()), {"storage": 1}, "states of the files")
         (stored,) = index.log_state.objects.values()
-        (source,) = (
-            path
-            for path in (place / "storage").rglob("*")
-            if path.is_file() and path.stat().st_size == stored.size_bytes
-        )
+        (source,) = (place / "storage").rglob(f"{Path(stored.name).name}*")
         copy = _copied(source, place, meter)
     meter.record("upload of a full file", uploading.elapsed_s)
     meter.record("upload rate", stored.size_bytes / uploading.elapsed_s / (1 << 20))
@@ -275,9 +282,7 @@ def _full_file(setting: Setting, place: Path, meter: Meter) -> None:
 
 
 def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
-    files = max(2, setting.small_files // _SMALL_SHARE)
-    layout = setting.layout
-    small = replace(setting, layout=Layout(layout.preset, layout.schema, _SMALL_ENTRIES, _SMALL_ENTRIES + 1))
+    files = max(2, setting.small_files // 10)
     living, retiring = meter.section("small files"), meter.section("retirement")
 
     def reached(state: str) -> None:
@@ -286,7 +291,7 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
             retiring.start()
 
     disk = WatchedDisk(reached)
-    with small.open(place, disk=disk, local_keep_s=0) as index:
+    with setting.with_files_of(_SMALL_ENTRIES).open(place, disk=disk, local_keep_s=0) as index:
         fill(index, 0, files * _SMALL_ENTRIES)
         settle()
         with living:
@@ -299,3 +304,147 @@ def _small_files(setting: Setting, place: Path, meter: Meter) -> None:
 
 UPLOAD = Suite("upload", _upload_specs, every_round(_full_file, _small_files))
 """A full file, and a number of small ones, through the life cycle; a local copy goes as soon as it is uploaded."""
+
+
+_PAUSE_PERIOD_S = 0.001
+_SINGLES = 4
+_LONGEST_S = 180.0
+_CALLS = ("put", "put_batch", "wake-up")
+_PAUSE_WHICH = {"p50": 50.0, "p99": 99.0, "p99.9": 99.9, "max": 100.0}
+_STATES = ("busy", "idle")
+_COUNTS = ("files begun", "compactions", "uploads", "queries", "puts pushed back")
+_KEPT_OFF = {state: f"writer kept off its core, {state}" for state in _STATES}
+
+
+@dataclass
+class _Latencies:
+    """Seconds of each call, by kind; a wake-up is how much later than asked the writer's sleep ended."""
+
+    samples: dict[str, array[float]] = field(default_factory=lambda: {name: array("d") for name in _CALLS})
+    entries: int = 0
+    elapsed_s: float = 0.0
+    core_wait_s: float = 0.0
+    pushed_back: int = 0
+
+    def timed(self, call: str, put: Callable[..., int], *arguments: Any) -> None:
+        """Call `put` until it is not pushed back; the waiting is part of the call's time."""
+        before_s = time.perf_counter()
+        while True:
+            try:
+                put(*arguments)
+            except BackPressure:
+                self.pushed_back += 1
+                time.sleep(_PAUSE_PERIOD_S)
+            else:
+                break
+        self.samples[call].append(time.perf_counter() - before_s)
+
+
+def _pause_specs(setting: Setting) -> Sequence[Spec]:
+    return (
+        *(Spec(f"{call}, {state}, {which}", "us") for call in _CALLS for state in _STATES for which in _PAUSE_WHICH),
+        Spec("entries put", "entries/s"),
+        *(Spec(name, "ms/s") for name in _KEPT_OFF.values()),
+        *(Spec(name, "count") for name in _COUNTS),
+    )
+
+
+def _pause(setting: Setting, folder: Path, meter: Meter) -> None:
+    keys = key_array(np.arange(min(setting.entries, 2_000_000)))
+    measured, other = cores()
+    for _ in meter.rounds():
+        with pinned(other):
+            with scratch(folder) as place:
+                idle = _idle(setting, place, keys, measured)
+            with scratch(folder) as place:
+                busy = _busy(setting, place, keys, measured, meter)
+        for state, latencies in zip(_STATES, (busy, idle), strict=True):
+            for call, samples in latencies.samples.items():
+                meter.record_percentiles(
+                    {f"{call}, {state}, {which}": at for which, at in _PAUSE_WHICH.items()}, samples
+                )
+            meter.record(_KEPT_OFF[state], latencies.core_wait_s / latencies.elapsed_s * 1000)
+        meter.record("entries put", busy.entries / busy.elapsed_s)
+
+
+PAUSE = Suite("pause", _pause_specs, _pause)
+"""Every millisecond a batch of 1,000 and four single puts, for as long as the waiting files take."""
+
+
+def _idle(setting: Setting, place: Path, keys: Any, core: int) -> _Latencies:
+    """Put for a while into a buffer that nobody flushes or asks."""
+    index = setting.open(place, buffer_max_entries=1 << 40, buffer_max_bytes=1 << 50)
+    with ThreadPoolExecutor(1, "bench-writer") as threads:
+        settle()
+        ends_s = time.monotonic() + setting.idle_s
+        try:
+            return threads.submit(_write, index, setting, keys, core, lambda: time.monotonic() >= ends_s).result()
+        finally:
+            index.abandon()
+
+
+def _busy(setting: Setting, place: Path, keys: Any, core: int, meter: Meter) -> _Latencies:
+    """Put with every worker running until all waiting files, and one that was begun here, are uploaded."""
+    waiting = setting.pause_files * setting.entries
+    with setting.open(place) as index:
+        fill(index, 0, waiting)
+    settle()
+    disk, done = WatchedDisk(), threading.Event()
+    with (
+        setting.open(place, disk=disk, background=True, seal_after_s=setting.pause_seal_s) as index,
+        ThreadPoolExecutor(2, "bench") as threads,
+    ):
+        ends_s = time.monotonic() + _LONGEST_S
+
+        def finished() -> bool:
+            return disk.counts["uploaded"] > setting.pause_files or time.monotonic() >= ends_s
+
+        looking_up = threads.submit(_look_up_beside, index, keys_of(numbers_of(10_000, len(keys), 1)), done)
+        writing = threads.submit(_write, index, setting, keys, core, finished, waiting)
+        try:
+            latencies = writing.result()
+        finally:
+            counts = disk.counts.copy()
+            done.set()
+        moved = [counts[state] for state in ("unsealed", "compacted", "uploaded")]
+        index.flush()
+        found = sum(getattr(file, "count", 0) for file in index.files())
+        require(found, waiting + latencies.entries, "entries in the index")
+    for name, value in zip(_COUNTS, (*moved, looking_up.result(), latencies.pushed_back), strict=True):
+        meter.record(name, value)
+    return latencies
+
+
+def _look_up_beside(index: IndexService, keys: list[str], done: threading.Event) -> int:
+    """Look keys up, one after another, until done; return how many."""
+    for number, key in enumerate(cycle(keys)):
+        index.query(TOPIC, key)
+        if done.wait(_PAUSE_PERIOD_S):
+            return number + 1
+    return 0
+
+
+def _write(
+    index: IndexService, setting: Setting, keys: Any, core: int, finished: Callable[[], bool], position: int = 0
+) -> _Latencies:
+    """Put messages from number `position` on at a steady pace until `finished`, some in any case."""
+    pin_thread(core)
+    latencies, rows = _Latencies(), setting.pause_rows
+    texts = cycle(keys[: min(len(keys), 10_000)].to_pylist())
+    waited_s, started_s = core_wait_s(), time.perf_counter()
+    due_s = started_s
+    while not latencies.entries or not finished():
+        wake_s = max(due_s, time.perf_counter())
+        time.sleep(max(0.0, due_s - time.perf_counter()))  # a writer that is late lets others run all the same
+        latencies.samples["wake-up"].append(time.perf_counter() - wake_s)
+        first = position % max(1, len(keys) - rows + 1)
+        columns = batch(np.arange(position, position + rows), keys[first : first + rows])
+        position += rows
+        latencies.timed("put_batch", index.put_batch, columns)
+        for number in range(position, position + _SINGLES):
+            latencies.timed("put", index.put, TOPIC, 1, next(texts), number * 1000, 512, START_MS + number // 10)
+        latencies.entries += rows + _SINGLES
+        due_s = max(due_s + _PAUSE_PERIOD_S, time.perf_counter())  # and does not hurry
+    latencies.elapsed_s = time.perf_counter() - started_s
+    latencies.core_wait_s = core_wait_s() - waited_s
+    return latencies

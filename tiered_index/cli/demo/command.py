@@ -19,9 +19,16 @@ from typing import Any
 
 from typer import Option
 
-from tiered_index.cli.demo.checking import Census, LookupChecks, lookups_of, take_census
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
-from tiered_index.cli.demo.workload import TOPICS, ReferenceAnswers, Workload
+from tiered_index.cli.demo.workload import (
+    TOPICS,
+    Census,
+    LookupChecks,
+    ReferenceAnswers,
+    Workload,
+    lookups_of,
+    take_census,
+)
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment

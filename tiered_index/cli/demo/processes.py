@@ -45,7 +45,7 @@ class ProcessFailed(TieredIndexError):
 
 @dataclass(frozen=True)
 class Follower:
-    """How to start the process; its environment is this one's."""
+    """How to start the process; its environment is this one's but for the layout of files."""
 
     source: Path
     root: Path
@@ -59,7 +59,7 @@ class Follower:
         It is stopped first: its upload can't end meanwhile. Once `over` is true the process is ended in good order.
         """
         with self._started(*self._ingest()) as process:
-            deadline = time.monotonic() + _LIMIT_S
+            deadline, asked = time.monotonic() + _LIMIT_S, False
             while process.poll() is None and time.monotonic() < deadline:
                 if moment():
                     process.send_signal(signal.SIGSTOP)
@@ -68,8 +68,10 @@ class Follower:
                         process.kill()
                         return True
                     process.send_signal(signal.SIGCONT)
-                elif over():
+                elif not asked and over():
+                    # once: a second signal would kill it while it closes
                     process.terminate()
+                    asked = True
                 time.sleep(_POLL_S)
             if process.poll() is None:
                 process.kill()
@@ -120,8 +122,11 @@ class Follower:
         places = ["--root", str(self.root), "--storage", self.storage_uri, "--json", "--quiet"]
         if self.config_file is not None:
             places += ["--config", str(self.config_file)]
+        # with a slot table an object is large enough to be killed in the middle of its upload
+        plain = {**os.environ, "TIERED_INDEX_LAYOUT": "plain"}
         with subprocess.Popen(
             [sys.executable, "-m", "tiered_index.cli", *arguments, *places],
+            env=plain,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

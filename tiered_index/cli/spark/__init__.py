@@ -1,1 +1,99 @@
-"""`tiered-index spark ...`: the data pipeline on Spark. PySpark is loaded by the command that needs it."""
+"""`tiered-index spark ...`: the data pipeline on Spark, and what its commands share: names of a source's columns, the
+session, progress. PySpark is loaded by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from tiered_index.cli.options import pairs
+from tiered_index.cli.session import Session
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError
+from tiered_index.spark.metrics import JobMetrics
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiered_index.spark.build.build import BuildResult
+    from tiered_index.spark.build.merge import CompactReport, MergeResult
+
+
+def given_storage(config: IndexConfig) -> str:
+    """Return the storage's URI; a root's is not taken. Raises `ConfigError` where none is given."""
+    if config.storage is None:
+        raise ConfigError("no storage is given: --storage URI")
+    return config.storage
+
+
+def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
+    """Return the session; with `ship` its executors get this package from here.
+
+    Raises `ConfigError` where PySpark or Java is missing.
+    """
+    from tiered_index.spark.session import open_session
+
+    with _interrupts_after():
+        spark = open_session(master, settings=pairs("--conf", conf))
+        spark.sparkContext.setLogLevel("ERROR")
+    # py4j logs whatever interrupts it, with where it was
+    logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
+    if ship:
+        from tiered_index.spark.session import ship_package
+
+        ship_package(spark)
+    return spark
+
+
+@contextlib.contextmanager
+def _interrupts_after() -> Iterator[None]:
+    """Have an interrupt, and the end of a command's time, come when the block has ended, and then as Python does: Java
+    that is interrupted while it starts would outlive this process, and Spark's own way of an interrupt is to cancel the
+    jobs in the middle of a request, which ends in tracebacks of both sides.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    numbers = (signal.SIGINT, signal.SIGALRM)
+    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+    if came:
+        signal.raise_signal(came[0])
+
+
+def progress_of(session: Session) -> Callable[[str, int, int], None]:
+    """Return what is told of tasks done: a line on stderr where that has changed."""
+    last: list[tuple[str, int, int]] = []
+
+    def tell(stage: str, done: int, total: int) -> None:
+        if total and last[-1:] != [(stage, done, total)]:
+            last[:] = [(stage, done, total)]
+            session.out.note(f"{stage}: {done:,} of {total:,} tasks")
+
+    return tell
+
+
+def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
+    """Return what a job reports, JSON-ready."""
+    return asdict(replace(result, metrics=JobMetrics())) | {"metrics": result.metrics.to_json()}
+
+
+def spark_columns(columns: Mapping[str, str], constants: Mapping[str, str]) -> dict[str, Any]:
+    """Return what `build` takes: constants as Spark columns, text where a field is text. Needs a session."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    return {
+        **columns,
+        **{name: F.lit(value if name in ("topic", "key") else int(value)) for name, value in constants.items()},
+    }

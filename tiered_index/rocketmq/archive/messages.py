@@ -18,16 +18,15 @@ from typing import TypeVar
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
-from tiered_index.rocketmq.log.consumequeue import list_queues
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message
 from tiered_index.rocketmq.log.segments import Segment
-from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.rocketmq.log.store import StoreDirectory, list_queues
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.messages import Fetched, MessageState
-from tiered_index.service.threads.pool import DaemonPool
-from tiered_index.storage.context import check_deadline
+from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.metering import check_deadline
 from tiered_index.types import IndexItem
 
 T = TypeVar("T")

@@ -27,8 +27,14 @@ from typing import Any, Literal
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, CorruptFile, StorageUnavailable, TieredIndexError
-from tiered_index.rocketmq.follow.fingerprints import LogFingerprints, Verdict, fingerprints_of
-from tiered_index.rocketmq.follow.scrubber import FAR_BYTES, Scrubber, last_two_bytes
+from tiered_index.rocketmq.follow.fingerprints import (
+    FAR_BYTES,
+    LogFingerprints,
+    Scrubber,
+    Verdict,
+    fingerprints_of,
+    last_two_bytes,
+)
 from tiered_index.rocketmq.follow.tail import (
     EVERYTHING,
     NOTHING,

@@ -39,7 +39,7 @@ from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MAGIC_V1, MAGIC
 from tiered_index.rocketmq.log.message import Message, decode_message
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at, stored_bytes
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX, StoreDirectory
-from tiered_index.service.root.root import FOLLOWERS
+from tiered_index.service.root import FOLLOWERS
 from tiered_index.storage.disk import Disk
 
 _BLANK = BLANK.to_bytes(4, "big")

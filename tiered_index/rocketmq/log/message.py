@@ -16,8 +16,6 @@ from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
-import pyarrow as pa
-
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.log import layout
 from tiered_index.rocketmq.log.layout import Host
@@ -49,6 +47,9 @@ def decompress(
         return body
     if name == "unknown":
         raise CorruptFile(file, f"unknown compression type {(sys_flag & layout.COMPRESSION_MASK) >> 8}", offset=offset)
+    # Imported on use, as below: few bodies are compressed
+    import pyarrow as pa
+
     try:
         if name == "zlib":
             inflater = zlib.decompressobj()
@@ -73,6 +74,8 @@ def compress(body: bytes, name: str) -> tuple[bytes, int]:
     if name == "lz4":
         return _lz4_frame(body), layout.COMPRESSED | layout.COMPRESSION_LZ4
     if name == "zstd":
+        import pyarrow as pa
+
         return pa.compress(body, "zstd", asbytes=True), layout.COMPRESSED | layout.COMPRESSION_ZSTD
     raise InvalidArgument(f"unknown compression {name!r}")
 
@@ -85,6 +88,8 @@ _LZ4_AS_IT_IS = 1 << 31
 
 def _lz4_frame(body: bytes) -> bytes:
     """Return an LZ4 frame of independent blocks: RocketMQ's reader refuses blocks that are linked, as Arrow's are."""
+    import pyarrow as pa
+
     codec, parts = pa.Codec("lz4_raw"), [_LZ4_HEAD]
     for at in range(0, len(body), _LZ4_BLOCK_BYTES):
         block = body[at : at + _LZ4_BLOCK_BYTES]

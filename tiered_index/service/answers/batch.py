@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +21,7 @@ from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
+from tiered_index.kernels import compiled
 from tiered_index.service.answers.rows import (
     Array,
     check_key,
@@ -28,7 +29,6 @@ from tiered_index.service.answers.rows import (
     check_topic,
     concatenate,
     differing,
-    row_dtype,
     tie_keys,
 )
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Lookup
@@ -47,6 +47,32 @@ class Matches:
 
     lookups: npt.NDArray[np.int64]
     rows: Array
+
+
+class _Matched(NamedTuple):
+    """Which stored hashes match lookups: `items` are their numbers, `first` and `counts` where in `by_hash`, the
+    lookups by hash, theirs are.
+    """
+
+    by_hash: npt.NDArray[np.int64]
+    items: npt.NDArray[np.int64]
+    first: npt.NDArray[np.int64]
+    counts: npt.NDArray[np.int64]
+
+    def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
+        """Yield the (item, lookup) pairs, a bounded number at a time."""
+        ends = np.cumsum(self.counts)
+        start = 0
+        while start < len(self.items):
+            most = int(ends[start] - self.counts[start]) + PAIRS_AT_A_TIME
+            stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
+            part = self.counts[start:stop]
+            within = np.arange(int(part.sum())) - np.repeat(np.cumsum(part) - part, part)
+            yield (
+                np.repeat(self.items[start:stop], part),
+                self.by_hash[np.repeat(self.first[start:stop], part) + within],
+            )
+            start = stop
 
 
 class LookupBatch:
@@ -89,6 +115,12 @@ class LookupBatch:
             return (self,)
         return (self._masked,) if rule == "mask" else (self, self._masked_where_different)
 
+    def since(self, seconds: Sequence[int]) -> Self:
+        """Return the batch of what is not before an epoch second, one for each of `topics`."""
+        made = self._copy()
+        made.second_min = np.maximum(self.second_min, np.array(seconds, np.int64)[self.topic_index])
+        return made
+
     @cached_property
     def _two_hashes(self) -> npt.NDArray[np.int64]:
         """The lookups whose hash is another one by each rule: Java's is negative, and has an absolute value."""
@@ -96,10 +128,14 @@ class LookupBatch:
 
     @cached_property
     def _masked(self) -> Self:
+        made = self._copy()
+        made.key_hash = key_hashes(self.java_hash, "mask")
+        return made
+
+    def _copy(self) -> Self:
         made = copy.copy(self)
         for name in [name for name in vars(made) if isinstance(getattr(type(made), name, None), cached_property)]:
             del vars(made)[name]
-        made.key_hash = key_hashes(self.java_hash, "mask")
         return made
 
     @cached_property
@@ -135,26 +171,22 @@ class LookupBatch:
         bits[self.key_hash & (len(bits) - 1)] = True
         return bits
 
-    def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> tuple[npt.NDArray[np.int64], int]:
-        """Return which stored hashes (of n) match lookups (only `among` those), and how many `pairs` would be made."""
-        items, _, counts = self._matches(hashes, self._ordered(among)[1], few=among is not None)
-        return items, int(counts.sum())
+    @cached_property
+    def _hash_starts(self) -> npt.NDArray[np.int64]:
+        """Where in the sorted hashes those of each first bits begin, and the end; 16 to 32 bytes a lookup."""
+        bits = min(31, max(8, len(self).bit_length() + 1))
+        return np.searchsorted(self._sorted_hashes, np.arange((1 << bits) + 1) << 31 - bits)
+
+    def matched(self, hashes: Array, among: npt.NDArray[np.int64] | None = None) -> _Matched:
+        """Return which stored hashes (of n) match lookups (only `among` those)."""
+        by_hash, sorted_hashes = self._ordered(among)
+        return _Matched(by_hash, *self._matches(hashes, sorted_hashes, few=among is not None))
 
     def pairs(
         self, hashes: Array, among: npt.NDArray[np.int64] | None = None
     ) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the (item, lookup) pairs with equal hashes, of stored hashes (n), a bounded number at a time."""
-        by_hash, sorted_hashes = self._ordered(among)
-        items, first, counts = self._matches(hashes, sorted_hashes, few=among is not None)
-        ends = np.cumsum(counts)
-        start = 0
-        while start < len(items):
-            most = int(ends[start] - counts[start]) + PAIRS_AT_A_TIME
-            stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
-            part = counts[start:stop]
-            within = np.arange(int(part.sum())) - np.repeat(np.cumsum(part) - part, part)
-            yield np.repeat(items[start:stop], part), by_hash[np.repeat(first[start:stop], part) + within]
-            start = stop
+        return self.matched(hashes, among).pairs()
 
     def _ordered(self, among: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         if among is None:
@@ -167,6 +199,10 @@ class LookupBatch:
     ) -> tuple[npt.NDArray[np.int64], ...]:
         """Return items (of n) whose hash matches, and of each its first place in `sorted_hashes` and the count."""
         stored = normal_hashes(hashes)
+        if not few and (loops := compiled(len(stored))) is not None:
+            found = np.empty((3, len(stored)), np.int64)
+            count = loops.match(stored, sorted_hashes, self._hash_starts, *found)
+            return found[0, :count], found[1, :count], found[2, :count]
         items = np.arange(len(stored)) if few else np.flatnonzero(self._hash_bits[stored & (len(self._hash_bits) - 1)])
         stored = stored[items]
         first = np.searchsorted(sorted_hashes, stored, "left")
@@ -194,7 +230,7 @@ class LookupBatch:
             topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
             keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
         kept = np.flatnonzero(keep)
-        rows = np.empty(len(kept), row_dtype(schema))
+        rows = np.empty(len(kept), schema.row)
         rows["second"] = seconds[kept]
         rows["key_hash"] = self.key_hash[lookups[kept]]
         for name in rows.dtype.names or ():
@@ -266,7 +302,7 @@ def first_rows(
     that of `first_answers`.
     """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
-    rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, row_dtype(schema))
+    rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, schema.row)
     order = np.argsort(lookups, kind="stable")
     lookups, rows = lookups[order], rows[order]
     # a lookup with one row needs neither order nor identity, and most have one
@@ -368,12 +404,13 @@ def matching(
     def look(picked: Any, lookups: npt.NDArray[np.int64]) -> None:
         gathered.add(batch.select(picked, lookups, seconds_of(picked), topic_pairs, schema))
 
-    matched, pairs = batch.matched(items["key_hash"], among)
-    if pairs <= PAIRS_AT_A_TIME:
-        for places, lookups in batch.pairs(items["key_hash"], among):
+    found = batch.matched(items["key_hash"], among)
+    if int(found.counts.sum()) <= PAIRS_AT_A_TIME:
+        for places, lookups in found.pairs():
             look(pick(places), lookups)
         return gathered.found()
     # a hot key of many lookups: newest items first, and no more of them for a lookup that has its page
+    matched = found.items
     seconds = seconds_of(pick(matched))
     order = np.argsort(-seconds, kind="stable")
     matched, seconds = matched[order], seconds[order]

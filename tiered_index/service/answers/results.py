@@ -4,15 +4,83 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch
-from tiered_index.service.answers.rows import Array, encode_cursor, order_key, query_digest
-from tiered_index.types import Explain, FileReport, Freshness, IndexItem, ItemT, LostFile, QueryResult, Status
+from tiered_index.service.answers.rows import AnswerRows, Array, encode_cursor, order_key, query_digest
+from tiered_index.types import (
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    ItemT,
+    KeyedIndexItem,
+    LostFile,
+    QueryResult,
+    Status,
+    table_of,
+)
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+class AnswerForm:
+    """What rows become: items of `item_type`, or the columns of a table. With `sources` (names by number) the rows'
+    last column is the number of their index. Immutable.
+    """
+
+    def __init__(self, schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None) -> None:
+        self.item_type = item_type
+        self._extra = [c.name for c in schema.extra]
+        self._sources = sources
+        if sources is not None:
+            self._numbers, self._extra[-1] = self._extra[-1], "source"
+
+    def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
+        """Return the rows (n) as items."""
+        item_type, extra, sources, new = self.item_type, self._extra, self._sources, object.__new__
+        # these two only store their fields: done here, without their constructor, an answer takes a third of the time
+        only_stores = item_type is KeyedIndexItem or item_type is IndexItem
+        made = []
+        for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
+            if sources is not None:
+                more[-1] = sources[more[-1]]
+            fields: dict[str, Any] = {
+                "topic": topic,
+                "topic_id": topic_id,
+                "queue_id": queue_id,
+                "offset": offset,
+                "size": size,
+                "timestamp_ms": second * 1000,
+                "key_hash": key_hash,
+                "source": None,
+            }
+            fields.update(zip(extra, more, strict=True))
+            if only_stores:
+                item = new(item_type)
+                item.__dict__.update(fields)
+            else:
+                item = item_type(**fields)
+            made.append(item)
+        return tuple(made)
+
+    def table(self, topic: str, rows: Array) -> pa.Table:
+        """Return the rows as `items_table` does their items."""
+        columns: dict[str, Any] = {"topic": [topic] * len(rows), "timestamp_ms": rows["second"] * 1000}
+        if self._sources is None:
+            columns["source"] = [None] * len(rows)
+        else:
+            columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
+        for name in rows.dtype.names or ():
+            if name != "second":
+                # of bytes, as items have them: without the zeros that fill a column
+                columns[name] = rows[name].tolist() if rows[name].dtype.kind == "S" else rows[name].copy()
+        return table_of(columns, self.item_type)
 
 
 @dataclass(eq=False)
@@ -20,7 +88,8 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
     names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
-    that no file has; `lost` returns what was given up for good, by the lookup's number.
+    that no file has; `lost` returns what was given up for good, by the lookup's number, `expired` before when
+    what it asks for has expired.
     """
 
     batch: LookupBatch
@@ -32,10 +101,10 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     freshness: tuple[Freshness, ...]
     unknown: Collection[str]
     schema: Schema
-    make: Callable[[str, tuple[Any, ...]], Any]
-    item_type: type[IndexItem]
+    form: AnswerForm
     pages: Mapping[int, QueryResult[ItemT]]
     lost: Callable[[int], tuple[LostFile, ...]] = lambda number: ()
+    expired: Callable[[int], int | None] = lambda number: None
 
     def __post_init__(self) -> None:
         self._failed = self.failed
@@ -44,6 +113,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
 
     def __len__(self) -> int:
         return len(self.batch)
+
+    @property
+    def item_type(self) -> type[IndexItem]:
+        """The class of the items."""
+        return self.form.item_type
 
     @property
     def counts(self) -> npt.NDArray[np.int64]:
@@ -81,15 +155,13 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         cursor = (
             encode_cursor(order_key(rows[-1], self.schema), query_digest(q.topic, q.key, low, high)) if more else None
         )
-        items: tuple[Any, ...] = tuple(self.make(q.topic, row) for row in rows.tolist())
-        return QueryResult(
-            items=items,
+        return AnswerRows(q.topic, rows, self.form, lambda: self.explain).result(
             status=status,
             cursor=cursor,
             failed=failed,
-            explain=self.explain,
             freshness=self.freshness,
-            unknown_topics=(q.topic,) if q.topic in self.unknown and not items else (),
+            unknown_topics=(q.topic,) if q.topic in self.unknown and not len(rows) else (),
             item_type=self.item_type,
             lost=self.lost(number),
+            expired_before_ms=self.expired(number),
         )

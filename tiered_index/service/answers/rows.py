@@ -15,17 +15,21 @@ import json
 import operator
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import cache
-from typing import Any, TypeVar
+from operator import ge, gt, neg
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
-from tiered_index.format.hashing import HashRule, normal_hashes
+from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, IndexItem, Lookup
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, Lookup, QueryResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiered_index.service.answers.results import AnswerForm
 
 Array = npt.NDArray[Any]
 Item = TypeVar("Item", bound=IndexItem)
@@ -33,11 +37,12 @@ OrderKey = tuple[int, ...]
 """(second, offset, queue_id, further identity columns): where a page ended."""
 # items that plain Python brings into rows sooner than NumPy does
 _FEW = 16
+# rows that plain Python orders sooner
+_SHORT = 128
 _VERSION = 1
 
 
-@dataclass(frozen=True, slots=True)
-class PreparedLookup:
+class PreparedLookup(NamedTuple):
     """A validated lookup: hashes, inclusive epoch seconds, and the order key that the page starts after.
 
     `key_hash` is what a search looks for, by hash rule ``abs`` until `under` says otherwise; `masked_hash` is the one
@@ -58,8 +63,12 @@ class PreparedLookup:
         """Return the lookups, one or two, that find the key in a file of a hash rule."""
         if rule == "abs" or self.masked_hash == self.key_hash:
             return (self,)
-        masked = replace(self, key_hash=self.masked_hash)
+        masked = self._replace(key_hash=self.masked_hash)
         return (masked,) if rule == "mask" else (self, masked)
+
+    def since(self, second: int) -> PreparedLookup:
+        """Return the lookup of what is not before an epoch second."""
+        return self if second <= self.second_min else self._replace(second_min=second)
 
 
 def _units(text: str) -> int:
@@ -94,6 +103,8 @@ def check_key(key: object) -> str:
 
 def check_integer(name: str, value: Any) -> int:
     """Return `value`, Python's or NumPy's, as an integer, or raise `InvalidArgument`."""
+    if type(value) is int:
+        return value
     if isinstance(value, bool):
         raise InvalidArgument(f"{name} must be an integer, not {value!r}")
     try:
@@ -106,7 +117,7 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
     """Return the inclusive range in epoch seconds, None being no bound, and the count; `which` begins an error."""
     low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
     high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
-    count = check_integer(f"{which}max_count", max_count)
+    count = max_count if type(max_count) is int else check_integer(f"{which}max_count", max_count)
     if low > high:
         raise InvalidArgument(f"{which}begin_ms {low} is after end_ms {high}")
     if count < 1:
@@ -130,33 +141,29 @@ def _lookup(number: int, pair: object) -> Lookup:
     raise InvalidArgument(f"lookup {number} is no Lookup and no (topic, key) but {pair!r:.80}")
 
 
-@cache
-def row_dtype(schema: Schema) -> np.dtype[Any]:
-    """Return the dtype of rows for a schema."""
-    columns = [
-        ("second", "i8"),
-        ("key_hash", "i4"),
-        ("topic_id", "i4"),
-        ("queue_id", "i4"),
-        ("offset", "i8"),
-        ("size", "i4"),
-    ]
-    return np.dtype(columns + [(c.name, np.dtype(c.dtype).newbyteorder("=").str) for c in schema.extra])
-
-
 def select_items(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
     """Return rows of `items` (structured, n) that answer `lookup`, unordered; `topic_ids` None: all topics."""
-    places = np.flatnonzero(normal_hashes(items["key_hash"]) == lookup.key_hash)
-    if len(places) <= _FEW:
-        return select_few(items[places], begin_s, lookup, topic_ids, schema)
-    if len(places) and schema.keyed:
-        places = places[items["fingerprint"][places] == lookup.fingerprint]
-    if len(places) and topic_ids is not None:
-        places = places[_is_one_of(items["topic_id"][places], topic_ids)]
-    picked = items[places]
-    rows = np.empty(len(picked), row_dtype(schema))
+    hashes = items["key_hash"]
+    equal = hashes == lookup.key_hash
+    if lookup.key_hash == 0:
+        # as `normal_hashes` says
+        equal |= hashes == -(2**31)
+    (places,) = equal.nonzero()
+    count = len(places)
+    if not count:
+        return schema.no_rows
+    # those of one hash mostly lie side by side
+    first = int(places[0])
+    picked = items[first : first + count] if int(places[-1]) - first < count else items[places]
+    if count <= _FEW:
+        return select_few(picked, begin_s, lookup, topic_ids, schema)
+    if schema.keyed and not (equal := picked["fingerprint"] == lookup.fingerprint).all():
+        picked = picked[equal]
+    if topic_ids is not None and not (equal := _is_one_of(picked["topic_id"], topic_ids)).all():
+        picked = picked[equal]
+    rows = np.empty(len(picked), schema.row)
     rows["second"] = begin_s + picked["time_diff_s"].astype(np.int64)
     for name in rows.dtype.names or ():
         if name != "second":
@@ -169,18 +176,21 @@ def select_few(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
     """Do as `select_items` for a few items whose hash is known to match; plain Python is then faster."""
-    columns = len(schema.extra)
-    fingerprint = 6 + [c.name for c in schema.extra].index("fingerprint") if schema.keyed else -1
+    end = 6 + len(schema.extra)
+    fingerprint = schema.fingerprint_place
+    low, high, key_hash, wanted = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.fingerprint
     kept = []
     for values in items.tolist():
         second = begin_s + values[5]
         if (
-            lookup.second_min <= second <= lookup.second_max
+            low <= second <= high
             and (topic_ids is None or values[1] in topic_ids)
-            and (fingerprint < 0 or values[fingerprint] == lookup.fingerprint)
+            and (fingerprint < 0 or values[fingerprint] == wanted)
         ):
-            kept.append((second, lookup.key_hash, *values[1:5], *values[6 : 6 + columns]))
-    rows = np.array(kept, row_dtype(schema))
+            kept.append((second, key_hash, *values[1:5], *values[6:end]))
+    if not kept:
+        return schema.no_rows
+    rows = np.array(kept, schema.row)
     return _in_lookup(rows, lookup, schema) if lookup.after is not None else rows
 
 
@@ -188,12 +198,14 @@ def rows_of_columns(
     columns: Mapping[str, Array], lookup: PreparedLookup, topic_ids: frozenset[int], schema: Schema
 ) -> Array:
     """Return the rows of buffered columns (native order, `second` among them) that answer `lookup`, in no order."""
-    places = np.flatnonzero(columns["key_hash"] == lookup.key_hash)
-    if len(places) and schema.keyed:
+    (places,) = (columns["key_hash"] == lookup.key_hash).nonzero()
+    if not len(places):
+        return schema.no_rows
+    if schema.keyed:
         places = places[columns["fingerprint"][places] == lookup.fingerprint]
     if len(places):
         places = places[_is_one_of(columns["topic_id"][places], topic_ids)]
-    rows = np.empty(len(places), row_dtype(schema))
+    rows = np.empty(len(places), schema.row)
     for name in rows.dtype.names or ():
         rows[name] = columns[name][places]
     return _in_lookup(rows, lookup, schema)
@@ -208,7 +220,9 @@ def _is_one_of(values: Array, topic_ids: frozenset[int]) -> Array:
 
 
 def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
-    rows = rows[(rows["second"] >= lookup.second_min) & (rows["second"] <= lookup.second_max)]
+    seconds = rows["second"]
+    if len(rows) and not (within := (seconds >= lookup.second_min) & (seconds <= lookup.second_max)).all():
+        rows = rows[within]
     if lookup.after is None or not len(rows):
         return rows
     # strictly after in (second desc, offset desc, queue_id asc, ...): by column while all before are equal
@@ -231,15 +245,14 @@ def concatenate(parts: list[Array], schema: Schema) -> Array:
     filled = [part for part in parts if len(part)]
     if len(filled) == 1:
         return filled[0]
-    return np.concatenate(filled) if filled else np.empty(0, row_dtype(schema))
+    return np.concatenate(filled) if filled else schema.no_rows
 
 
 def check_schema(rows: Array, schema: Schema, file: str) -> None:
     """Raise `SchemaMismatch` where the rows of a file have other columns than the index."""
-    if rows.dtype != row_dtype(schema):
+    if rows.dtype != schema.row:
         raise SchemaMismatch(
-            f"{file} stores the columns {rows.dtype.names}, the index {row_dtype(schema).names}: it is not of this "
-            f"index"
+            f"{file} stores the columns {rows.dtype.names}, the index {schema.row.names}: it is not of this index"
         )
 
 
@@ -250,11 +263,20 @@ def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int
     """
     if len(rows) <= 1:
         return rows[:limit]
+    seconds, offsets = rows["second"].tolist(), rows["offset"].tolist()
+    if all(map(gt, offsets, offsets[1:])) and all(map(ge, seconds, seconds[1:])):
+        # as one file has those of a log: in order, and with offsets that fall no two of them have one identity
+        return rows[:limit]
+    if len(rows) <= _SHORT:
+        names = ("queue_id", *schema.identity_extra)
+        keys = list(zip(map(neg, seconds), map(neg, offsets), *[rows[name].tolist() for name in names], strict=True))
+        if len({key[1:] for key in keys}) == len(keys):
+            return rows[sorted(range(len(keys)), key=keys.__getitem__)[:limit]]
     identity = ("queue_id", "offset", *schema.identity_extra)
-    keys = tie_keys(rows, schema)
-    keys += [rows[name] for name in reversed(schema.identity_extra)]
-    keys += [rows["queue_id"], ~rows["offset"], -rows["second"]]
-    rows = rows[np.lexsort(keys)]
+    columns = tie_keys(rows, schema)
+    columns += [rows[name] for name in reversed(schema.identity_extra)]
+    columns += [rows["queue_id"], ~rows["offset"], -rows["second"]]
+    rows = rows[np.lexsort(columns)]
     _, first = np.unique(rows[list(identity)], return_index=True)
     if folded is not None and len(first) < len(rows):
         of = first[np.unique(rows[list(identity)], return_inverse=True)[1].reshape(-1)]
@@ -284,35 +306,32 @@ def tie_keys(rows: Array, schema: Schema) -> list[Array]:
     return keys
 
 
+class AnswerRows(NamedTuple):
+    """The rows that answer one lookup of `topic`, as yet without their `form`: a `QueryResult`'s `LaterFields`."""
+
+    topic: str
+    rows: Array
+    form: AnswerForm
+    explain: Callable[[], Explain]
+
+    def items(self) -> tuple[Any, ...]:
+        """Return the rows as items."""
+        return self.form.items(self.topic, self.rows)
+
+    def table(self) -> pa.Table:
+        """Return the rows as a table."""
+        return self.form.table(self.topic, self.rows)
+
+    def result(self, **known: Any) -> QueryResult[Any]:
+        """Return a result of the `known` fields; `items` and `explain` are made, once, when they are looked at."""
+        result: QueryResult[Any] = object.__new__(QueryResult)
+        result.__dict__.update(known, _later=self)
+        return result
+
+
 def order_key(row: Any, schema: Schema) -> OrderKey:
     """Return the order key of one row."""
     return tuple(int(row[name]) for name in ("second", "offset", "queue_id", *schema.identity_extra))
-
-
-def item_maker(
-    schema: Schema, item_type: type[IndexItem], sources: Mapping[int, str] | None = None
-) -> Callable[[str, tuple[Any, ...]], IndexItem]:
-    """Return a function (topic, row as a tuple) -> answer; with `sources` the last column is the index's number."""
-    extra = [c.name for c in schema.extra]
-    if sources is not None:
-        extra[-1] = "source"
-
-    def make(topic: str, row: tuple[Any, ...]) -> IndexItem:
-        second, key_hash, topic_id, queue_id, offset, size, *more = row
-        if sources is not None:
-            more[-1] = sources[more[-1]]
-        return item_type(
-            topic=topic,
-            topic_id=topic_id,
-            queue_id=queue_id,
-            offset=offset,
-            size=size,
-            timestamp_ms=second * 1000,
-            key_hash=key_hash,
-            **dict(zip(extra, more, strict=True)),
-        )
-
-    return make
 
 
 def unseen(items: Iterable[Item], seen: set[tuple[object, ...]]) -> Iterator[Item]:

@@ -1,7 +1,10 @@
-"""Validation of what a caller writes: messages and batches, checked before anything is changed; pure.
+"""Validation of what a caller writes: messages and batches, checked before anything is changed; and the topic ids of
+one writer: as given by the source, else assigned.
 
 Limits: topic 1..1,024 and key 1..32,767 UTF-16 code units (a topic not only of blanks); `queue_id` and `size`
-0..2**31-1, `offset` 0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999).
+0..2**31-1, `offset` 0..2**63-1, `timestamp_ms` 0..253,402,300,799,999 (the year 9999). An assigned id is derived from
+the name (2**30 and 30 bits of CRC32), so it is the same in every root without being stored; ids given by a source are
+smaller in practice. One id never means two names. Threads: any.
 """
 
 from __future__ import annotations
@@ -10,7 +13,9 @@ import itertools
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+import threading
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -19,11 +24,79 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch
+from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch, lookup_numbers
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
-from tiered_index.service.answers.topics import TopicTable
+from tiered_index.service.threads import synchronized
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
+
+_ASSIGNED = 1 << 30
+
+
+def assigned_topic_id(topic: str) -> int:
+    """Return the id a topic gets when its source gives none."""
+    return _ASSIGNED | (zlib.crc32(topic.encode("utf-8", "surrogatepass")) & (_ASSIGNED - 1))
+
+
+class TopicTable:
+    """Names by id and ids by name."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._names: dict[int, str] = {}
+        self._ids: dict[str, frozenset[int]] = {}
+        self._assigned: dict[str, int] = {}
+
+    def assigned(self, topic: object) -> int | None:
+        """Return the id that `assign` gave to a topic before, or None."""
+        return self._assigned.get(topic) if type(topic) is str else None
+
+    def assign(self, topic: str) -> int:
+        """Return the assigned id of `topic`; two names with one CRC get neighbouring ids."""
+        known = self._assigned.get(topic)
+        if known is not None:
+            return known
+        return self._assign(topic)
+
+    @synchronized
+    def _assign(self, topic: str) -> int:
+        topic_id = assigned_topic_id(topic)
+        while self._names.get(topic_id, topic) != topic:
+            topic_id = _ASSIGNED | ((topic_id + 1) & (_ASSIGNED - 1))
+        self._add(topic_id, topic)
+        self._assigned[topic] = topic_id
+        return topic_id
+
+    @synchronized
+    def give(self, pairs: Iterable[tuple[int, str]]) -> None:
+        """Record ids given by a source; none, and `InvalidArgument`, where one means another name already."""
+        fresh: dict[int, str] = {}
+        for topic_id, topic in pairs:
+            other = self._names.get(topic_id, fresh.get(topic_id, topic))
+            if other != topic:
+                raise InvalidArgument(f"topic id {topic_id} of {topic!r} already means topic {other!r}")
+            fresh[topic_id] = topic
+        for topic_id, topic in fresh.items():
+            self._add(topic_id, topic)
+
+    def ids(self, topic: str) -> frozenset[int]:
+        """Return every id that means `topic`."""
+        return self._ids.get(topic, frozenset())
+
+    @property
+    def names(self) -> Collection[str]:
+        """Every topic that has an id."""
+        return self._ids.keys()
+
+    def name(self, topic_id: int) -> str:
+        """Return the name that `topic_id` means; it must have been recorded."""
+        return self._names[topic_id]
+
+    def _add(self, topic_id: int, topic: str) -> None:
+        # the second may be left to do by an interrupt: whoever comes with this topic next does both
+        self._names[topic_id] = topic
+        self._ids[topic] = self._ids.get(topic, frozenset()) | {topic_id}
+
 
 Columns = dict[str, npt.NDArray[Any]]
 """Native-order columns of equal length: `second`, `key_hash`, `topic_id`, `queue_id`, `offset`, `size`, and the
@@ -39,6 +112,13 @@ def hash_columns(
     return {"key_hash": hashes, "fingerprint": fingerprints} if schema.keyed else {"key_hash": hashes}
 
 
+def hash_few(topics: Sequence[str], keys: Sequence[str], schema: Schema, rule: HashRule) -> Columns:
+    """Do as `hash_columns` for n keys and their n topics, one by one."""
+    numbers = np.array(list(map(lookup_numbers, topics, keys)), np.int64).reshape(-1, 3)
+    columns = {"key_hash": numbers[:, 1 if rule == "mask" else 0].astype(np.int32)}
+    return columns | {"fingerprint": numbers[:, 2].astype(np.uint32)} if schema.keyed else columns
+
+
 _LIMITS = {
     "queue_id": 2**31 - 1,
     "offset": 2**63 - 1,
@@ -46,6 +126,8 @@ _LIMITS = {
     "timestamp_ms": MAX_TIMESTAMP_MS,
     "topic_id": 2**31 - 1,
     "source_position": 2**63 - 1,
+    "key_hash": 2**31 - 1,
+    "fingerprint": 2**32 - 1,
 }
 _BATCH_NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
 
@@ -143,19 +225,22 @@ def batch_columns(
     """Return a batch (as `put_batch` takes it) as hashed columns, and its (id, name) pairs.
 
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
-    Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Raises `InvalidArgument` naming the
+    Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Instead of `key` there may be
+    `key_hash` and, for a keyed schema, `fingerprint`, which are taken as they are. Raises `InvalidArgument` naming the
     column and the first bad row.
     """
     given = _as_mapping(batch)
-    names = ["topic", "key", *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
+    hashed = "key" not in given and "key_hash" in given
+    key_names = [name for name in ("key_hash", "fingerprint") if schema.keyed or name == "key_hash"]
+    names = ["topic", *(key_names if hashed else ["key"]), *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
     if missing := [name for name in names if name not in given]:
         raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
     if unknown := [name for name in given if name not in (*names, "topic_id")]:
         raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
-    keys = _text("key", given["key"])
-    count = len(keys)
+    keys = None if hashed else _text("key", given["key"])
     topic_index, distinct = _topics(given["topic"])
-    columns: Columns = {}
+    count = len(topic_index) if keys is None else len(keys)
+    columns: Columns = {name: _number(name, given[name]) for name in key_names} if hashed else {}
     given_ids: list[tuple[int, str]] = []
     for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
         columns[name] = _number(name, given[name])
@@ -163,14 +248,9 @@ def batch_columns(
         columns[c.name] = _extra_column(c, given[c.name])
     for name, values in (("topic", topic_index), *columns.items()):
         if len(values) != count:
-            raise InvalidArgument(f"ragged batch: column {name!r} has {len(values):,} rows, 'key' has {count:,}")
-    units = code_units(keys)
-    lengths = units.lengths
-    if count and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
-        row = int(bad[0])
-        raise InvalidArgument(
-            f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed"
-        )
+            of = "topic" if hashed else "key"
+            raise InvalidArgument(f"ragged batch: column {name!r} has {len(values):,} rows, {of!r} has {count:,}")
+    units = None if keys is None else _key_units(keys)
     if "topic_id" in columns:
         pairs = np.unique(columns["topic_id"] << 32 | topic_index.astype(np.int64)).tolist()
         given_ids = [(pair >> 32, distinct[pair & 0xFFFFFFFF]) for pair in pairs]
@@ -180,8 +260,24 @@ def batch_columns(
     columns["second"] = columns.pop("timestamp_ms") // 1000
     for name in ("topic_id", "queue_id", "size"):
         columns[name] = columns[name].astype(np.int32)
-    columns |= hash_columns(distinct or ["-"], topic_index, units, schema, rule)
+    if units is not None:
+        columns |= hash_columns(distinct or ["-"], topic_index, units, schema, rule)
+    else:
+        for name in key_names:
+            columns[name] = columns[name].astype(np.uint32 if name == "fingerprint" else np.int32)
     return columns, given_ids
+
+
+def _key_units(keys: Any) -> CodeUnits:
+    """Return the code units of keys, whose lengths are checked."""
+    units = code_units(keys)
+    lengths = units.lengths
+    if len(units) and (bad := np.flatnonzero((lengths == 0) | (lengths > MAX_KEY_UNITS))).size:
+        row = int(bad[0])
+        raise InvalidArgument(
+            f"key in row {row} has {int(lengths[row]):,} UTF-16 code units; 1..{MAX_KEY_UNITS:,} are allowed"
+        )
+    return units
 
 
 # What pandas calls an index that has no name, where it exports a frame.

@@ -11,7 +11,7 @@ import contextlib
 import itertools
 import mmap
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from typing import Protocol
 
 from tiered_index.format.hashing import HashRule
@@ -19,7 +19,7 @@ from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup
 from tiered_index.service.catalog.skiplist import Node, TimeRangeSkipList
-from tiered_index.service.threads.workers import synchronized
+from tiered_index.service.threads import synchronized
 from tiered_index.types import Freshness
 
 
@@ -117,6 +117,26 @@ class RootOnly(list[Handle]):
         self.freshness = freshness
 
 
+class Reading:
+    """One lookup's announcement (see `Catalog.reading`)."""
+
+    __slots__ = ("_catalog", "_ticket")
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+        self._ticket = next(catalog._tickets)
+
+    def __enter__(self) -> None:
+        # one atomic operation each; the generation is read first, so a removal in between waits longer
+        self._catalog._readers[self._ticket] = self._catalog._generation
+
+    def __exit__(self, *exc: object) -> None:
+        catalog = self._catalog
+        catalog._readers.pop(self._ticket, None)
+        if catalog._cleared:
+            catalog._let_go()
+
+
 class Catalog:
     """The handles of one index in one process."""
 
@@ -133,26 +153,27 @@ class Catalog:
     def __len__(self) -> int:
         return len(self._nodes)
 
-    @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def reading(self) -> Reading:
         """While it is entered, nothing that was in the catalog at entry is disposed of."""
-        ticket = next(self._tickets)
-        try:
-            # one atomic operation each; the generation is read first, so a removal in between waits longer
-            self._readers[ticket] = self._generation
-            yield
-        finally:
-            self._readers.pop(ticket, None)
-            if self._cleared:
-                self._let_go()
+        return Reading(self)
 
     def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
-        handles: dict[str, Handle] = {}
-        for node in self._list.overlapping(second_min, second_max):
-            assert node.value is not None
-            # of two nodes of one file the younger stands behind its predecessor
-            handles[node.value.file_id] = node.value
+        generation = self._generation
+        handles = self._overlapping(second_min, second_max)
+        if generation != self._generation:
+            # a table may have come where this look had been, and a file it was made of gone before the look was there
+            with self._lock:
+                handles = self._overlapping(second_min, second_max)
+        return handles
+
+    def _overlapping(self, second_min: int, second_max: int) -> list[Handle]:
+        # of two nodes of one file the younger stands behind its predecessor
+        handles = {
+            handle.file_id: handle
+            for node in self._list.overlapping(second_min, second_max)
+            if (handle := node.value) is not None
+        }
         return list(handles.values())
 
     @synchronized

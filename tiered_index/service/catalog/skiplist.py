@@ -54,6 +54,8 @@ class TimeRangeSkipList(Generic[V]):
         self._head: Node[V] = Node((_NONE, -1), 0, _NONE, None, _MAX_LEVEL)
         self._lock = threading.Lock()
         self._count = 0
+        # the highest level that ever had a node, raised before its links: who reads a smaller one takes more steps
+        self._height = 1
 
     def __len__(self) -> int:
         return self._count
@@ -73,6 +75,7 @@ class TimeRangeSkipList(Generic[V]):
             while level < _MAX_LEVEL and self._rng.random() < 0.25:
                 level += 1
             node: Node[V] = Node((-begin, next(self._ages)), begin, end, value, level)
+            self._height = max(self._height, level)
             path = self._path(node.key)
             for i in range(_MAX_LEVEL):
                 following, reach = path[i].links[i]
@@ -103,16 +106,14 @@ class TimeRangeSkipList(Generic[V]):
     def overlapping(self, begin: int, end: int) -> Iterator[Node[V]]:
         """Yield the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
         node = self._head
-        for i in reversed(range(_MAX_LEVEL)):
+        for i in range(self._height - 1, -1, -1):
             # nodes that begin after `end` come first in the order: skip them
             while (following := node.links[i][0]) is not None and following.begin > end:
                 node = following
-        yield from self._scan(node, begin, end)
-
-    def _scan(self, node: Node[V], begin: int, end: int) -> Iterator[Node[V]]:
+        height = self._height
         while True:
             # the longest link from here that holds nothing of interest is followed at once
-            level = len(node.links) - 1
+            level = min(len(node.links), height) - 1
             following, reach = node.links[level]
             while level > 0 and reach >= begin:
                 level -= 1

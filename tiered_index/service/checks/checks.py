@@ -39,7 +39,7 @@ from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.root_view import RootView, UnsealedView
-from tiered_index.service.root.root import Root
+from tiered_index.service.root import Root
 from tiered_index.storage.base import ObjectInfo, Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 
@@ -70,8 +70,11 @@ class _RecordCheck:
                 add("table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
         if record.kind == "merge":
             lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
-            if lost != gained:
-                add("merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}")
+            if lost != gained + record.left_out:
+                left_out = f", and {record.left_out:,} had expired" if record.left_out else ""
+                add("merge", f"its sources held {lost:,} entries, the tables that it adds hold {gained:,}{left_out}")
+            if record.left_out and not before.expired:
+                add("merge", f"it left out {record.left_out:,} entries, and nothing has expired by then")
 
 
 def _check_tables(state: LogState, report: Report) -> None:
@@ -196,6 +199,11 @@ def check_storage(
                 progress(number, "objects")
         check_segments(storage, state.archive.values(), report, progress, deep=deep)
     _name_topics(storage, state, report)
+    if report.missing:
+        report.note(
+            "objects went behind the log's back: has the bucket a life-cycle rule that deletes them? `tiered-index "
+            "expire` removes what is old, so that the log knows"
+        )
     report.lost += map(Missing.of, state.lost.values())
     _note_strays(storage, state, report, DATA_PREFIX)
     _note_strays(storage, state, report, SEGMENTS_PREFIX)
@@ -359,8 +367,8 @@ def _note_strays(storage: Storage, state: LogState, report: Report, prefix: str)
             _note_foreign(info, report)
         else:
             report.note(
-                f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, or what a "
-                f"crash left"
+                f"{info.name}: {info.size_bytes:,} bytes that the log doesn't name: an upload under way, what a "
+                f"crash left, or what expired or was merged and is kept for a while"
             )
     for handle in storage.list_uploads(prefix):
         report.note(f"{handle.name}: an unfinished upload, under way or left by a crash")

@@ -18,7 +18,14 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number, block_numbers, blocks_may_hold
+from tiered_index.format.bloom import (
+    FILTER_BLOCK_BYTES,
+    block_may_hold,
+    block_number,
+    block_numbers,
+    blocks_may_hold,
+    filter_hash,
+)
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.cold.disk_cache import PIECE_BYTES, CacheFolder
@@ -133,12 +140,18 @@ class Filters:
     _missed_bytes: int = 0
     _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
 
-    def excludes(self, stored: StoredObject, hash64: int) -> bool:
-        """Return whether the file certainly doesn't hold the key of `hash64`; False where its filter is in no cache."""
+    def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
+        """Return whether the file certainly doesn't hold a key; False where its filter is in no cache. `filter_hash`
+        says what the numbers are.
+        """
         blocks = stored.filter_length // FILTER_BLOCK_BYTES
         if not blocks:
             return False
-        block = self._block(stored, block_number(hash64, blocks))
+        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
+        if whole is None and self.folder is None:
+            return False
+        hash64 = filter_hash(key_hash, fingerprint)
+        block = self._block(stored, block_number(hash64, blocks), whole)
         return block is not None and not block_may_hold(block, hash64)
 
     def excludes_many(self, stored: StoredObject, hashes: npt.NDArray[np.uint64]) -> npt.NDArray[np.bool_]:
@@ -165,19 +178,22 @@ class Filters:
         """Count a miss of the key of `hash64`, unless the filter is in a cache or fits none."""
         if not self.fits(stored):
             return
-        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES)) is not None:
+        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
+        if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES), whole) is not None:
             return
         with self._lock:
             self._misses[stored.name] = self._misses.get(stored.name, 0) + 1
             self._missed_bytes += _MISS_BYTES
 
+    def is_due(self, stored: StoredObject) -> bool:
+        """Return whether the file had as many misses as make it worth while to fetch its filter."""
+        return self._misses.get(stored.name, 0) >= self.after_probes
+
     def begin_fetch(self, stored: StoredObject) -> bool:
         """Return whether the caller, and nobody else, is to fetch the file's filter now and then call `end_fetch`."""
         name, length = stored.name, stored.filter_length
-        if self._misses.get(name, 0) < self.after_probes:
-            return False
         with self._lock:
-            if name in self._fetching or self._misses.get(name, 0) < self.after_probes:
+            if name in self._fetching or not self.is_due(stored):
                 return False
             if not self._cache_of(length).has_room(length + sum(self._fetching.values())):
                 if self._missed_bytes < length:
@@ -215,8 +231,7 @@ class Filters:
     def _cache_of(self, length: int) -> CacheFolder | ByteCache[tuple[str, str, int], bytes]:
         return self.folder if self.folder is not None and self.folder.takes(length) else self.memory
 
-    def _block(self, stored: StoredObject, number: int) -> bytes | None:
-        whole = self.memory.get((self.index_id, stored.name, _WHOLE))
+    def _block(self, stored: StoredObject, number: int, whole: bytes | None) -> bytes | None:
         if whole is not None:
             return whole[number * FILTER_BLOCK_BYTES : (number + 1) * FILTER_BLOCK_BYTES]
         piece = self._piece(stored, number // _BLOCKS_A_PIECE)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, fields
@@ -29,12 +28,13 @@ from tiered_index.errors import (
     UnsupportedVersion,
 )
 from tiered_index.format.trailer import Run, Trailer, parse_trailer
+from tiered_index.kernels import crc32
 from tiered_index.service.cold.caches import Caches, Filters
 from tiered_index.service.cold.disk_cache import CacheFolder
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.threads.pool import DaemonPool, side_by_side
+from tiered_index.service.threads import DaemonPool, side_by_side
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context, check_deadline, remaining_s
+from tiered_index.storage.metering import active_context, check_deadline, remaining_s
 
 T = TypeVar("T")
 MAX_SPAN_BYTES = 8 << 20
@@ -207,6 +207,8 @@ class ColdPath:
                 missing.append(run)
             else:
                 pieces[run.offset] = memoryview(block)
+        if not missing:
+            return [pieces[run.offset] for run in runs]
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
         if len(spans) == 1:
             pieces.update(self._fetch_span(stored, spans[0]))
@@ -218,8 +220,14 @@ class ColdPath:
                     pieces.update(found)
         return [pieces[run.offset] for run in runs]
 
+    def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
+        """Return whether a file certainly doesn't hold a key; False where its filter is in no cache."""
+        return self.filters.excludes(stored, key_hash, fingerprint if self.keyed else 0)
+
     def maybe_fetch_filter(self, stored: StoredObject) -> bool:
         """Fetch a file's filter if it is due and no budget holds; return whether a cache has it now."""
+        if not self.filters.is_due(stored):
+            return False
         context = active_context()
         if context.deadline_s is not None or context.is_limited or not self.filters.begin_fetch(stored):
             return False
@@ -243,7 +251,7 @@ class ColdPath:
 
         def check(data: bytes) -> bytes:
             problem, position = "filter's CRC32 does not match", stored.trailer_position
-            CorruptFile.unless_equal(stored.name, problem, expected, zlib.crc32(data), offset=position)
+            CorruptFile.unless_equal(stored.name, problem, expected, crc32(data), offset=position)
             return data
 
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
@@ -325,13 +333,15 @@ class ColdPath:
             raise CorruptFile(
                 stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes
             ) from error
-        CorruptFile.unless_equal(stored.name, "a range came back with another length", length, len(data), offset=start)
+        if len(data) != length:
+            problem = "a range came back with another length"
+            raise CorruptFile(stored.name, problem, offset=start, expected=length, found=len(data))
         return data
 
 
 def check_run(piece: memoryview, run: Run, file: str) -> None:
     """Raise `CorruptFile` where a run's bytes do not match its CRC32."""
-    if (found := zlib.crc32(piece)) != run.crc32:
+    if (found := crc32(piece)) != run.crc32:
         raise CorruptFile(file, "items do not match their CRC32", offset=run.offset, expected=run.crc32, found=found)
 
 

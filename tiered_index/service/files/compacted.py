@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import zlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -17,11 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, SchemaMismatch, StorageUnavailable, TieredIndexError
+from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_may_hold, block_number
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
-from tiered_index.format.schema import Schema
+from tiered_index.format.names import UPLOADED
+from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
@@ -29,12 +32,14 @@ from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.cold.path import ColdPath, check_run, spans_of
 from tiered_index.service.files.search import FileBytes, lookup_hash, lookup_hashes, search_file, search_file_for_many
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.root.root import disk_error
+from tiered_index.service.root import disk_error
 from tiered_index.storage.base import ByteRange
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 Array = npt.NDArray[Any]
 _VERIFY_RUNS = 256
+# bytes of a local filter that a search reads and checks
+_FILTER_PIECE_BYTES = 1024
 
 
 class _Ranges(Protocol):
@@ -64,6 +69,11 @@ class LocalBytes:
         self.size_bytes = len(self.data)
         tail = Tail.decode(self.data[max(0, self.size_bytes - TAIL_SIZE) :], self.file, self.size_bytes)
         self._trailer = parse_trailer(self.data[tail.directory_position :], self.file, self.size_bytes)
+        self._keyed = self._trailer.metadata.layout.schema.keyed
+        # what searches have read in vain while the filter was not checked yet
+        self._missed_bytes = 0
+        # the CRC32 of each piece of the filter, once it is checked; none while it isn't, or where it is damaged
+        self._filter_crcs = array("I")
 
     def trailer(self) -> Trailer:
         """Return the verified trailer."""
@@ -73,13 +83,53 @@ class LocalBytes:
         """Close the map."""
         unmap(self.data)
 
+    def search(self, lookup: PreparedLookup) -> Array:
+        """Return the rows that answer `lookup`, unordered: none, and nothing is read, where the filter says so.
+
+        The filter is checked once searches have read as many bytes in vain as it has: needless bytes at most double.
+        """
+        if self._filter_crcs and self._excludes(lookup_hash(lookup, keyed=self._keyed)):
+            return self._trailer.metadata.layout.schema.no_rows
+        rows = search_file(self, lookup)
+        if not len(rows) and not self._filter_crcs and (length := self._trailer.tail.filter_length):
+            self._missed_bytes += GROUP_BYTES
+            if self._missed_bytes >= length:
+                self._check_filter()
+        return rows
+
+    def _excludes(self, hash64: int) -> bool:
+        tail = self._trailer.tail
+        at = block_number(hash64, tail.filter_length // FILTER_BLOCK_BYTES) * FILTER_BLOCK_BYTES
+        number, within = divmod(at, _FILTER_PIECE_BYTES)
+        start = tail.position + number * _FILTER_PIECE_BYTES
+        piece = self.data[start : min(start + _FILTER_PIECE_BYTES, tail.directory_position)]
+        if zlib.crc32(piece) != self._filter_crcs[number]:
+            return False  # the items have checksums of their own
+        return not block_may_hold(piece[within : within + FILTER_BLOCK_BYTES], hash64)
+
+    def _check_filter(self) -> None:
+        self._missed_bytes = 0
+        tail = self._trailer.tail
+        with memoryview(self.data) as whole, whole[tail.position : tail.directory_position] as data:
+            if zlib.crc32(data) == tail.filter_crc32:
+                starts = range(0, len(data), _FILTER_PIECE_BYTES)
+                self._filter_crcs = array("I", [zlib.crc32(data[at : at + _FILTER_PIECE_BYTES]) for at in starts])
+
     def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
         """Return copies of the ranges."""
         return [self.data[r.start : r.start + r.length] for r in ranges]
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes. Raises `CorruptFile`."""
-        return read_runs(self, runs)
+        if len(runs) > 1:
+            return read_runs(self, runs)
+        found = []
+        for run in runs:
+            piece = memoryview(self.data[run.offset : run.offset + run.length])
+            check_length(len(piece), run.length, run.offset, self.file)
+            check_run(piece, run, self.file)
+            found.append(piece)
+        return found
 
 
 class StorageBytes:
@@ -109,8 +159,7 @@ class StorageBytes:
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered; a search that finds nothing counts as a filter's miss."""
         cold, stored = self.cold, self.stored
-        hash64 = lookup_hash(lookup, keyed=cold.keyed)
-        if cold.maybe_fetch_filter(stored) and cold.filters.excludes(stored, hash64):
+        if cold.maybe_fetch_filter(stored) and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
             return concatenate([], self.trailer().metadata.layout.schema)
         rows = search_file(self, lookup)
         whole = (
@@ -118,7 +167,7 @@ class StorageBytes:
         )
         # what the range or the cursor left out says nothing of the key
         if not len(rows) and whole and not self.lacks_topic(lookup.topic):
-            cold.filters.record_miss(stored, hash64)
+            cold.filters.record_miss(stored, lookup_hash(lookup, keyed=cold.keyed))
         return rows
 
     def search_many(self, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
@@ -146,8 +195,10 @@ class StorageBytes:
     @property
     def search_bytes(self) -> int:
         """About how many bytes a search reads: the directory, where it isn't in memory, and a slot group."""
-        known = self.cold.known_trailer(self.stored) is not None
-        return GROUP_BYTES + (0 if known else self.stored.size_bytes - self.stored.directory_position)
+        stored, known = self.stored, self.cold.known_trailer(self.stored) is not None
+        # a packed group has as many items as a plain one
+        packed_bytes = GROUP_BYTES * stored.trailer_position // (stored.count * ROCKETMQ_SCHEMA.item.itemsize)
+        return min(GROUP_BYTES, packed_bytes) + (0 if known else stored.size_bytes - stored.directory_position)
 
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
@@ -210,7 +261,7 @@ class CompactedFile:
         """As `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
-        if self.stored.cold.filters.excludes(self.stored.stored, lookup_hash(lookup, keyed=self.stored.cold.keyed)):
+        if self.stored.cold.excludes(self.stored.stored, lookup.key_hash, lookup.fingerprint):
             return "filter"
         return "topic" if self.stored.lacks_topic(lookup.topic) else None
 
@@ -228,7 +279,7 @@ class CompactedFile:
         """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
         if self.local is not None:
             try:
-                return search_file(self.local, lookup)
+                return self.local.search(lookup)
             except (CorruptFile, StorageUnavailable):
                 if self.stored is None:
                     raise
@@ -250,6 +301,12 @@ class CompactedFile:
         """As `Handle.topic_stats`, from the metadata."""
         return self.metadata().stats_by_topic()
 
+    def is_left_over(self, files: Container[str]) -> bool:
+        """Return whether it is a local copy only, of a file that was published and is none of the log's `files` now:
+        what it was merged into has its entries.
+        """
+        return self.file_id not in files and (self.stored is not None or self.folder == UPLOADED)
+
     def let_go(self) -> None:
         """Close the local copy's map."""
         if self.local is not None:
@@ -267,12 +324,17 @@ def read_runs(source: _Ranges, runs: Sequence[Run]) -> list[memoryview]:
     spans = spans_of(runs, 0, 1 << 62)
     found: dict[int, memoryview] = {}
     for span, data in zip(spans, source.read([ByteRange(span.start, span.length) for span in spans]), strict=True):
-        problem = "shorter than its directory says"
-        CorruptFile.unless_equal(source.file, problem, span.length, len(data), offset=span.start)
+        check_length(len(data), span.length, span.start, source.file)
         for run, piece in span.pieces(data):
             check_run(piece, run, source.file)
             found[run.offset] = piece
     return [found[run.offset] for run in runs]
+
+
+def check_length(found: int, expected: int, offset: int, file: str) -> None:
+    """Raise `CorruptFile` where a range came back with another length."""
+    if found != expected:
+        raise CorruptFile(file, "shorter than its directory says", offset=offset, expected=expected, found=found)
 
 
 def open_local(path: Path, stored: StorageBytes | None = None) -> CompactedFile:
@@ -333,11 +395,12 @@ def verify_tables(file: CompactedFile) -> None:
     assert file.local is not None
     trailer = file.local.trailer()
     metadata, tail = trailer.metadata, trailer.tail
-    parts = (
+    parts = [
         ("header", 0, HEADER_SIZE, metadata.header_crc32),
-        ("slot table", HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32),
         ("filter", tail.position, tail.directory_position, tail.filter_crc32),
-    )
+    ]
+    if metadata.packing is None:
+        parts.append(("slot table", HEADER_SIZE, metadata.layout.items_position, metadata.slots_crc32))
     for name, start, stop, expected in parts:
         with memoryview(file.local.data) as whole, whole[start:stop] as piece:
             found = zlib.crc32(piece)

@@ -9,22 +9,22 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import attrgetter
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hash
-from tiered_index.format.trailer import Run, Trailer
+from tiered_index.format.trailer import Directory, Run, Trailer
 from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
 # blocks of a giant slot held in memory at a time
 _BATCH_BYTES = 8 << 20
-# slot groups of a batch held in memory at a time
-_WINDOW_BYTES = 32 << 20
+# slot groups of a batch held in memory at a time; packed ones are some three times as large there
+_WINDOW_BYTES = 16 << 20
 _MOST_ROUNDS = 20
 # answers: more than a slot holds
 _ALL = 1 << 40
@@ -44,29 +44,43 @@ class FileBytes(Protocol):
     def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
 
 
-def read_items(source: FileBytes, runs: Sequence[Run], dtype: np.dtype[Any]) -> Array:
+def read_items(source: FileBytes, runs: Sequence[Run]) -> Array:
     """Return the verified items of runs (structured, n). Raises `CorruptFile`, what reading raises."""
+    metadata = source.trailer().metadata
     pieces = source.verified(runs)
-    return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), dtype)
+    if metadata.packing is None:
+        return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), metadata.layout.schema.item)
+    return metadata.packing.unpack_runs(zip(pieces, (run.count for run in runs), strict=True), source.file)
 
 
 def scan_runs(
-    source: FileBytes, runs: Iterable[Run], dtype: np.dtype[Any], window_bytes: int, *, gap_bytes: int = 0
+    source: FileBytes,
+    runs: Iterable[Run],
+    window_bytes: int,
+    *,
+    gap_bytes: int = 0,
+    read: Callable[[FileBytes, list[Run]], Array] = read_items,
 ) -> Iterator[tuple[list[Run], Array]]:
-    """Yield windows of runs, in order of position, with their verified items (structured, n)."""
+    """Yield windows of runs, in order of position, with what `read` returns, their verified items (structured, n)."""
+    for window in _windows(runs, window_bytes, gap_bytes):
+        yield window, read(source, window)
+
+
+def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iterator[list[Run]]:
+    """Yield runs, in order of position, as many at a time as fit `window_bytes` with the gaps read between them."""
     window: list[Run] = []
     size = end = 0
     for run in runs:
         gap = run.offset - end
         length = run.length + (gap if gap <= gap_bytes else 0)
         if window and size + length > window_bytes:
-            yield window, read_items(source, window, dtype)
+            yield window
             window = []
         size = size + length if window else run.length
         window.append(run)
         end = run.offset + run.length
     if window:
-        yield window, read_items(source, window, dtype)
+        yield window
 
 
 def scan_matches(
@@ -75,7 +89,7 @@ def scan_matches(
     """Yield all rows of runs that answer lookups of a batch, in no order, a bounded number at a time."""
     metadata = source.trailer().metadata
     schema, begin_s, pairs = metadata.layout.schema, metadata.begin_ms // 1000, batch.topic_pairs(metadata)
-    for _, items in scan_runs(source, runs, schema.item, window_bytes, gap_bytes=gap_bytes):
+    for _, items in scan_runs(source, runs, window_bytes, gap_bytes=gap_bytes):
         for places, lookups in batch.pairs(items["key_hash"]):
             picked = items[places]
             seconds = begin_s + picked["time_diff_s"].astype(np.int64)
@@ -101,22 +115,27 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
     layout = metadata.layout
     ids: frozenset[int] | None = None
     if metadata.topics:
-        ids = frozenset(topic_id for topic_id, name in metadata.topics if name == lookup.topic)
-        if not ids:
-            return concatenate([], layout.schema)
+        ids = metadata.ids_by_topic.get(lookup.topic)
+        if ids is None:
+            return layout.schema.no_rows
     second_max = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
     runs = trailer.directory.runs(
         metadata.slot_map.slot_of(lookup.key_hash), lookup.key_hash, lookup.second_min, second_max
     )
     begin_s = metadata.begin_ms // 1000
-    rows = concatenate([], layout.schema)
-    ordered = metadata.in_answer_order
-    for batch in _newest_first(runs, lookup, ordered=ordered):
+    rows = layout.schema.no_rows
+    ordered, packing = metadata.in_answer_order, metadata.packing
+    for batch in _newest_first(runs, lookup, ordered=ordered) if len(runs) > 1 else (runs,) if runs else ():
         # one answer more than `max_count`, and the rest of the blocks is behind them all: it can't change the page
         if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
             break
-        items = (np.frombuffer(data, layout.schema.item) for data in source.verified(batch))
-        parts = [rows, *(select_items(part, begin_s, lookup, ids, layout.schema) for part in items)]
+        parts = [rows]
+        for run, data in zip(batch, source.verified(batch), strict=True):
+            if packing is None:
+                items = np.frombuffer(data, layout.schema.item)
+            else:
+                items = packing.unpack(data, run.count, source.file, lookup.key_hash)
+            parts.append(select_items(items, begin_s, lookup, ids, layout.schema))
         rows = concatenate(parts, layout.schema)
         if len(runs) > len(batch):
             rows = first_answers(rows, layout.schema, lookup.max_count + 1)
@@ -253,6 +272,11 @@ def search_file_for_many(
         for group in np.unique(cut[cut >= 0]).tolist()
     ]
     owners = {run.offset: giant for giant in giants for run in giant.runs}
+    asked: dict[int, int | None] = {}
+    if metadata.packing is not None:
+        each = _asked_hashes(directory, slots[cut < 0], batch.key_hash[wanted[cut < 0]])
+        # an empty group begins where the next one does, of which others may ask
+        asked = {position: key_hash for position, key_hash in each.items() if position not in owners}
     done: list[int] = []
     while True:
         chosen = [*runs, *(run for giant in giants for run in giant.next_runs())]
@@ -261,11 +285,12 @@ def search_file_for_many(
         waiting = [run for giant in giants for run in giant.waiting()]
         segments = list(_segments(chosen, waiting, done, source.gap_bytes))
         for segment in segments:
-            for window, items in scan_runs(source, segment, schema.item, _WINDOW_BYTES):
-                stop = 0
+            for window in _windows(segment, _WINDOW_BYTES):
+                items, counts = _read_asked(source, window, asked)
+                stop, held = 0, iter(counts)
                 for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
                     for block in [list(part)] if giant is None else [[run] for run in part]:
-                        start, stop = stop, stop + sum(run.count for run in block)
+                        start, stop = stop, stop + sum(itertools.islice(held, len(block)))
                         look(items[start:stop], None if giant is None else giant.take(block[0]))
         if not giants:
             return gathered.found()
@@ -274,6 +299,29 @@ def search_file_for_many(
         found = gathered.first()
         for giant in giants:
             giant.settle(found)
+
+
+def _asked_hashes(directory: Directory, slots: Array, hashes: Array) -> dict[int, int | None]:
+    """Return which hash is looked up in the group at each position, of hashes and their slots (n); None: several."""
+    asked: dict[int, int | None] = {}
+    for position, key_hash in zip(directory.positions_of(slots).tolist(), hashes.tolist(), strict=True):
+        asked[position] = key_hash if asked.get(position, key_hash) == key_hash else None
+    return asked
+
+
+def _read_asked(source: FileBytes, runs: list[Run], asked: Mapping[int, int | None]) -> tuple[Array, list[int]]:
+    """Return as `read_items`, and how many items are of each run: of a packed one in which a hash is `asked` those
+    of that hash only, as unpacking them all takes several times as long.
+    """
+    metadata, counts = source.trailer().metadata, [run.count for run in runs]
+    if metadata.packing is None or not any(asked.get(run.offset) is not None for run in runs):
+        return read_items(source, runs), counts
+    parts = [
+        metadata.items_of(piece, run.count, source.file, asked.get(run.offset))
+        for piece, run in zip(source.verified(runs), runs, strict=True)
+    ]
+    items = np.frombuffer(b"".join(part.tobytes() for part in parts), metadata.layout.schema.item)
+    return items, list(map(len, parts))
 
 
 def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:

@@ -10,10 +10,9 @@ from __future__ import annotations
 import contextlib
 import logging
 import mmap
-import zlib
 from collections.abc import Collection, Iterable
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,15 @@ from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
+from tiered_index.kernels import crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
-from tiered_index.service.answers.rows import PreparedLookup, concatenate, select_few, select_items
-from tiered_index.service.answers.validation import Columns
+from tiered_index.service.answers.rows import PreparedLookup, select_few, select_items
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.root.root import Deletions, Root, disk_error
+from tiered_index.service.root import Deletions, Root, disk_error
+
+if TYPE_CHECKING:
+    from tiered_index.service.answers.validation import Columns
 
 Array = npt.NDArray[Any]
 # a longer chain is left for a scan of the hash column, whose cost is bounded by the file's size
@@ -204,7 +206,7 @@ class UnsealedFile(LocalHandle):
         assert self._descriptor is not None and self._journal_descriptor is not None
         data = memoryview(batch.entries.view(np.uint8))  # type: ignore[arg-type]
         low, high = (int(seconds.min()), int(seconds.max())) if len(seconds) else (0, 0)
-        record = BatchRecord(batch.first, len(batch), zlib.crc32(data), low, high, batch.end_ms)
+        record = BatchRecord(batch.first, len(batch), crc32(data), low, high, batch.end_ms)
         log = encode_batch(record, positions, fresh)
         self.failed = True  # until the last line
         if len(batch):
@@ -308,6 +310,11 @@ class UnsealedFile(LocalHandle):
         """Return the durable entries (structured, over the map), each batch verified against its journal record."""
         return verified_entries(self._map, self._as_journal(), str(self.path))
 
+    def snapshot(self) -> tuple[Array, int, dict[int, str]]:
+        """Return the `entries` so far, the second that their times count from, and the names of their topics."""
+        entries = self.entries()  # first: the names of what is appended meanwhile do no harm
+        return entries, self.table.begin_ms // 1000, dict(self.topics)
+
     @property
     def known_topics(self) -> Collection[str]:
         """The names of the file's topics."""
@@ -328,10 +335,13 @@ class UnsealedFile(LocalHandle):
         found = walk_chain(self._map, self.layout, head, lookup.key_hash, _CHAIN_LIMIT)
         if found is not None:
             if not found:
-                return concatenate([], schema)
+                return schema.no_rows
+            if len(found) <= _FEW:
+                size, base = schema.entry.itemsize, self.layout.items_position
+                pieces = [self._map[base + size * index : base + size * (index + 1)] for index in found]
+                return select_few(np.frombuffer(b"".join(pieces), schema.entry), begin_s, lookup, ids, schema)
             whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
-            select = select_few if len(found) <= _FEW else select_items
-            return select(whole[found], begin_s, lookup, ids, schema)
+            return select_items(whole[found], begin_s, lookup, ids, schema)
         return select_items(entries_view(self._map, self.layout, count), begin_s, lookup, ids, schema)
 
     def search_many(self, batch: LookupBatch) -> Matches:
@@ -410,7 +420,7 @@ def verified_entries(data: Any, journal: Journal, file: str) -> Array:
             start, stop = layout.entry_position(batch.first), layout.entry_position(batch.first + batch.count)
             crc = 0
             for at in range(start, stop, _VERIFY_CHUNK):
-                crc = zlib.crc32(view[at : min(at + _VERIFY_CHUNK, stop)], crc)
+                crc = crc32(view[at : min(at + _VERIFY_CHUNK, stop)], crc)
             problem = f"entries {batch.first}..{batch.first + batch.count - 1} do not match their CRC32"
             CorruptFile.unless_equal(file, problem, batch.crc32, crc, offset=start)
     finally:

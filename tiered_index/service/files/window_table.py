@@ -20,10 +20,9 @@ from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
-from tiered_index.service.files.search import lookup_hash
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.threads.pool import side_by_side
+from tiered_index.service.threads import side_by_side
 
 
 class WindowTable:
@@ -76,8 +75,8 @@ class WindowTable:
 
     def excludes(self, lookup: PreparedLookup) -> str | None:
         """As `Handle.excludes`, by filters."""
-        hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
-        if all(self._cold.filters.excludes(stored, hash64) for stored in self._holding(lookup)):
+        held = self._holding(lookup)
+        if all(self._cold.excludes(stored, lookup.key_hash, lookup.fingerprint) for stored in held):
             return "filter"
         return None
 
@@ -89,7 +88,6 @@ class WindowTable:
 
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the first `max_count` + 1 of the rows that answer `lookup`, or all of them, unordered."""
-        hash64 = lookup_hash(lookup, keyed=self._cold.keyed)
         rows: Array | None = None
         schema = None
         for stored in sorted(self._holding(lookup), key=lambda o: -o.second_max):
@@ -99,7 +97,7 @@ class WindowTable:
                 and int(rows["second"][lookup.max_count]) > stored.second_max
             ):
                 break
-            if self._cold.filters.excludes(stored, hash64):
+            if self._cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
                 continue
             source = StorageBytes(self._cold, stored)
             found = source.search(lookup)

@@ -27,7 +27,7 @@ from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
-from tiered_index.service.root.root import Deletions, Root
+from tiered_index.service.root import Deletions, Root
 from tiered_index.service.writing.appenders import QUARANTINE
 from tiered_index.service.writing.flusher import Flusher
 from tiered_index.storage.base import Storage
@@ -93,7 +93,7 @@ class LifecycleContext:
         return file.local is not None and has_newer_positions(file, self.session.log.state.positions)
 
 
-def sealed_form(file: UnsealedFile) -> SealedFile:
+def sealed_form(file: UnsealedFile, config: IndexConfig) -> SealedFile:
     """Return what is known of a sealed file beside its entries."""
     return SealedFile(
         file_id=file.file_id,
@@ -110,6 +110,7 @@ def sealed_form(file: UnsealedFile) -> SealedFile:
         positions=dict(file.positions),
         writer=f"tiered_index {__version__}",
         log_number=file.log_number,
+        packed=config.packs(file.layout.preset),
     )
 
 

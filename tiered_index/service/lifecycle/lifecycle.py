@@ -27,7 +27,8 @@ from tiered_index.errors import (
     without_frames,
 )
 from tiered_index.format.journal import Journal
-from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UPLOADED, data_name, data_prefix
+from tiered_index.format.names import COMPACTED, DATA_PREFIX, STATES, UNSEALED, UPLOADED, data_name, data_prefix
+from tiered_index.retention import NOTHING
 from tiered_index.service.files.compacted import (
     CompactedFile,
     DamagedFile,
@@ -47,14 +48,17 @@ from tiered_index.service.lifecycle.context import (
     is_needed,
     sealed_form,
 )
+from tiered_index.service.lifecycle.expiry import has_expired, record_expiry, sweep
 from tiered_index.service.lifecycle.publication import Publication, stored_file
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
-from tiered_index.service.root.root import disk_error
+from tiered_index.service.root import disk_error
 from tiered_index.service.writing.appenders import QUARANTINE
 
 _log = logging.getLogger(__name__)
+_EXPIRE_EVERY_S = 60
+_SWEEP_EVERY_S = 86400
 
 
 @dataclass
@@ -89,6 +93,8 @@ class Lifecycle:
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
         self._closed = False
+        self._expire_s = self._sweep_s = 0.0  # when what has expired is looked for next
+        self._expired = NOTHING  # as the log that is kept in the root says
 
     def run_once(self) -> Progress:
         """Run one round; raise the first error once every file had its turn (none has it in another folder)."""
@@ -123,6 +129,7 @@ class Lifecycle:
                         break
                     progress.uploaded += 1
                 self._step("staging", self._staging.finish)
+                self._step("expiry", self._expire)
                 for old in self._retirable(lacks_room=lacks_room):
                     progress.retired += self._step(old.file_id, partial(self._retire, old))
             if has_root:
@@ -211,6 +218,24 @@ class Lifecycle:
                 raise fenced(session.storage.uri, state.epoch, session.epoch)
         session.renew()
 
+    def _expire(self) -> None:
+        """Record what has expired by the settings' rule, now and then, and delete what went long enough ago."""
+        context, session, rule = self._context, self._context.session, self._context.config.retention
+        now_s = context.clock.monotonic_s()
+        is_due = rule.any and now_s >= self._expire_s
+        if is_due:
+            record_expiry(session.log, rule, context.clock, session.epoch)
+            context.refresh()
+        if session.expired is not self._expired:
+            # the kept log, which answers where the storage doesn't
+            context.deletions.before()
+            self._expired = session.expired
+        if is_due and now_s >= self._sweep_s:
+            sweep(session.storage, session.log, context.clock, rule, delete=True)
+            self._sweep_s = now_s + _SWEEP_EVERY_S
+        if is_due:
+            self._expire_s = now_s + _EXPIRE_EVERY_S
+
     def _tend_damaged(self) -> None:
         self._damaged.tend()
         for file_id in self._staging.ask_for(self._damaged.waiting):
@@ -266,7 +291,8 @@ class Lifecycle:
     def _compact(self, file: UnsealedFile) -> None:
         root = self._context.root
         target = root.index_path(COMPACTED, file.file_id)
-        root.write_file(target, sealed_form(file).compacted(file.entries()), f"compacting {file.path}")
+        pieces = sealed_form(file, self._context.config).compacted(file.entries())
+        root.write_file(target, pieces, f"compacting {file.path}")
         self._context.catalog.put(open_local(target), lambda: self._context.drop(file))
 
     def _upload(self, file: CompactedFile) -> None:
@@ -286,7 +312,8 @@ class Lifecycle:
         may_be_gone = publication is not None or file_id in context.outcome_unknown
         # a record before any that names the file; 0, the log's beginning, for files of older versions
         removed = partial(context.removals.files, after=int(file.metadata().more.get("log_number", 0)))
-        if known is None and may_be_gone and file_id in removed(state):
+        has_expired_here = has_expired(file.second_max, state.expired) and self._is_all_there_is(file_id)
+        if known is None and (has_expired_here or (may_be_gone and file_id in removed(state))):
             self._let_go(file)
             return
         if known is not None:
@@ -309,6 +336,13 @@ class Lifecycle:
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):
             context.cold.keep(known, local.data)  # else another version's compaction: its bytes are not these
         context.catalog.put(open_local(target, StorageBytes(context.cold, known)))
+
+    def _is_all_there_is(self, file_id: str) -> bool:
+        """Return whether nothing is left of a compacted file's unsealed form, which would be half of a file alone."""
+        self._context.catalog.reclaim()
+        root, waiting = self._context.root, self._context.deletions.errors()
+        paths = root.journal_path(file_id), root.index_path(UNSEALED, file_id)
+        return not any(path.name in waiting or path.exists() for path in paths)
 
     def _sent(self, file_id: str, data: memoryview) -> Publication:
         """Return the publication of a file as sent now, or by an earlier try."""
@@ -350,7 +384,7 @@ class Lifecycle:
         return after
 
     def _let_go(self, file: CompactedFile) -> None:
-        """Drop a file that a record has removed since; a copy that alone has a source's position stays, as uploaded."""
+        """Drop a file that has expired, or that a record has removed; one that alone has a source's position stays."""
         context = self._context
         context.refresh()
         logged = context.append_positions(file)

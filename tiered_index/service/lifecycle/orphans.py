@@ -54,8 +54,12 @@ class Orphans:
         return sum(info.size_bytes for info in self.objects)
 
 
-def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0) -> Orphans:
-    """Return what no record names and is older than `older_than_s`. Raises `InvalidArgument`, as the storage."""
+def find_orphans(
+    storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0, removed_s: float | None = None
+) -> Orphans:
+    """Return what no record names and is older than `older_than_s`, and what records removed `removed_s` ago (None: as
+    long). Raises `InvalidArgument`, as the storage.
+    """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
             f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way"
@@ -72,7 +76,7 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
 
     for prefix in _KEPT:
         deque(own(prefix), 0)
-    listed = [info for prefix in _LISTED for info in own(prefix) if info.modified_ms < before_ms]
+    listed = [info for prefix in _LISTED for info in own(prefix)]
     staged = list(own(STAGING_PREFIX))
     tickets, renewed = _tickets(storage, staged)
     uploads = [
@@ -82,8 +86,13 @@ def find_orphans(storage: Storage, log: StorageLog, clock: Clock, *, older_than_
     ]
     # the log after the listing: what is published meanwhile is known
     state = log.refresh()
-    removed = {name for number in log.numbers_since(state.number, before_ms) for name in log.record(number).remove}
-    kept = state.objects.keys() | state.archive.keys() | removed
+    removed = {number: log.record(number).remove for number in log.numbers_since(state.number, before_ms)}
+    over: set[str] = set()
+    if removed_s is not None and removed_s < older_than_s:
+        young = set(log.numbers_since(state.number, clock.now_ms() - round(removed_s * 1000)))
+        over = {name for number in removed.keys() - young for name in removed.pop(number)}
+    listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
+    kept = state.objects.keys() | state.archive.keys() | {name for names in removed.values() for name in names}
     waiting = _waiting(log, state, tickets, before_ms)
     listed += [
         info

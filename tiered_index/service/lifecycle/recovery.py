@@ -34,7 +34,7 @@ from tiered_index.service.files.unsealed import UnsealedFile, drop_unbegun
 from tiered_index.service.lifecycle.context import has_newer_positions
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.log.state import LogState
-from tiered_index.service.root.root import Deletions, Root, disk_error
+from tiered_index.service.root import Deletions, Root, disk_error
 
 _READ_BYTES = 1 << 20
 _log = logging.getLogger(__name__)

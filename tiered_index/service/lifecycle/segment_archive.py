@@ -102,6 +102,8 @@ class SegmentUploads:
                 )
             state = session.refreshed()
             self._sweep(store, state)
+            if start + size_bytes <= state.expired.segments.get(store, 0):
+                return False  # it was archived long enough
             known = state.segment_at(store, start)
             if known is not None:
                 stale = (

@@ -118,9 +118,9 @@ class Staging:
             return
         session.log.check_end()
         if known is None or known.unnamed is None or known.unnamed.is_overdue:
-            ticket, publication = send_entries(
-                session, sealed_form(file), file.entries(), self._context.config.upload_part_bytes
-            )
+            config = self._context.config
+            sealed = sealed_form(file, config)
+            ticket, publication = send_entries(session, sealed, file.entries(), config.upload_part_bytes)
             if known is None:
                 self._since_ms[file_id] = ticket.staged_ms
             else:

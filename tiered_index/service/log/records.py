@@ -10,6 +10,7 @@ import json
 import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from tiered_index.documents import (
@@ -35,19 +36,22 @@ from tiered_index.format.hashing import HASH_RULES, HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID, POSITIONS
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.packed import MOST_ITEMS
+from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap
+from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
-LOG_VERSION = 1
+LOG_VERSION = 2
+"""The newest; documents that say nothing of what has expired have version 1."""
 _MARK = b"\n#crc32 "
+# texts of objects, some 350 bytes each, of which a writer makes checkpoints
+_TEXTS_KEPT = 1 << 16
 
 
 def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
     """Return the greater position of each source: a source's position never goes back."""
-    merged = dict(first)
-    for source, position in second.items():
-        merged[source] = max(position, merged.get(source, position))
-    return merged
+    return first | {source: max(position, first.get(source, position)) for source, position in second.items()}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,10 @@ class StoredObject:
     def directory_position(self) -> int:
         """Where directory, metadata and tail start: one range to the end of the object."""
         return self.trailer_position + self.filter_length
+
+    def items_bytes(self, schema: Schema) -> int:
+        """Return about how many bytes the entries have, never less."""
+        return min(self.count * schema.item.itemsize, self.trailer_position)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
@@ -225,7 +233,7 @@ class IndexDescriptor:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``; no reader depends on it."""
+    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``, ``expire``; readers skip it."""
 
     number: int
     kind: str
@@ -239,11 +247,15 @@ class LogRecord:
     archive: tuple[ArchivedSegment, ...] = ()
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: tuple[LostObject, ...] = ()
+    expired: Expired = NOTHING
+    left_out: int = 0
+    """Entries of the removed objects that a merge left out of what it adds, since they had expired."""
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
         return encode_document(
             {
+                "version": version_of(self.expired),
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -253,7 +265,8 @@ class LogRecord:
                 "remove": list(self.remove),
                 "positions": self.positions,
                 "genesis": self.genesis.to_json() if self.genesis else None,
-                **optional_members(self.archive, self.batches, self.lost),
+                **optional_members(self.archive, self.batches, self.lost, self.expired),
+                **({"left_out": self.left_out} if self.left_out else {}),
             }
         )
 
@@ -264,20 +277,42 @@ class LogRecord:
 
 
 def optional_members(
-    archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch], lost: Iterable[LostObject]
+    archive: Iterable[ArchivedSegment], batches: dict[str, StreamBatch], lost: Iterable[LostObject], expired: Expired
 ) -> dict[str, Any]:
     """Return the members that records and checkpoints have only where there is something in them."""
     archived = [segment.to_json() for segment in archive]
     streams = {stream: batch.to_json() for stream, batch in batches.items()}
     losses = [one.to_json() for one in lost]
     members = {"archive": archived, "batches": streams, "lost": losses}
-    return {name: member for name, member in members.items() if member}
+    present = {name: member for name, member in members.items() if member}
+    return {**present, "expired": expired.to_json()} if expired else present
+
+
+def version_of(expired: Expired) -> int:
+    """Return the version of a record or checkpoint: who does not know `expired` would show it, and lose it."""
+    return 2 if expired else 1
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
-    """Return a JSON document with version and CRC32."""
-    body = json.dumps({"version": LOG_VERSION, **document}, separators=(",", ":")).encode()
+    """Return a JSON document with version (1, or its own) and CRC32."""
+    return sealed_text(json_text({"version": 1, **document}))
+
+
+def json_text(value: Any) -> str:
+    """Return a value as documents hold it."""
+    return json.dumps(value, separators=(",", ":"))
+
+
+def sealed_text(text: str) -> bytes:
+    """Return a document's text with its CRC32."""
+    body = text.encode()
     return body + _MARK + f"{zlib.crc32(body):08x}\n".encode()
+
+
+@lru_cache(_TEXTS_KEPT)
+def object_text(stored: StoredObject) -> str:
+    """Return an object as documents hold it; kept, since each checkpoint holds nearly what the one before it did."""
+    return json_text(stored.to_json())
 
 
 def decode_document(data: bytes, file: str, newest: int = LOG_VERSION) -> dict[str, Any]:
@@ -313,7 +348,7 @@ def _stored_object(**fields: Any) -> StoredObject:
     stored = StoredObject(**fields)
     if stored.second_min > stored.second_max:
         raise Malformed(f"no second before {stored.second_min}", stored.second_max, ".second_max")
-    if stored.directory_position > stored.size_bytes or stored.count > stored.size_bytes:
+    if stored.directory_position > stored.size_bytes or stored.count > stored.size_bytes * MOST_ITEMS:
         raise Malformed("the size of all its parts", stored.size_bytes, ".size_bytes")
     if stored.filter_length % FILTER_BLOCK_BYTES:
         raise Malformed(f"a number of blocks of {FILTER_BLOCK_BYTES} bytes", stored.filter_length, ".filter_length")
@@ -409,4 +444,6 @@ _RECORD = record(
     archive=ARCHIVE,
     batches=BATCHES,
     lost=LOST,
+    expired=EXPIRED,
+    left_out=Optional(COUNT, 0),
 )

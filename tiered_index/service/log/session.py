@@ -29,6 +29,7 @@ from tiered_index.errors import (
     WriterFenced,
 )
 from tiered_index.format.names import LEASE_PREFIX, lease_name
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.log import StorageLog, fenced, own_objects
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.state import LogState
@@ -190,6 +191,7 @@ class StorageSession:
     epoch: int = 0
     fenced: WriterFenced | None = None
     log_error: StorageError | DiskFull | None = None  # why it isn't known what the storage holds
+    kept_expired: Expired = NOTHING  # what had expired by the log that is kept in the root
     _lease: Lease | None = None
     _asked: tuple[IndexDescriptor, Callable[[IndexDescriptor], IndexDescriptor]] | None = None
 
@@ -197,6 +199,12 @@ class StorageSession:
     def claimed(self) -> bool:
         """Whether this writer may publish."""
         return self.epoch > 0 and self.fenced is None
+
+    @property
+    def expired(self) -> Expired:
+        """What has expired, as far as the log was read, or else by the log that was kept."""
+        state = self.log.state
+        return state.expired if state.number else self.kept_expired
 
     def join(self, wanted: IndexDescriptor, adapt: Callable[[IndexDescriptor], IndexDescriptor]) -> IndexDescriptor:
         """Open or create the index; `adapt` returns what is wanted of a stored one. Raises as `check_descriptor`."""

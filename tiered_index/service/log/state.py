@@ -11,6 +11,7 @@ from typing import Any
 from tiered_index.documents import COUNT, Malformed, checked, list_of, record
 from tiered_index.errors import CorruptFile
 from tiered_index.format.metadata import POSITIONS
+from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.service.log.records import (
     ARCHIVE,
     BATCHES,
@@ -25,9 +26,12 @@ from tiered_index.service.log.records import (
     StreamBatch,
     check_slots,
     decode_document,
-    encode_document,
+    json_text,
     max_positions,
+    object_text,
     optional_members,
+    sealed_text,
+    version_of,
 )
 
 
@@ -43,6 +47,7 @@ class LogState:
     archive: dict[str, ArchivedSegment] = field(default_factory=dict)
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: dict[str, LostObject] = field(default_factory=dict)
+    expired: Expired = NOTHING
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
@@ -115,17 +120,19 @@ class LogState:
 
     def encode(self) -> bytes:
         """Return a checkpoint's bytes."""
-        return encode_document(
-            {
-                "kind": "checkpoint",
-                "number": self.number,
-                "epoch": self.epoch,
-                "genesis": self.genesis.to_json() if self.genesis else None,
-                "objects": [o.to_json() for o in self.objects.values()],
-                "positions": self.positions,
-                **optional_members(self.archive.values(), self.batches, self.lost.values()),
-            }
-        )
+        before = {
+            "version": version_of(self.expired),
+            "kind": "checkpoint",
+            "number": self.number,
+            "epoch": self.epoch,
+            "genesis": self.genesis.to_json() if self.genesis else None,
+        }
+        objects = ",".join(map(object_text, self.objects.values()))
+        behind = {
+            "positions": self.positions,
+            **optional_members(self.archive.values(), self.batches, self.lost.values(), self.expired),
+        }
+        return sealed_text(f'{json_text(before)[:-1]},"objects":[{objects}],{json_text(behind)[1:]}')
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogState:
@@ -140,7 +147,7 @@ class LogReplay:
         self.number, self._epoch, self._genesis = begun.number, begun.epoch, begun.genesis
         self._positions, self._batches = begun.positions, begun.batches
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
-        self._lost = begun.lost
+        self._lost, self._expired = begun.lost, begun.expired
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
@@ -178,6 +185,7 @@ class LogReplay:
         self._batches = {**held, **later} if later else held
         if record.lost:
             self._lost = {**self._lost, **{one.name: one for one in record.lost}}
+        self._expired = self._expired.joined(record.expired) if record.expired else self._expired
 
     def state(self) -> LogState:
         """Return the state reached."""
@@ -190,6 +198,7 @@ class LogReplay:
             self._archive,
             self._batches,
             self._lost,
+            self._expired,
         )
 
 
@@ -218,4 +227,5 @@ _STATE = record(
     archive=ARCHIVE,
     batches=BATCHES,
     lost=LOST,
+    expired=EXPIRED,
 )

@@ -7,18 +7,16 @@ of its context.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.rows import Array, concatenate, first_answers
-from tiered_index.storage.context import active_context
-from tiered_index.storage.metering import PriceTable, Usage
+from tiered_index.storage.metering import Activation, PriceTable, Usage, active_context
 from tiered_index.types import Explain, FileReport
 
 # no thread can wait longer; a longer bound is none
@@ -51,11 +49,6 @@ class LookupLimits:
         bounded = self.timeout_s is not None and self.timeout_s < _LONGEST_S
         return time.monotonic() + self.timeout_s if bounded and self.timeout_s is not None else None
 
-    @property
-    def any(self) -> bool:
-        """Whether there is a bound at all."""
-        return self.max_requests is not None or self.max_bytes is not None or self.timeout_s is not None
-
 
 class LookupBudget:
     """The limits of one lookup and its usage of them; the time runs from its making."""
@@ -65,11 +58,9 @@ class LookupBudget:
         self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
         self.deadline_s = limits.deadline_s()
 
-    @contextlib.contextmanager
-    def open(self) -> Iterator[LookupBudget]:
+    def open(self) -> Activation[LookupBudget]:
         """Count and bound the requests of this context, and of copies of it, to any storage until the block ends."""
-        with active_context().until(self.deadline_s).counting(self.usage).active():
-            yield self
+        return Activation(active_context().until(self.deadline_s).counting(self.usage), self)
 
     def remaining_s(self) -> float | None:
         """Return how many seconds are left, at least 0; None: no bound."""
@@ -96,13 +87,18 @@ class RequestStats:
     @classmethod
     def of_usage(cls, *usages: Usage) -> RequestStats:
         """Return the sum of usages; bytes asked for count, since a read that was given up may still deliver them."""
+        used = [usage for usage in usages if usage.used]
+        if not used:
+            return NOTHING
         return cls(
-            sum([usage.requests for usage in usages]),
-            sum([usage.bytes_asked for usage in usages]),
-            sum([usage.cost_usd for usage in usages], 0.0),
+            sum([usage.requests for usage in used]),
+            sum([usage.bytes_asked for usage in used]),
+            sum([usage.cost_usd for usage in used], 0.0),
         )
 
     def __sub__(self, other: RequestStats) -> RequestStats:
+        if other is NOTHING:
+            return self
         return RequestStats(
             max(0, self.requests - other.requests),
             max(0, self.bytes - other.bytes),
@@ -148,7 +144,7 @@ class TopK:
         self._schema = schema
         self._max_count = max_count
         self._lock = threading.Lock()
-        self._rows = concatenate([], schema)
+        self._rows = schema.no_rows
         self._fresh: list[Array] = []
         self._fresh_count = 0
         self._cutoff: int | None = None
@@ -182,8 +178,11 @@ class TopK:
 
     def can_skip(self, second_max: int) -> bool:
         """Return whether files of this greatest second can't change the answer, which is truncated then."""
+        # without the lock for the many lookups that never have enough; once set it stays set
+        if self._cutoff is None:
+            return False
         with self._lock:
-            if self._cutoff is None or second_max >= self._cutoff:
+            if second_max >= self._cutoff:
                 return False
             self.skipped = True
             return True

@@ -9,27 +9,40 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Generic, Self, TypeVar
 
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.format.schema import Schema
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_lookups, check_range, unseen
-from tiered_index.service.catalog.catalog import Catalog
+from tiered_index.service.answers.rows import check_lookups, check_range, check_topic, unseen
+from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.inventory import du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
-from tiered_index.service.lookup.missing import MissingObjects
 from tiered_index.service.lookup.query import Files, QueryEngine
+from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tiered_index.service.lookup.export import Export
 
 L = TypeVar("L")
 T = TypeVar("T")
 _NO_LIMITS = LookupLimits()
+
+
+def _limits(max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> LookupLimits:
+    if max_requests is None and max_bytes is None and timeout_s is None:
+        return _NO_LIMITS
+    return LookupLimits(max_requests, max_bytes, timeout_s)
 
 
 class Lookups(ABC, Generic[ItemT]):
@@ -68,10 +81,8 @@ class Lookups(ABC, Generic[ItemT]):
         `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found. With
         `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
         """
-        limits = _NO_LIMITS
-        if max_requests is not None or max_bytes is not None or timeout_s is not None:
-            limits = LookupLimits(max_requests, max_bytes, timeout_s)
         self._check_open()
+        limits = _limits(max_requests, max_bytes, timeout_s)
         lookup = self._engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._answer(self._engine.query, lookup, allow_partial, limits)
 
@@ -116,7 +127,7 @@ class Lookups(ABC, Generic[ItemT]):
         """
         self._check_open()
         checked = check_lookups(lookups)
-        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+        limits = _limits(max_requests, max_bytes, timeout_s)
         return self._answer(self._engine.query_many, checked, allow_partial, limits)
 
     def messages(
@@ -162,8 +173,71 @@ class Lookups(ABC, Generic[ItemT]):
         """
         self._check_open()
         second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
-        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+        limits = _limits(max_requests, max_bytes, timeout_s)
         return self._answer(self._engine.topics, (second_min, second_max), allow_partial, limits)
+
+    def export(
+        self, topics: str | Iterable[str] | None = None, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> Export:
+        """Return the entries of `topics` (None: of all) stored in the inclusive range [begin_ms, end_ms], compared by
+        whole seconds, as Arrow batches that are read as they are asked for. Of one index only.
+
+        Every stored entry comes once, duplicates of an identity too, as of one position of the log, whatever is written
+        and merged meanwhile: a writer's export has what was put before it, a reader's what its writer had flushed.
+        Objects that a merge has replaced stay for as long as `orphans` spares them, a day by default: so long an export
+        may take. Raises `InvalidArgument`; `StorageUnavailable`, `CorruptFile` where a file can't be read.
+        """
+        # loaded when used: a lookup of one key needs no Arrow
+        from tiered_index.service.lookup.export import Export, ExportRange, topics_of
+
+        self._check_open()
+        self._check_one_index()
+        second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
+        given = topics_of(topics)
+        wanted = ExportRange(None if given is None else frozenset(map(check_topic, given)), second_min, second_max)
+        for _ in range(LOG_RETRIES):
+            with contextlib.ExitStack() as held:
+                held.enter_context(self._catalogs[0].reading())
+                before = self._log_states()[0]
+                found = self._begin().handles(second_min, second_max)
+                if isinstance(found, RootOnly):
+                    raise StorageUnavailable(f"an export needs the storage: {found.freshness.not_asked}")
+                # else local files may have become objects, or these others, in between
+                if self._log_states()[0] is before:
+                    storage, schema = self._cold_paths[0].storage, self.schema
+                    return Export(
+                        wanted, schema, before, found, storage, self._check_open, self._read_log, held.pop_all()
+                    )
+        raise StorageUnavailable(f"the log moved on during {LOG_RETRIES} looks at the files; try again")
+
+    def files_table(self) -> pa.Table:
+        """Return a row for each file and window table: what is known of it without reading its entries. Of one index
+        only.
+        """
+        self._check_one_index()
+        return files_table(self.files())
+
+    def du(self) -> pa.Table:
+        """Return what is stored by topic, day (UTC) and state: entries, bytes and dollars a month. Of one index only.
+
+        Columns: topic (text; null for archived segments and where a file names none), day (date32; null where it isn't
+        known), state (as `place` of a file, or ``archived``), entries, bytes, usd_a_month (of what lies in the
+        storage, by the setting `prices`) and estimated. A topic has a share of a file's bytes as of its entries. Where
+        a file has entries of a topic in several days, they are taken to be spread evenly over them: `estimated`.
+
+        Of a stored file it needs the directory: a request where that is in no cache. Raises as `topics`.
+        """
+        self._check_open()
+        self._check_one_index()
+        within = check_range(None, None, 1)[:2]
+        stats = self._answer(self._engine.file_stats, within, False, _NO_LIMITS)
+        return du_table(stats, self.log_state, self._prices)
+
+    @property
+    def schema(self) -> Schema:
+        """What entries consist of. Of one index only."""
+        self._check_one_index()
+        return self._engine.schema
 
     @property
     def log_state(self) -> LogState:
@@ -212,6 +286,10 @@ class Lookups(ABC, Generic[ItemT]):
         self.close()
 
     @abstractmethod
+    def files(self) -> list[Handle]:
+        """Return the handles of all files, buffered entries not among them."""
+
+    @abstractmethod
     def close(self) -> None:
         """Release everything. Idempotent."""
 
@@ -222,13 +300,22 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool,
         limits: LookupLimits,
     ) -> T:
-        self._check_open()
-        budgeted = self._always_budgeted or limits.any
-        with LookupBudget(self._prices, limits).open() if budgeted else contextlib.nullcontext() as budget:
-            files = self._begin()
-            return MissingObjects(self._read_log, allow_partial).run(
-                self._catalogs, lambda missing: answer(files, lookup, allow_partial, missing, budget)
-            )
+        if not self._always_budgeted and limits is _NO_LIMITS:
+            return self._answer_within(None, answer, lookup, allow_partial)
+        with LookupBudget(self._prices, limits).open() as budget:
+            return self._answer_within(budget, answer, lookup, allow_partial)
+
+    def _answer_within(
+        self,
+        budget: LookupBudget | None,
+        answer: Callable[[Files, L, bool, MissingObjects, LookupBudget | None], T],
+        lookup: L,
+        allow_partial: bool,
+    ) -> T:
+        files = self._begin()
+        return MissingObjects(self._read_log, allow_partial).run(
+            self._catalogs, lambda missing: answer(files, lookup, allow_partial, missing, budget)
+        )
 
     @abstractmethod
     def _check_open(self) -> None:

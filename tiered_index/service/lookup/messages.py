@@ -19,7 +19,7 @@ from typing import Any, Literal, Protocol
 from tiered_index.errors import BudgetExceeded, PartialAnswer, TieredIndexError
 from tiered_index.service.answers.rows import OrderKey, check_range, encode_cursor, query_digest
 from tiered_index.service.lookup.budget import LookupBudget, RequestStats, add_up
-from tiered_index.storage.context import check_deadline
+from tiered_index.storage.metering import check_deadline
 from tiered_index.types import (
     MAX_TIMESTAMP_MS,
     Answer,
@@ -95,7 +95,7 @@ class MessageSource(Protocol):
 @dataclass(frozen=True, kw_only=True)
 class MessagesResult(Answer):
     """The answer to a lookup of messages. `messages` are in answer order, at most `max_count` of them, those that can't
-    be had among them. `status`, `cursor` and `lost` are as in `QueryResult`; `failed` names files of the index and
+    be had among them. `status`, `cursor`, `lost` are as in `QueryResult`; `failed` names files of the index and
     places of messages that could not be read (status ``partial``). `collisions` is how many entries of other keys with
     an equal hash were dropped. `explain` counts lookups and messages (its reports of place ``messages``), the two
     fields behind it the messages alone.
@@ -112,6 +112,7 @@ class MessagesResult(Answer):
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     lost: tuple[LostFile, ...] = ()
+    expired_before_ms: int | None = None
 
     def __len__(self) -> int:
         return len(self.messages)
@@ -201,6 +202,7 @@ class MessageLookup:
             freshness=self.pages[0].freshness,
             unknown_topics=self.pages[0].unknown_topics,
             lost=self.pages[0].lost,
+            expired_before_ms=self.pages[0].expired_before_ms,
         )
         if self.allow_partial or (exceeded := self.exceeded or self._refusal()) is None:
             return result

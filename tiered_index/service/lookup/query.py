@@ -8,17 +8,20 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageUnavailable, TieredIndexError
-from tiered_index.format.hashing import both_hashes, fingerprint
-from tiered_index.format.metadata import TopicStats
+from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
-from tiered_index.service.answers.batch import LookupBatch, MatchAccumulator, best_answers
-from tiered_index.service.answers.results import QueryResults
+from tiered_index.retention import Expired
+from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, best_answers
+from tiered_index.service.answers.results import AnswerForm, QueryResults
 from tiered_index.service.answers.rows import (
+    AnswerRows,
     OrderKey,
     PreparedLookup,
     check_key,
@@ -27,17 +30,25 @@ from tiered_index.service.answers.rows import (
     check_topic,
     decode_cursor,
     encode_cursor,
-    item_maker,
     order_key,
     query_digest,
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
-from tiered_index.service.lookup.missing import MissingObjects
-from tiered_index.service.lookup.scan import FileReader, Scan
+from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
 from tiered_index.storage.metering import PriceTable
-from tiered_index.types import Explain, Freshness, IndexItem, Lookup, LostFile, QueryResult, TopicsResult, TopicSummary
+from tiered_index.types import (
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    Lookup,
+    LostFile,
+    QueryResult,
+    TopicsResult,
+    TopicSummary,
+)
 
 
 class Files(NamedTuple):
@@ -68,9 +79,11 @@ class QueryEngine:
     sources: Mapping[int, str] | None = None
     # what was given up of each index, by the URI of its storage where there are several
     lost_objects: Callable[[], Sequence[tuple[str | None, LostObject]]] = lambda: ()
+    # what has expired of each index; asked after the handles, which show no later record of the log than this
+    expired: Callable[[], Sequence[tuple[str | None, Expired]]] = lambda: ()
 
     def __post_init__(self) -> None:
-        self._make = item_maker(self.schema, self.item_type, self.sources)
+        self.form = AnswerForm(self.schema, self.item_type, self.sources)
         self._files = FileReader(self.threads, self.prices)
         # entries that lookups folded though their content differs, counted at each lookup
         self.folded = 0
@@ -106,8 +119,7 @@ class QueryEngine:
         if cursor is not None:
             digest = query_digest(topic, key, second_min, second_max)
             after = decode_cursor(cursor, digest, 3 + len(self.schema.identity_extra))
-        hashes = both_hashes(topic, key)
-        return PreparedLookup(topic, key, *hashes, fingerprint(topic, key), second_min, second_max, max_count, after)
+        return PreparedLookup(topic, key, *lookup_numbers(topic, key), second_min, second_max, max_count, after)
 
     def query(
         self,
@@ -124,42 +136,46 @@ class QueryEngine:
 
         def look(handle: Handle) -> int:
             matched = 0
-            for one in lookup.under(handle.hash):
+            since = lookup.since(begins.get(handle.source, lookup.second_min)) if begins else lookup
+            for one in since.under(handle.hash) if since.second_min <= since.second_max else ():
                 rows = handle.search(one)
                 if len(rows):
                     check_schema(rows, self.schema, handle.file_id)
-                    if one is not lookup:
+                    if one.key_hash != lookup.key_hash:
                         rows["key_hash"] = lookup.key_hash
                 matched += top.add(rows)
             return matched
 
         def excludes(handle: Handle) -> str | None:
-            reasons = [handle.excludes(one) for one in lookup.under(handle.hash)]
+            reasons = list(map(handle.excludes, lookup.under(handle.hash)))
             return reasons[0] if all(reasons) else None
 
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
         handles = files.handles(lookup.second_min, newest)
+        begins = self._begins(lookup.topic)
         self._read(scan, handles, missing)
         rows, more = top.answers()
-        failed = tuple([report for report, _ in scan.errors])
+        failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
         last = order_key(rows[-1], self.schema) if more and len(rows) else lookup.after
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
-        result = QueryResult(
-            items=tuple([self._make(lookup.topic, row) for row in rows.tolist()]),
+        folded = top.folded and self._fold(top.folded)
+        result: QueryResult[Any] = AnswerRows(
+            lookup.topic, rows, self.form, _explain(scan, started, elsewhere, folded)
+        ).result(
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
             failed=failed,
-            explain=_explain(scan, started, elsewhere, self._fold(top.folded)),
             freshness=files.seen(handles),
-            unknown_topics=() if len(rows) or lookup.after is not None else tuple(_unknown([lookup.topic], handles)),
+            unknown_topics=() if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles),
             item_type=self.item_type,
             lost=_among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
+            expired_before_ms=_expired_before_ms(begins.values(), lookup.second_min) if begins else None,
         )
-        return _within_budget(scan, result)
+        return _within_budget(scan, result) if scan.errors else result
 
     def query_many(
         self,
@@ -176,11 +192,11 @@ class QueryEngine:
 
         def look(handle: Handle) -> int:
             matched = 0
-            for one in batch.under(handle.hash):
+            for one in kept.get(handle.source, batch).under(handle.hash):
                 found = handle.search_many(one)
                 if len(found.rows):
                     check_schema(found.rows, self.schema, handle.file_id)
-                    if one is not batch:
+                    if one.key_hash is not batch.key_hash:
                         found.rows["key_hash"] = batch.key_hash[found.lookups]
                     matches.add(found)
                 matched += len(found.rows)
@@ -208,14 +224,18 @@ class QueryEngine:
                 pages[number] = error.result
         scan = Scan(look, excludes, lambda _: False, lambda: 0, 0, allow_partial, budget)
         handles: Sequence[Handle] = ()
+        begins: list[dict[str | None, int]] = []
+        kept: dict[str | None, LookupBatch] = {}
         if len(lookups) > len(pages):
             handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
+            begins = [self._begins(topic) for topic in batch.topics]
+            kept = {source: batch.since([one.get(source, NEVER) for one in begins]) for source in set().union(*begins)}
             self._read(scan, handles, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         failed = tuple([report for report, _ in scan.errors])
-        unknown = _unknown(batch.topics, handles)
+        unknown = frozenset(_unknown(batch.topics, handles))
         alone = [page.explain for page in pages.values()]
-        explain = _explain(scan, started, RequestStats.of(*alone), self._fold(matches.folded))
+        explain = _explain(scan, started, RequestStats.of(*alone), self._fold(matches.folded))()
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
         lost = self.lost_objects()
@@ -227,9 +247,12 @@ class QueryEngine:
             hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0])]
             return _among(lost, low, high, *hashes)
 
+        def expired(number: int) -> int | None:
+            return _expired_before_ms(begins[batch.topic_index[number]].values(), int(batch.second_min[number]))
+
         results = QueryResults(
-            *(batch, rows, starts, more, failed, explain, files.seen(handles), unknown, self.schema, self._make),
-            *(self.item_type, pages, given_up),
+            *(batch, rows, starts, more, failed, explain, files.seen(handles), unknown, self.schema, self.form),
+            *(pages, given_up, expired),
         )
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
@@ -251,7 +274,8 @@ class QueryEngine:
         def look(handle: Handle) -> int:
             of_topics: dict[str, list[TopicStats | None]] = {}
             for name, stats in handle.topic_stats():
-                of_topics.setdefault(name, []).append(stats)
+                if stats is None or stats.second_max >= self._begins(name).get(handle.source, stats.second_max):
+                    of_topics.setdefault(name, []).append(stats)
             with adding:
                 for name, several in of_topics.items():
                     sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), several)
@@ -267,11 +291,39 @@ class QueryEngine:
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
-            explain=_explain(scan, started, NOTHING, 0),
+            explain=_explain(scan, started, NOTHING, 0)(),
             freshness=files.seen(handles),
             lost=_among(self.lost_objects(), *within),
+            expired_before_ms=_expired_before_ms(
+                [expired.latest_ms // 1000 for _, expired in self.expired()], within[0]
+            ),
         )
         return _within_budget(scan, result)
+
+    def file_stats(
+        self,
+        files: Files,
+        within: tuple[int, int],
+        allow_partial: bool,
+        missing: MissingObjects,
+        budget: LookupBudget | None,
+    ) -> list[tuple[Handle, NamedStats]]:
+        """Return what each file that overlaps the inclusive epoch seconds `within` holds of each topic; as `query`."""
+        found: list[tuple[Handle, NamedStats]] = []
+
+        def look(handle: Handle) -> int:
+            found.append((handle, handle.topic_stats()))
+            return 1
+
+        scan = Scan(
+            look, lambda _: None, lambda _: False, lambda: 0, newest=0, allow_partial=allow_partial, budget=budget
+        )
+        self._read(scan, files.handles(*within), missing)
+        return found
+
+    def _begins(self, topic: str) -> dict[str | None, int]:
+        """Return the first epoch second that has not expired of a topic, by index, where something has."""
+        return {source: before_ms // 1000 for source, one in self.expired() if (before_ms := one.before_ms(topic))}
 
     def _fold(self, count: int) -> int:
         if count:
@@ -292,18 +344,38 @@ def _among(
     lost: Sequence[tuple[str | None, LostObject]], second_min: int, second_max: int, *hashes: int
 ) -> tuple[LostFile, ...]:
     """Return what of `lost` may have held answers."""
+    if not lost:
+        return ()
     return tuple([one.told(source) for source, one in lost if one.concerns(second_min, second_max, *hashes)])
 
 
-def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Explain:
-    """Return what a pass did since `started`; what its budget counted beyond files and `elsewhere` went to the log."""
+def _expired_before_ms(begins: Iterable[int], second_min: int) -> int | None:
+    """Return before when what is asked for from `second_min` on has expired; of several indexes the latest."""
+    return max([second * 1000 for second in begins if second > second_min], default=None)
+
+
+def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Callable[[], Explain]:
+    """Return what tells what a pass did since `started`; what its budget counted beyond files and `elsewhere` went to
+    the log. All is counted now.
+    """
     # the budget first: a search that was given up may still make a request
     total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
     stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
-    reports = scan.reports
-    if scan.outdated:
-        reports = [*reports, *scan.outdated]
-        stats = RequestStats.of(stats, *scan.outdated)
+    elapsed_ms = (time.perf_counter() - started) * 1000
+    return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_ms, folded)
+
+
+def _told(
+    notes: Sequence[FileNote],
+    outdated: Sequence[FileReport],
+    total: RequestStats,
+    stats: RequestStats,
+    elapsed_ms: float,
+    folded: int,
+) -> Explain:
+    reports = [*(note.report() for note in notes), *outdated]
+    if outdated:
+        stats = RequestStats.of(stats, *outdated)
     if len(reports) > 1:
         reports = sorted(reports, key=lambda r: (-r.end_ms, r.file))
     if total.requests > stats.requests:
@@ -313,7 +385,7 @@ def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -
         requests=stats.requests,
         bytes=stats.bytes,
         cost_usd=stats.cost_usd,
-        elapsed_ms=(time.perf_counter() - started) * 1000,
+        elapsed_ms=elapsed_ms,
         files_read=sum([report.outcome == "read" for report in reports]),
         files_skipped=sum([report.outcome.startswith("skipped") for report in reports]),
         folded_entries=folded,
@@ -321,14 +393,14 @@ def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -
     )
 
 
-def _unknown(topics: Iterable[str], handles: Sequence[Handle]) -> frozenset[str]:
+def _unknown(topics: Sequence[str], handles: Sequence[Handle]) -> tuple[str, ...]:
     """Return which of the topics none of the files has; none where the topics of a file are not known."""
-    known: list[Collection[str]] = []
+    unknown = tuple(topics) if handles else ()
     for handle in handles:
         if (names := handle.known_topics) is None:
-            return frozenset()
-        known.append(names)
-    return frozenset(topic for topic in topics if known and not any(topic in names for names in known))
+            return ()
+        unknown = tuple([topic for topic in unknown if topic not in names])
+    return unknown
 
 
 def _summary(before: TopicSummary, stats: Sequence[TopicStats | None]) -> TopicSummary:

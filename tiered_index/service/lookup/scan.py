@@ -2,29 +2,77 @@
 
 A file is skipped when the answer can't change by it any more, or when its cached filter or topic table exclude it. As
 many stored files are searched at once as answers are missing, and twice as many after each that held none; once none is
-missing, or a file reaches to the newest second an answer may have, as many as the bound allows. Threads: one scan
-belongs to one lookup; the pool is shared by all lookups of an index.
+missing, or a file reaches to the newest second an answer may have, as many as the bound allows. `MissingObjects`
+decides what a missing object means: removed by a later record of the log, or lost. Threads: one scan belongs to one
+lookup; the pool is shared by all lookups of an index.
 """
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeVar
 
-from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
-from tiered_index.service.catalog.catalog import Handle
-from tiered_index.service.lookup.budget import LookupBudget
-from tiered_index.service.threads.pool import DaemonPool, NoThread
-from tiered_index.storage.context import active_context
-from tiered_index.storage.metering import PriceTable, Usage
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.cold.path import MissingObject, lost_error
+from tiered_index.service.log.state import LogState
+from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
+from tiered_index.service.threads import DaemonPool, NoThread
+from tiered_index.storage.metering import PriceTable, Usage, active_context
 from tiered_index.types import FileReport
 
 # requests of a search in a file whose directory is in no cache
 _REQUESTS = 2
+LOG_RETRIES = 100
+"""How often a lookup starts again because objects vanish; each time the log has moved on."""
+# refuses every request, and so never counts one: all lookups share it
+_NO_REQUESTS = Usage(max_requests=0)
+T = TypeVar("T")
+
+
+class FileNote(NamedTuple):
+    """What was done with a file: its report, which is made when somebody looks at it."""
+
+    file: str
+    place: str
+    outcome: str
+    second_min: int
+    second_max: int
+    source: str | None
+    elapsed_s: float = 0.0
+    matched: int = 0
+    spent: RequestStats = NOTHING
+    error: str | None = None
+
+    def report(self) -> FileReport:
+        """Return it as explanations have it."""
+        return FileReport(
+            file=self.file,
+            place=self.place,
+            outcome=self.outcome,
+            begin_ms=self.second_min * 1000,
+            end_ms=self.second_max * 1000,
+            requests=self.spent.requests,
+            bytes=self.spent.bytes,
+            cost_usd=self.spent.cost_usd,
+            elapsed_ms=self.elapsed_s * 1000,
+            source=self.source,
+            matched=self.matched,
+            error=self.error,
+        )
 
 
 @dataclass
@@ -42,7 +90,7 @@ class Scan:
     newest: int
     allow_partial: bool
     budget: LookupBudget | None = None
-    reports: list[FileReport] = field(default_factory=list)
+    notes: list[FileNote] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
     outdated: Sequence[FileReport] = ()
@@ -59,35 +107,25 @@ class Scan:
         """Return the seconds left to the lookup; None: no bound."""
         return self.budget.remaining_s() if self.budget is not None else None
 
-    def report(
+    def note(
         self,
         handle: Handle,
         outcome: str,
-        *,
-        place: str | None = None,
+        place: str,
         started: float | None = None,
-        usage: Usage | None = None,
         matched: int = 0,
+        usage: Usage | None = None,
         error: TieredIndexError | None = None,
     ) -> None:
-        """Add the report of a file, and its error."""
-        report = FileReport(
-            file=handle.file_id,
-            place=place or handle.place,
-            outcome=outcome,
-            begin_ms=handle.second_min * 1000,
-            end_ms=handle.second_max * 1000,
-            requests=usage.requests if usage is not None else 0,
-            bytes=usage.bytes_asked if usage is not None else 0,
-            cost_usd=usage.cost_usd if usage is not None else 0.0,
-            elapsed_ms=(time.perf_counter() - started) * 1000 if started is not None else 0.0,
-            source=handle.source,
-            matched=matched,
-            error=str(error) if error is not None else None,
-        )
-        self.reports.append(report)
+        """Note what was done with a file, and its error."""
+        elapsed_s = time.perf_counter() - started if started is not None else 0.0
+        spent = RequestStats.of_usage(usage) if usage is not None else NOTHING
+        interval = handle.second_min, handle.second_max
+        said = None if error is None else str(error)
+        note = FileNote(handle.file_id, place, outcome, *interval, handle.source, elapsed_s, matched, spent, said)
+        self.notes.append(note)
         if error is not None:
-            self.errors.append((report, error))
+            self.errors.append((note.report(), error))
 
 
 class _Search:
@@ -120,16 +158,9 @@ class _Search:
             usage = self.usage
             if usage is not None:
                 usage.max_requests = 0
-            cached = outcome == "read" and not self.handle.is_local and usage is not None and not usage.requests
-            self.scan.report(
-                self.handle,
-                outcome,
-                place="cache" if cached else self.place,
-                started=self.started,
-                usage=usage,
-                matched=matched,
-                error=error,
-            )
+            cached = outcome == "read" and not self.handle.is_local and usage is not None and not usage.used
+            place = "cache" if cached else self.place
+            self.scan.note(self.handle, outcome, place, self.started, matched, usage, error)
 
     def end_late(self) -> None:
         self.end("failed", error=BudgetExceeded(f"timeout_s was reached before {self.handle.file_id} was read"))
@@ -163,23 +194,20 @@ class FileReader:
                 if scan.errors and scan.failed:
                     break
                 if scan.can_skip(handle.second_max):
-                    scan.report(handle, "skipped_budget")
+                    scan.note(handle, "skipped_budget", handle.place)
                     continue
                 if scan.budget is not None and scan.remaining_s() == 0:
                     _Search(scan, handle).end_late()
                     continue
                 if handle.is_local:
-                    if not handle.asks_storage:
-                        _look(scan, handle)
+                    if _look(scan, handle):
                         continue
                     if scan.remaining_s() is None:
                         self._search(_Search(scan, handle))
                         continue
-                    if self._search_local_copy(_Search(scan, handle)):
-                        continue
                 excluded = scan.excludes(handle)
                 if excluded is not None:
-                    scan.report(handle, f"skipped_{excluded}")
+                    scan.note(handle, f"skipped_{excluded}", handle.place)
                     continue
                 if handle is ordered[-1] and not searching and scan.remaining_s() is None:
                     self._search(_Search(scan, handle))  # the only one: nobody to share the work with
@@ -196,7 +224,7 @@ class FileReader:
                     if scan.can_skip(handle.second_max):
                         break
                 if scan.can_skip(handle.second_max):
-                    scan.report(handle, "skipped_budget")
+                    scan.note(handle, "skipped_budget", handle.place)
                     continue
                 search = _Search(scan, handle)
                 if scan.budget is not None and scan.remaining_s() == 0:
@@ -265,19 +293,6 @@ class FileReader:
             return
         search.end("read", matched=search.matched)
 
-    def _search_local_copy(self, search: _Search) -> bool:
-        """Search a local copy in the caller's thread; return False where that needs a request: it may take too long."""
-        try:
-            with active_context().counting(Usage(max_requests=0)).active():
-                search.matched = search.scan.look(search.handle)
-        except BudgetExceeded:
-            return False
-        except TieredIndexError as error:
-            search.end("failed", error=error)
-            return True
-        search.end("read", matched=search.matched)
-        return True
-
 
 def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> bool:
     """Return whether the budget allows one more search, items included, lest directories of many files use it up."""
@@ -298,12 +313,104 @@ def _affordable(scan: Scan, handle: Handle, searching: Collection[_Search]) -> b
     return True
 
 
-def _look(scan: Scan, handle: Handle) -> None:
-    """Search a file without a byte in the storage, in the caller's thread: no request, nobody to race with."""
+def _look(scan: Scan, handle: Handle) -> bool:
+    """Search a local file in the caller's thread, with nobody to race with; return False where that needs a request."""
     started = time.perf_counter()
     try:
-        matched = scan.look(handle)
+        if handle.asks_storage:
+            with active_context().counting(_NO_REQUESTS).active():
+                matched = scan.look(handle)
+        else:
+            matched = scan.look(handle)
     except TieredIndexError as error:
-        scan.report(handle, "failed", started=started, error=error)
+        if handle.asks_storage and isinstance(error, BudgetExceeded):
+            return False
+        scan.note(handle, "failed", handle.place, started, error=error)
     else:
-        scan.report(handle, "read", started=started, matched=matched)
+        scan.note(handle, "read", handle.place, started, matched)
+    return True
+
+
+class _MovedOn(Exception):
+    """Internal: the log no longer names an object that a pass over the files has missed."""
+
+
+@dataclass(eq=False)
+class MissingObjects:
+    """What one lookup knows of missing objects, and its passes that were given up. Threads: one lookup's. A later
+    record may have removed a missing object, or the storage lost it. Missing objects are resolved once per pass: the
+    log is read on, once per storage. Where it still names all of them, the pass stands and they are what could not be
+    read; else the lookup starts again over the present files, and reports what the earlier passes cost.
+    """
+
+    read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
+    allow_partial: bool
+    _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
+    _scans: list[Scan] = field(default_factory=list)
+    _outdated: list[FileReport] = field(default_factory=list)
+    _reported: bool = False
+
+    def run(self, catalogs: Sequence[Catalog], answer: Callable[[MissingObjects], T]) -> T:
+        """Return what `answer` returns; where the log has removed an object it starts again. Raises as `resolve`."""
+        uri = ""
+        for _ in range(LOG_RETRIES):
+            try:
+                with catalogs[0].reading() if len(catalogs) == 1 else _reading(catalogs):
+                    return answer(self)
+            except _MovedOn as moved_on:
+                uri = str(moved_on)
+                notes = [note for scan in self._scans for note in scan.notes if note.spent.requests]
+                self._outdated += [note._replace(outcome="outdated", matched=0).report() for note in notes]
+                self._scans = []
+                self._reported = False
+        raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
+
+    def begin(self, scan: Scan) -> None:
+        """Remember a pass that begins, for what it costs should it be given up."""
+        self._scans.append(scan)
+
+    def resolve(self, scan: Scan) -> None:
+        """Replace the error of each missing object by what that means. Raises `CorruptFile`, as reading the log."""
+        if self._outdated and not self._reported:
+            self._reported, scan.outdated = True, self._outdated
+        if not scan.errors:
+            return
+        unknown: dict[str, list[MissingObject]] = {}
+        for _, error in scan.errors:
+            if isinstance(error, MissingObject) and (error.uri, error.name) not in self._known:
+                unknown.setdefault(error.uri, []).append(error)
+        moved_on = [uri for uri, errors in unknown.items() if self._were_removed(uri, errors)]
+        if moved_on:
+            raise _MovedOn(moved_on[0])
+        for number, (report, error) in enumerate(scan.errors):
+            if isinstance(error, MissingObject):
+                meant = self._known[error.uri, error.name]
+                scan.errors[number] = (replace(report, error=str(meant)), meant)
+
+    def _were_removed(self, uri: str, missing: Sequence[MissingObject]) -> bool:
+        """Read the log on; return whether it has removed any of a storage's missing objects, and note the others."""
+        meant: TieredIndexError | None = None
+        try:
+            state = self.read_log(uri)
+        except BudgetExceeded as spent:
+            meant = spent
+        except (StorageError, CorruptFile) as unread:
+            if not self.allow_partial:
+                raise
+            meant = unread  # nobody knows what became of it
+        if meant is not None:
+            self._known |= {(uri, error.name): meant for error in missing}
+            return False
+        lost = [error for error in missing if error.name in state.objects]
+        if lost and not self.allow_partial:
+            raise lost_error(lost[0].name) from lost[0]
+        self._known |= {(uri, error.name): error for error in lost}
+        return len(lost) < len(missing)
+
+
+@contextlib.contextmanager
+def _reading(catalogs: Sequence[Catalog]) -> Iterator[None]:
+    with contextlib.ExitStack() as reading:
+        for catalog in catalogs:
+            reading.enter_context(catalog.reading())
+        yield

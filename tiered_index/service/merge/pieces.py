@@ -7,9 +7,9 @@ piece.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +19,7 @@ from tiered_index.errors import SchemaMismatch
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Trailer
+from tiered_index.retention import Expired
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import read_items
@@ -42,6 +43,11 @@ class Piece:
     items: Array
     seconds: Int64
     part: int | None
+
+    def without(self, expired: Expired, topics: Mapping[int, str]) -> Piece:
+        """Return the piece without entries that have expired; `topics` are names of ids, which an index may lack."""
+        kept = expired.keeps(self.seconds, self.items["topic_id"], topics)
+        return self if kept.all() else replace(self, items=self.items[kept], seconds=self.seconds[kept])
 
 
 @dataclass(eq=False)
@@ -121,7 +127,7 @@ class InputReader:
         metadata = trailer.metadata
         first, last = metadata.slot_map.slots_of_base(low, high)
         runs = trailer.directory.runs_between(first, last, *seconds)
-        items = read_items(self._inputs[index], runs, self.schema.item)
+        items = read_items(self._inputs[index], runs)
         base_slots = normal_hashes(items["key_hash"]).astype(np.int64) % self.base
         times = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
         kept = (base_slots >= low) & (base_slots < high) & (times >= seconds[0]) & (times <= seconds[1])

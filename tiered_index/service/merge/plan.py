@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
+from tiered_index.retention import Expired
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.service.log.state import LogState
 
@@ -112,7 +113,8 @@ class Window:
 @dataclass(frozen=True, slots=True)
 class MergeTask:
     """Base slots [`base_low`, `base_high`) and a group of windows, of every input that may have entries of both. A
-    shard is written for each window that has some. `sequence` is the greatest of the job's inputs.
+    shard is written for each window that has some, but for entries that have `expired`. `sequence` is the greatest of
+    the job's inputs.
     """
 
     number: int
@@ -122,6 +124,7 @@ class MergeTask:
     inputs: tuple[StoredObject, ...]
     windows: tuple[Window, ...]
     descriptor: IndexDescriptor
+    expired: Expired
 
     @property
     def seconds(self) -> tuple[int, int]:
@@ -139,7 +142,7 @@ class MergeJob:
 
     @property
     def entries(self) -> int:
-        """Entries that are read and written."""
+        """Entries that are read, and written unless they have expired."""
         return sum(stored.count for stored in self.inputs)
 
     @property
@@ -207,12 +210,18 @@ def plan_merge(
             if tables and (held <= _FOLD_RATIO * count or len(tables) >= _MAX_TABLES):
                 inputs += [stored for shards in tables for stored in shards]
                 counts[begin] += held
-        jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes))
+        jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes, expired=state.expired))
     return MergePlan(tuple(jobs), tuple(left))
 
 
 def _job(
-    inputs: Sequence[StoredObject], counts: dict[int, int], window_s: int, descriptor: IndexDescriptor, shard_bytes: int
+    inputs: Sequence[StoredObject],
+    counts: dict[int, int],
+    window_s: int,
+    descriptor: IndexDescriptor,
+    shard_bytes: int,
+    *,
+    expired: Expired,
 ) -> MergeJob:
     # entries keep their hashes, since their keys are not known: a table of files of both rules is of both
     layout = replace(descriptor.layout, hash=joint_rule(stored.hash for stored in inputs))
@@ -243,7 +252,7 @@ def _job(
         for low, high in itertools.pairwise(cuts):
             # a directory is read once for each task that needs it: of large tables only those of neighbouring shards
             has = tuple(stored for stored in inside if _has(stored, low, high))
-            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor))
+            tasks.append(MergeTask(len(tasks), low, high, sequence, has, mine, descriptor, expired))
     return MergeJob(ordered, windows, tuple(tasks))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
+from tiered_index.format.packed import packed_bytes
 from tiered_index.service.lifecycle.lost import not_there
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
@@ -46,20 +47,23 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
     added = {shard.stored.name for shard in shards}
 
     def make(state: LogState) -> LogRecord | None:
-        if added <= state.objects.keys():
-            return None  # an earlier try got as far as the log
         gone = [name for name in names if name not in state.objects]
+        if added <= state.objects.keys() and (added or len(gone) == len(names)):
+            return None  # an earlier try got as far as the log
         if gone:
             raise MergeOvertaken(
                 f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first"
             )
-        return LogRecord(0, "merge", 0, "", 0, tuple(shard.stored for shard in shards), names)
+        stored = tuple(shard.stored for shard in shards)
+        return LogRecord(0, "merge", 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
 
     return publication.record("a merge", make)
 
 
 def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
-    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the inputs."""
+    """Raise `CorruptFile` unless the results are one of each task and wrote exactly the entries of the inputs, but for
+    those that have expired.
+    """
     numbers = sorted(result.number for result in results)
     if numbers != [task.number for task in job.tasks]:
         raise CorruptFile("merge", "not one result of each task", expected=len(job.tasks), found=numbers)
@@ -68,14 +72,15 @@ def check_results(job: MergeJob, results: Sequence[TaskResult]) -> None:
         problem = "the merge read another number of entries than the log says"
         CorruptFile.unless_equal(stored.name, problem, stored.count, read)
     shards = [shard for result in results for shard in result.shards]
-    written = sum(shard.stored.count for shard in shards)
+    written = sum(shard.stored.count for shard in shards) + sum(result.expired for result in results)
     CorruptFile.unless_equal("merge", "wrote another number of entries than it read", job.entries, written)
     read_sum, written_sum = sum(result.read_checksum for result in results), sum(shard.checksum for shard in shards)
+    written_sum += sum(result.expired_checksum for result in results)
     CorruptFile.unless_equal("merge", "wrote other entries than it read", read_sum % 2**64, written_sum % 2**64)
 
 
 _TRIES = 10
-_NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "read_bytes", "written_bytes")
+_NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "expired", "read_bytes", "written_bytes")
 
 RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
 
@@ -94,7 +99,7 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What was done. Counts are of objects, entries and bytes."""
+    """What was done. Counts are of objects, entries and bytes. Of the `entries` read the `expired` ones went."""
 
     jobs: int = 0
     sources: int = 0
@@ -104,6 +109,7 @@ class MergeReport:
     read_bytes: int = 0
     written_bytes: int = 0
     left: tuple[tuple[str, str], ...] = ()
+    expired: int = 0
 
     def __add__(self, other: MergeReport) -> MergeReport:
         numbers: dict[str, Any] = {name: getattr(self, name) + getattr(other, name) for name in _NUMBERS}
@@ -177,7 +183,9 @@ def merge(
                 continue
             written = sum(shard.stored.size_bytes for shard in shards)
             tables = len({shard.stored.shard.table for shard in shards if shard.stored.shard is not None})
-            report += MergeReport(1, len(job.inputs), tables, len(shards), job.entries, job.size_bytes, written)
+            expired = sum(result.expired for result in results)
+            done = MergeReport(1, len(job.inputs), tables, len(shards), job.entries, job.size_bytes, written)
+            report += replace(done, expired=expired)
         if not overtaken:
             return report
     raise MergeOvertaken(f"{storage.uri}: other merges were faster {_TRIES} times in a row")
@@ -239,7 +247,7 @@ class MergeCost:
 
 def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     """Return what a job will cost."""
-    item_size = job.tasks[0].descriptor.layout.schema.item.itemsize
+    schema = job.tasks[0].descriptor.layout.schema
     runs = len({task.base_low for task in job.tasks})
     readers = Counter(stored.name for task in job.tasks for stored in task.inputs)
     times = Counter(
@@ -250,7 +258,7 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     pieces = max(1, -(-moved // (len(job.tasks) * PIECE_ITEMS)))
     # a task reads of each input that has entries for it the directory, and a range a piece
     spans = sum(
-        max(pieces * readers[stored.name], -(-stored.count * times[stored.name] * item_size // _SPAN_BYTES))
+        max(pieces * readers[stored.name], -(-stored.items_bytes(schema) * times[stored.name] // _SPAN_BYTES))
         for stored in job.inputs
     )
     requests["get_range"] += readers.total() + spans
@@ -258,12 +266,11 @@ def estimate(job: MergeJob, prices: PriceTable) -> MergeCost:
     for window in job.windows:
         # a window of few entries has no more shards than entries
         made = min(runs, window.entries)
-        size = window.entries * item_size // made
+        size = packed_bytes(schema, window.entries) // made
         shards += made
         requests += writing_requests(made, size)
-    return MergeCost(
-        shards, dict(requests), moved * item_size, job.entries * item_size, prices.cost_usd(requests, moved * item_size)
-    )
+    read = sum(stored.items_bytes(schema) * times[stored.name] for stored in job.inputs)
+    return MergeCost(shards, dict(requests), read, packed_bytes(schema, job.entries), prices.cost_usd(requests, read))
 
 
 def writing_requests(shards: int, size: int) -> Counter[str]:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from tiered_index._version import __version__
 from tiered_index.format.names import data_name, new_file_id
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_checksum
+from tiered_index.format.time_line import TimeLine
 from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.publication import FinishedObject, Upload, stored_file
@@ -86,13 +87,13 @@ class TableRun:
         items, seconds = items[order], seconds[order]
         items["time_diff_s"] = seconds - window.begin_s
         if piece.part is not None:
-            self._open = self._begin(piece.low, piece.high, len(items))
+            self._open = self._begin(piece.low, piece.high, len(items), items)
             self._write(items)
             self._close(piece.high)
             return
         if self._open is None:
             share = window.entries * (self._high - self._low) // window.slots.base
-            self._open = self._begin(self._low, self._high, min(self.most, share + len(items)))
+            self._open = self._begin(self._low, self._high, min(self.most, share + len(items)), items)
         self._write(items)
 
     def finish(self) -> None:
@@ -104,14 +105,15 @@ class TableRun:
         for upload in self._uploads:
             upload.abandon()
 
-    def _begin(self, low: int, high: int, capacity: int) -> _OpenShard:
+    def _begin(self, low: int, high: int, capacity: int, sample: npt.NDArray[Any]) -> _OpenShard:
         window, layout = self.window, self.descriptor.layout
         begin_ms = window.begin_s * 1000
         file_id = new_file_id(begin_ms)
         upload = Upload(self.storage, data_name(file_id, secrets.token_hex(8)), self._part_bytes)
         self._uploads.append(upload)
         end_ms = (window.begin_s + window.window_s) * 1000 - 1
-        writer = ShardWriter(layout, window.slots, window.slots.slots_of_base(low, high), begin_ms, end_ms, capacity)
+        slot_range, line = window.slots.slots_of_base(low, high), TimeLine.through(sample)
+        writer = ShardWriter(layout, window.slots, slot_range, begin_ms, end_ms, capacity, line)
         upload.write(writer.begin())
         return _OpenShard(writer, upload, file_id)
 
@@ -148,12 +150,14 @@ PIECE_ITEMS = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """What a task read, by input, and wrote; both sides' checksums are sums of `entry_checksum`."""
+    """What a task read, by input, left out since it has expired, and wrote; checksums are sums of `entry_checksum`."""
 
     number: int
     read_counts: dict[str, int]
     read_checksum: int
     shards: tuple[FinishedShard, ...]
+    expired: int = 0
+    expired_checksum: int = 0
 
 
 def run_task(
@@ -174,17 +178,23 @@ def run_task(
         most = sum(stored.count for stored in task.inputs)
         slots, more = (task.base_low, task.base_high), (most, storage, now_ms, len(task.windows))
         tables = [TableRun(task.descriptor, w, slots, reader.topics, task.sequence, *more) for w in task.windows]
-        checksum = 0
+        checksum = expired = expired_checksum = 0
         with contextlib.ExitStack() as undo:
             for table in tables:
                 undo.callback(table.abandon)
             for piece in reader.pieces(PIECE_ITEMS):
-                checksum += entry_checksum(piece.items, piece.seconds)
+                of_piece = entry_checksum(piece.items, piece.seconds)
+                checksum += of_piece
+                kept = piece.without(task.expired, reader.topics)
+                if kept is not piece:
+                    expired += len(piece.items) - len(kept.items)
+                    expired_checksum += of_piece - entry_checksum(kept.items, kept.seconds)
                 for table in tables:
-                    table.add(piece)
+                    table.add(kept)
                 progress(len(piece.items))
             for table in tables:
                 table.finish()
             undo.pop_all()
         shards = tuple(shard for table in tables for shard in table.finished)
-        return TaskResult(task.number, reader.read_counts, checksum % 2**64, shards)
+        sums = checksum % 2**64, shards, expired, expired_checksum % 2**64
+        return TaskResult(task.number, reader.read_counts, *sums)

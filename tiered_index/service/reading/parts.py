@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -19,13 +19,13 @@ import numpy as np
 from tiered_index.errors import BudgetExceeded
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.batch import LookupBatch, Matches
-from tiered_index.service.answers.rows import Array, PreparedLookup, check_schema, row_dtype
+from tiered_index.service.answers.rows import Array, PreparedLookup, check_schema
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
-from tiered_index.service.threads.pool import DaemonPool, NoThread
-from tiered_index.storage.context import active_context, check_deadline, remaining_s
+from tiered_index.service.threads import DaemonPool, NoThread
+from tiered_index.storage.metering import active_context, check_deadline, remaining_s
 
 T = TypeVar("T")
 
@@ -116,7 +116,7 @@ class SourcedFile:
         self._handle = handle
         self._number = number
         self._schema = schema
-        self._row = row_dtype(sourced)
+        self._row = sourced.row
         self.source: str | None = source
         self.file_id = handle.file_id
         self.place = handle.place
@@ -151,7 +151,7 @@ class SourcedFile:
                 # what stands at the very place, being of a later source, comes after: begin one step before it
                 place[-1] -= 1
             after = tuple(place)
-        return self._sourced(self._handle.search(replace(lookup, after=after)))
+        return self._sourced(self._handle.search(lookup._replace(after=after)))
 
     def search_many(self, batch: LookupBatch) -> Matches:
         """As `Handle.search_many`, of sourced rows."""

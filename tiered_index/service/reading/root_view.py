@@ -25,7 +25,7 @@ from tiered_index.service.answers.rows import PreparedLookup, select_items
 from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
-from tiered_index.service.root.root import Root, disk_error
+from tiered_index.service.root import Root, disk_error
 
 _LOOKS = 20
 # the coarsest resolution of times among file systems in use
@@ -59,6 +59,15 @@ class UnsealedView(LocalHandle):
         if self._entries is None:
             self._entries = verified_entries(self._map, self.journal, str(self.path))
         return self._entries
+
+    def snapshot(self) -> tuple[npt.NDArray[Any], int, dict[int, str]]:
+        """As that of `UnsealedFile`."""
+        return self.entries(), self.journal.begin_ms // 1000, dict(self.journal.topics)
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the file, without its journal."""
+        return self.journal.layout.unsealed_size
 
     def let_go(self) -> None:
         """Close the map."""

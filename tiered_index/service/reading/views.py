@@ -15,11 +15,20 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, NotAnIndex, StorageError, TieredIndexError
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.format.schema import Schema
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.disk_cache import CacheFolder
@@ -32,11 +41,10 @@ from tiered_index.service.log.session import check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.reading.parts import ReaderParts
 from tiered_index.service.reading.root_view import RootView
-from tiered_index.service.root.root import Marker, Root, allow_many_files
+from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import active_context, remaining_s
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.metering import MeteredStorage, Usage
+from tiered_index.storage.metering import MeteredStorage, Usage, active_context, deadline_at, remaining_s
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import Freshness
 
@@ -91,7 +99,8 @@ class IndexView:
         if backend is None:
             uri = config.storage or (marker.storage if marker is not None else None)
             backend = opened = open_storage(str(uri), options=config.s3, parallel_reads=config.query_threads)
-        named = opened is None or config.storage is not None
+        # a root whose marker alone names the storage is read without it, as far as that goes
+        self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
         self._log_error: TieredIndexError | None = None
@@ -102,7 +111,7 @@ class IndexView:
         with contextlib.ExitStack() as undo:
             if opened is not None:
                 undo.callback(opened.close)
-            self.genesis = self._open_log(marker, must_answer=named or marker is None)
+            self.genesis = self._open_log(marker)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
             self.cold = ColdPath(
@@ -114,15 +123,15 @@ class IndexView:
                 range_reads=parts.range_reads,
                 index_id=index_id,
             )
-            self._show([], self._log.state)
+            self._show(self._log.state)
             undo.pop_all()
 
-    def _open_log(self, marker: Marker | None, *, must_answer: bool) -> IndexDescriptor:
+    def _open_log(self, marker: Marker | None) -> IndexDescriptor:
         try:
-            stored = self._log.open().genesis
+            stored = self._read_in_time(marker).genesis
             assert stored is not None
         except StorageError as error:
-            if must_answer or marker is None:
+            if self._must_answer or marker is None:
                 raise
             # the root alone was asked for: what lies only in the storage fails when a lookup needs it
             self._failed(error)
@@ -133,8 +142,35 @@ class IndexView:
                 stored, IndexDescriptor(marker.index_id, marker.layout, marker.offset_space), self.storage.uri
             )
         if self._config.item_type is not None and Schema.of(self._config.item_type) != stored.layout.schema:
-            check_descriptor(stored, IndexDescriptor("", self._config.layout(), stored.offset_space), self.storage.uri)
+            check_descriptor(
+                stored, IndexDescriptor("", self._config.geometry(), stored.offset_space), self.storage.uri
+            )
         return stored
+
+    def _read_in_time(self, marker: Marker | None) -> LogState:
+        """Read the log for the first time; where the root can do without it, by half of the time that is left."""
+        left_s = remaining_s()
+        if marker is None or left_s is None:
+            return self._read_log()
+        try:
+            with deadline_at(time.monotonic() + (left_s if self._must_answer else left_s / 2)):
+                doing = f"opening {self._config.root}: its log was not read by then"
+                return self._parts.in_time([(doing, self._read_log)])[0]
+        except BudgetExceeded as error:
+            if self._must_answer:
+                raise
+            raise StorageUnavailable(f"{self.storage.uri} did not answer within half of timeout_s") from error
+
+    def _read_log(self) -> LogState:
+        """Read the log, or on from where it was read to."""
+        if self._log.state.number:
+            return self._log.refresh()
+        try:
+            return self._log.open()
+        except NotAnIndex as error:
+            if self._must_answer:
+                raise
+            raise StorageUnavailable(f"{error}, but {self._config.root} names it: is it mounted?") from error
 
     @property
     def log_state(self) -> LogState:
@@ -222,18 +258,20 @@ class IndexView:
     def _read(self) -> LogState:
         """Read the log, with the lock held."""
         begun_s = self._clock.monotonic_s()
-        state = self._log.refresh() if self._log.state.number else self._log.open()
+        state = self._read_log()
         if self._closed:
             raise InvalidArgument("the index was closed while its log was read")
         self._log_error = None
-        self._show(self.catalog.all(), state)
+        self._show(state)
         self._refreshed_s = begun_s
         self.tries += 1
         return state
 
-    def _show(self, before: list[Handle], state: LogState) -> None:
-        """Bring the catalog, with the handles `before`, up to `state`."""
-        apply_log_state(self.catalog, before, state, self.cold, lambda _: None)
+    def _show(self, state: LogState) -> None:
+        """Bring the catalog up to `state`; nobody else changes it."""
+        if state is self._shown:
+            return
+        apply_log_state(self.catalog, self.catalog.all(), state, self.cold, lambda _: None)
         self._shown = state
         if self._root_view is None:
             self.freshness = self._published(state)
@@ -249,7 +287,8 @@ class IndexView:
         if self._root_view is None:
             found, error = list(self.catalog.overlapping(second_min, second_max)), self._log_error
         else:
-            handles, error, away = self._local_and_stored(self._root_view)
+            stored = partial(self.catalog.overlapping, second_min, second_max)
+            handles, error, away = self._local_and_stored(self._root_view, stored)
             found = [
                 handle for handle in handles if handle.second_min <= second_max and handle.second_max >= second_min
             ]
@@ -278,12 +317,14 @@ class IndexView:
         """Return the handles of all files; the caller must check afterwards that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
-        found, error, away = self._local_and_stored(self._root_view)
+        found, error, away = self._local_and_stored(self._root_view, self.catalog.all)
         return found + _unread(error or (away.error if away is not None else None))
 
-    def _local_and_stored(self, root_view: RootView) -> tuple[list[Handle], TieredIndexError | None, _Away | None]:
-        """Return the files of root and storage, why the log could not be read where that was necessary, and what is to
-        be said where the storage could not be asked and the root's own log had to do.
+    def _local_and_stored(
+        self, root_view: RootView, in_storage: Callable[[], list[Handle]]
+    ) -> tuple[list[Handle], TieredIndexError | None, _Away | None]:
+        """Return the root's files and those that are found `in_storage`, why the log could not be read where that was
+        necessary, and what is to be said where the storage could not be asked and the root's own log had to do.
         """
         # Local files first, then the log: a file that leaves the root in between is in at least one of them. It needn't
         # be read again where the folders, after the look, are as they were before it was last read.
@@ -303,10 +344,9 @@ class IndexView:
             # before the files: they may be of a later state, never of an earlier one
             away = _Away(unread, self._published(self._shown, unread))
             unread = None
-        stored = {handle.file_id: handle for handle in self.catalog.all()}
-        handles = [_backed(handle, stored.pop(file_id, None)) for file_id, handle in local.items()]
-        handles += stored.values()
-        return handles, unread, away
+        stored = [handle for handle in in_storage() if handle.file_id not in local]
+        handles = [_backed(handle, self.catalog.get(file_id)) for file_id, handle in local.items()]
+        return handles + stored, unread, away
 
     def _recall(self, index_id: str, *, show: bool = False) -> bool:
         """Go to the log that the root's writer has kept there, where that is later; return whether there is one."""
@@ -323,7 +363,7 @@ class IndexView:
         self._log.recall(state)
         if show:
             with self._lock:
-                self._show(self.catalog.all(), self._log.state)
+                self._show(self._log.state)
         self._kept = kept
         return True
 

@@ -1,1 +1,346 @@
-"""The local root: folders, marker, lock, durable deletions. Imports no other folder of the service."""
+"""The local root: its folders, its marker, and the lock that one writer at a time holds.
+
+```
+root/tiered_index.json   which index this is, its layout, its storage
+root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
+root/lock                locked by the writer (flock); names its pid and host
+root/unsealed|compacted|uploaded/   the folder is the state
+root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
+root/followers/          what adapters remember of the logs that they follow
+```
+The root and its cache may be symbolic links, nothing else below the root: a writer refuses folders that are, and writes
+through no link. Threads: any. Imports no other folder of the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import resource
+import secrets
+import socket
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from tiered_index.documents import checked, integer, load, record, text
+from tiered_index.errors import (
+    CorruptFile,
+    DiskFull,
+    LockHeld,
+    NotAnIndex,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.format.layout import Layout
+from tiered_index.format.metadata import FILE_ID
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
+from tiered_index.storage.base import Bytes
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
+
+CACHE = "cache"
+"""Folder of the local cache of directories and filters; made when it is needed."""
+FOLLOWERS = "followers"
+"""Folder in which adapters keep what they know of the logs that they follow; made when it is needed."""
+
+MARKER_VERSION = 1
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_DENIED = {errno.EPERM, errno.EACCES, errno.EROFS}
+_log = logging.getLogger(__name__)
+
+
+def disk_error(error: OSError, what: str) -> TieredIndexError:
+    """Return the typed error for a failed call on a local file; `what` says what was being done."""
+    message = f"{what}: {error.strerror or error}" + (f" ({error.filename})" if error.filename else "")
+    if error.errno in _FULL:
+        return DiskFull(message)
+    if error.errno in _DENIED:
+        return StorageMisconfigured(message)
+    return StorageUnavailable(message)
+
+
+@dataclass(frozen=True)
+class Marker:
+    """What `tiered_index.json` says. `storage` is the URI as given, without credentials."""
+
+    index_id: str
+    root_id: str
+    layout: Layout
+    offset_space: str
+    storage: str
+
+    def encode(self) -> bytes:
+        """Return the marker's bytes (JSON)."""
+        document = {"tiered_index": MARKER_VERSION, **vars(self), "layout": self.layout.to_json()}
+        return (json.dumps(document, indent=2) + "\n").encode()
+
+    @classmethod
+    def decode(cls, data: bytes, file: str) -> Marker:
+        """Return the marker in `data`; raises `NotAnIndex` where it isn't one."""
+        try:
+            document = load(data, file, "marker")
+            version = checked(_VERSION, document, file, "marker")
+            if version != MARKER_VERSION:
+                raise NotAnIndex(f"{file}: a root of version {version}; this program knows version {MARKER_VERSION}")
+            return checked(_MARKER, document, file, "marker")
+        except CorruptFile as error:
+            raise NotAnIndex(f"{error}; it is not the marker of a tiered index") from error
+
+
+_VERSION = record(lambda tiered_index: int(tiered_index), tiered_index=integer(0, 2**31))
+_MARKER = record(
+    Marker, index_id=FILE_ID, root_id=FILE_ID, layout=Layout.from_json, offset_space=text(), storage=text()
+)
+
+
+class Root:
+    """Paths below one root. It may be shared freely."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self.disk = disk
+        self._identity: tuple[int, int] | None = None
+
+    def remember(self) -> None:
+        """Note which folder this is, for `check`."""
+        self._identity = self._look()
+
+    def check(self) -> None:
+        """Raise a typed error where the folder is gone, is another one, or can't be written any more."""
+        if self._identity is None:
+            return
+        if self._look() != self._identity:
+            raise StorageUnavailable(
+                f"{self.path} is not the folder that was opened: it was moved, or something is mounted over it"
+            )
+        try:
+            read_only = os.statvfs(self.path).f_flag & os.ST_RDONLY
+        except OSError as error:
+            raise disk_error(error, f"looking at {self.path}") from error
+        if read_only:
+            raise StorageMisconfigured(f"{self.path} is on a file system that is read-only now")
+        self._refuse_links()
+
+    def _refuse_links(self) -> None:
+        """Raise `StorageMisconfigured` where a folder in which files are made and deleted leads elsewhere."""
+        for folder in map(self.folder, (*STATES, FOLLOWERS)):
+            if folder.is_symlink():
+                raise StorageMisconfigured(
+                    f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there"
+                )
+
+    def _look(self) -> tuple[int, int]:
+        try:
+            status = self.path.stat()
+        except OSError as error:
+            raise disk_error(error, f"looking at {self.path}") from error
+        return status.st_dev, status.st_ino
+
+    @property
+    def marker_path(self) -> Path:
+        """Path of `tiered_index.json`."""
+        return self.path / "tiered_index.json"
+
+    def folder(self, state: str) -> Path:
+        """Folder of a state, or of the followers."""
+        return self.path / state
+
+    def index_path(self, state: str, file_id: str) -> Path:
+        """Path of a file in a state."""
+        return self.path / state / (file_id + INDEX_SUFFIX)
+
+    def journal_path(self, file_id: str) -> Path:
+        """Path of an unsealed file's journal."""
+        return self.path / "unsealed" / (file_id + JOURNAL_SUFFIX)
+
+    def temporary(self, state: str) -> Path:
+        """A fresh temporary path in a state's folder."""
+        return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
+
+    def keep_log(self, checkpoint: bytes) -> None:
+        """Keep the storage's log, durably. Where that fails none is kept: it may never be older than a deletion."""
+        path = self.path / "log"
+        try:
+            self.write_file(path, [checkpoint], f"writing {path}")
+        except TieredIndexError as error:
+            _log.warning("readers can't do without the storage for now: %s", error)
+            # a disk that refuses this, too, deletes nothing else
+            with contextlib.suppress(OSError):
+                self.disk.unlink(path)
+
+    def kept_log(self) -> bytes | None:
+        """Return what `keep_log` has kept; None: nothing, or it can't be read."""
+        try:
+            return (self.path / "log").read_bytes()
+        except OSError:
+            return None
+
+    def read_marker(self) -> Marker | None:
+        """Return the marker, None for an empty or absent root. Raises `NotAnIndex` for somebody else's folder."""
+        try:
+            return Marker.decode(self.marker_path.read_bytes(), str(self.marker_path))
+        except FileNotFoundError:
+            pass
+        except NotADirectoryError as error:
+            raise NotAnIndex(f"{self.path} is not a folder") from error
+        except OSError as error:
+            raise disk_error(error, f"reading {self.marker_path}") from error
+        with contextlib.suppress(FileNotFoundError):
+            try:
+                strangers = [
+                    name
+                    for name in sorted(os.listdir(self.path))
+                    if name != "lock" and not name.startswith(TEMPORARY_PREFIX)
+                ]
+            except NotADirectoryError as error:
+                raise NotAnIndex(f"{self.path} is not a folder") from error
+            strangers = [name for name in strangers if name not in (*STATES, FOLLOWERS) or os.listdir(self.path / name)]
+            if strangers:
+                raise NotAnIndex(
+                    f"{self.path} has no tiered_index.json but holds {strangers[0]!r}: nothing was touched"
+                )
+        return None
+
+    def make_folders(self) -> None:
+        """Create the root and its state folders, durably."""
+        self._refuse_links()
+        try:
+            missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
+            for state in STATES:
+                make_path(self.folder(state))
+            for folder in (self.path, *(made.parent for made in missing)):
+                self.disk.sync_folder(folder)
+        except OSError as error:
+            raise disk_error(error, f"creating {self.path}") from error
+
+    def write_file(self, path: Path, pieces: Iterable[Bytes], what: str) -> None:
+        """Create or replace a file durably, under its name once it is whole; `what` is for the error's text."""
+        temporary = path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
+        try:
+            self.disk.write_file(temporary, pieces)
+            self.disk.publish(temporary, path)
+        except OSError as error:
+            with contextlib.suppress(OSError):  # each try makes one anew
+                self.disk.unlink(temporary)
+            raise disk_error(error, what) from error
+
+    def temporaries(self) -> list[Path]:
+        """Return half-made work. Only the holder of the lock may delete it."""
+        folders = (self.path, *(self.folder(name) for name in (*STATES, FOLLOWERS)))
+        return [
+            folder / name for folder in folders for name in self.disk.names(folder) if name.startswith(TEMPORARY_PREFIX)
+        ]
+
+
+class RootLock:
+    """Exclusive lock of a root, held by an open descriptor: it ends with the process, however that ends."""
+
+    def __init__(self, root: Root) -> None:
+        self._path = root.path / "lock"
+        root.remember()
+        try:
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+            # a file object: closing it is one step that may be repeated
+            self._file = os.fdopen(os.open(self._path, flags, 0o644), "rb+", buffering=0)
+        except OSError as error:
+            raise disk_error(error, f"opening {self._path}") from error
+        try:
+            self._take(self._file.fileno())
+            self._name_holder(self._file.fileno())
+        except BaseException:
+            self._file.close()  # or the root would stay locked for as long as somebody keeps the error
+            raise
+
+    def _take(self, descriptor: int) -> None:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            pid, host = _holder(os.pread(descriptor, 4096, 0), str(self._path))
+            raise LockHeld(
+                f"{self._path.parent} is being written by process {pid} on {host}", pid=pid, host=host
+            ) from error
+        except OSError as error:
+            raise disk_error(error, f"locking {self._path}") from error
+
+    def _name_holder(self, descriptor: int) -> None:
+        """Write down who holds the lock. It is held also where a full disk has no room for that."""
+        holder = json.dumps({"pid": os.getpid(), "host": socket.gethostname()}).encode()
+        try:
+            # cut after it is written: bytes that are there already can be replaced on a full disk
+            os.pwrite(descriptor, holder, 0)
+            os.ftruncate(descriptor, len(holder))
+        except OSError as error:
+            _log.warning("%s does not say who holds it: %s", self._path, error)
+            with contextlib.suppress(OSError):
+                os.ftruncate(descriptor, 0)
+
+    def release(self) -> None:
+        """Give the lock up. Idempotent."""
+        self._file.close()
+
+
+def _holder(data: bytes, file: str) -> tuple[int | None, str | None]:
+    """Return the process and host that a lock file names, as far as it does."""
+    try:
+        return checked(_HOLDER, load(data, file, "lock"), file, "lock")
+    except CorruptFile:
+        return None, None
+
+
+_HOLDER = record(lambda pid, host: (pid, host), pid=integer(1, 2**31 - 1), host=text())
+
+
+class Deletions:
+    """What is to be deleted from one root. Only what is never made anew under its name may be given to it. `before` is
+    called before each deletion.
+    """
+
+    def __init__(self, disk: Disk) -> None:
+        self.before: Callable[[], None] = lambda: None
+        self._disk = disk
+        self._lock = threading.Lock()
+        self._undeleted: list[tuple[list[Path], TieredIndexError]] = []
+
+    def unlink(self, paths: list[Path]) -> None:
+        """Delete files in this order, each durably before the next; what can't be deleted is left for `again`."""
+        self.before()
+        for number, path in enumerate(paths):
+            try:
+                self._disk.unlink(path)
+                self._disk.sync_folder(path.parent)
+            except OSError as error:
+                with self._lock:
+                    self._undeleted.append((paths[number:], disk_error(error, f"deleting {path}")))
+                return
+
+    def again(self) -> None:
+        """Try again what could not be deleted."""
+        with self._lock:
+            undeleted, self._undeleted = self._undeleted, []
+        for paths, _ in undeleted:
+            self.unlink(paths)
+
+    def errors(self) -> dict[str, TieredIndexError]:
+        """Return why what is left could not be deleted, by file name."""
+        with self._lock:
+            return {paths[0].name: error for paths, error in self._undeleted}
+
+
+# as many as Linux allows mappings a process; an open file takes a descriptor, usually of 1,024
+_WANTED = 1 << 16
+
+
+def allow_many_files() -> None:
+    """Raise the soft limit of open files towards the hard one, where it is low and that is allowed."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _WANTED if hard == resource.RLIM_INFINITY else min(_WANTED, hard)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+            _log.debug("soft limit of open files raised from %d to %d", soft, wanted)

@@ -1,1 +1,346 @@
-"""Threads of the service: workers and pools. Imports no other folder of the service."""
+"""Threads of the service: workers, which run whatever changes state while the caller waits, and threads that read.
+
+Python runs signal handlers in the main thread, between any two instructions, and a handler may raise
+(`KeyboardInterrupt`). So nothing of more than one step runs in a caller's thread: a `Worker` runs it, and finishes it
+where the caller's wait is interrupted. A background worker also calls its `run_once` every so often. An error of a
+round is logged once and kept in `error`; the next rounds wait longer, up to a bound.
+
+A `DaemonPool` reads a storage: neither a close nor the interpreter's end waits long for a request that hangs.
+`side_by_side` runs the parts of one piece of work in it. The caller runs the parts that no thread has begun, so it
+never waits for a free thread, and parts may have parts. Threads: every function and method from any.
+Imports no other folder of the service.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import functools
+import logging
+import os
+import queue
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, wait
+from contextvars import copy_context
+from functools import partial
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
+
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.storage.metering import active_context, remaining_s
+
+T = TypeVar("T")
+_CLOSE_S = 1.0
+
+_Item = tuple[Future[Any], Callable[[], Any]]
+
+
+def close_until_s() -> float:
+    """Return until when a close that begins now waits for what is under way, by `time.monotonic()`."""
+    return time.monotonic() + _CLOSE_S
+
+
+class NoThread(StorageUnavailable):
+    """The process can't start a thread for a request, and the pool has none; retry later."""
+
+
+class _Work:
+    """What a pool and its threads share; without a reference to the pool, so that a forgotten pool ends."""
+
+    def __init__(self) -> None:
+        self.queue: queue.SimpleQueue[_Item | None] = queue.SimpleQueue()
+        # those that were started
+        self.threads: list[threading.Thread] = []
+        self._lock = threading.Lock()
+        # calls that were submitted and have not ended
+        self._left = 0
+
+    def count(self, more: int) -> int:
+        with self._lock:
+            self._left += more
+            return self._left
+
+    def end(self) -> None:
+        """Have each thread end after what is queued."""
+        for _ in self.threads:
+            self.queue.put(None)
+
+    def run(self) -> None:
+        while (item := self.queue.get()) is not None:
+            future, call = item
+            if not future.set_running_or_notify_cancel():
+                self.count(-1)
+            else:
+                try:
+                    result = call()
+                except BaseException as error:  # noqa: BLE001 - whoever asks for the result gets it
+                    self.count(-1)
+                    future.set_exception(error)
+                else:
+                    self.count(-1)
+                    future.set_result(result)
+                    del result
+            del item, future, call
+
+
+class DaemonPool:
+    """Runs calls in up to `threads` threads, started when needed; they end with the pool, closed or forgotten."""
+
+    def __init__(self, threads: int, name: str) -> None:
+        self._most = threads
+        self._name = name
+        self._lock = threading.Lock()
+        self._work = _Work()
+        self._closed = False
+        self._end = weakref.finalize(self, self._work.end)
+        self._end.atexit = False
+
+    def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Have `call(*arguments)` run in a copy of the caller's context, so that its requests count to the lookup.
+        Where no further thread can be started the call waits for an existing one. Raises `InvalidArgument` where the
+        pool is closed, `NoThread` where it has no thread and can't start one; then nothing was queued.
+        """
+        future: Future[T] = Future()
+        work = self._work
+        with self._lock:
+            if self._closed:
+                raise InvalidArgument("the index was closed during the lookup")
+            if work.count(1) > len(work.threads) < self._most:
+                try:
+                    self._start()
+                except RuntimeError as error:
+                    if not work.threads:
+                        work.count(-1)
+                        raise NoThread(f"no thread for {self._name}: {error}") from error
+            work.queue.put((future, partial(contextvars.copy_context().run, call, *arguments)))
+        return future
+
+    def _start(self) -> None:
+        work = self._work
+        thread = threading.Thread(target=work.run, name=f"{self._name}_{len(work.threads)}", daemon=True)
+        thread.start()
+        work.threads.append(thread)  # only now: one that was not started is neither ended nor waited for
+
+    def close(self, until_s: float | None = None) -> None:
+        """Refuse further calls and wait for running ones until `until_s` (`time.monotonic()`). Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._end()
+        until_s = close_until_s() if until_s is None else until_s
+        for thread in self._work.threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until_s - time.monotonic()))
+
+
+def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
+    """Return what the parts return, in order; raises the first error, and `BudgetExceeded` at the deadline."""
+    submit = active_context().submit
+    if submit is None or len(parts) < 2:
+        return [part() for part in parts]
+    futures: list[Future[T]] = []
+    with contextlib.suppress(NoThread):
+        # the parts that are left are run here
+        futures += map(submit, parts[1:])
+    try:
+        found = [parts[0]()]
+        for part, future in zip(parts[1:], futures, strict=False):
+            if future.cancel():
+                found.append(part())
+            elif wait([future], remaining_s()).not_done:
+                raise BudgetExceeded("timeout_s was reached while waiting for parts of a file")
+            else:
+                found.append(future.result())
+        found += [part() for part in parts[1 + len(futures) :]]
+    finally:
+        for future in futures:
+            future.cancel()
+    return found
+
+
+P = ParamSpec("P")
+S = TypeVar("S")
+_MAX_BACKOFF_S = 30.0
+# a wait that every system can make; after it comes a round
+_LONGEST_S = 86_400.0
+_log = logging.getLogger(__name__)
+
+
+class Stopped(InvalidArgument):
+    """The worker makes no more calls."""
+
+
+def synchronized(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
+    """Run a method under its object's `_lock`, for callers that may be interrupted at any line."""
+
+    @functools.wraps(method)
+    def locked(self: S, *arguments: P.args, **named: P.kwargs) -> T:
+        # on one line: a handler that ran between the end of a longer block and the lock's release would leave it locked
+        with self._lock: return method(self, *arguments, **named)  # type: ignore[attr-defined]  # noqa: E701  # fmt: skip
+
+    return cast(Callable[Concatenate[S, P], T], locked)
+
+
+class _Task(Generic[T]):
+    """A call that a worker is asked for."""
+
+    def __init__(self, action: Callable[[], T]) -> None:
+        self._action = action
+        self._context = copy_context()
+        self._result: T | None = None
+        self._error: BaseException | None = None
+        # a bare lock: waiting for it is one call, which an interrupt leaves without a trace
+        self._ended = threading.Lock()
+        self._ended.acquire()
+
+    def run(self) -> None:
+        try:
+            self._result = self._context.run(self._action)
+        except BaseException as error:  # noqa: BLE001 - whoever asked for it gets it
+            self._error = error
+        self._ended.release()
+
+    def fail(self, error: BaseException) -> None:
+        """End it without having run it."""
+        self._error = error
+        self._ended.release()
+
+    def wait(self, patience_s: float = -1.0) -> T | None:
+        if not self._ended.acquire(timeout=patience_s):
+            return None
+        if self._error is not None:
+            try:
+                raise self._error
+            finally:
+                self._error = None  # the error's traceback holds this frame: no cycle
+        return self._result
+
+
+class Worker:
+    """One thread that makes calls in order, and `run_once` every `interval_s` seconds; a fork can't use it."""
+
+    def __init__(
+        self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None
+    ) -> None:
+        self.error: BaseException | None = None
+        self.name = name
+        self._run_once = run_once
+        self._interval_s = interval_s
+        self._tasks: queue.SimpleQueue[_Task[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._running = threading.Lock()  # held by the one thread that makes the calls
+        self._thread: threading.Thread | None = None  # that one
+        self._pid = os.getpid()
+        self._started = False
+        self._stopping = False
+        self._stopped = False
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether this is a fork of the process that made the worker: its thread isn't here."""
+        return os.getpid() != self._pid
+
+    @synchronized
+    def start(self) -> None:
+        """Start the thread, unless it was. Raises `NoThread` where the process can't have another one."""
+        if not self._started:
+            thread = threading.Thread(target=self._run, name=f"tiered-index-{self.name}", daemon=True)
+            try:
+                thread.start()
+            except RuntimeError as error:
+                if "start new thread" not in str(error):
+                    raise
+                raise NoThread(f"no thread for {self.name}: {error}") from error
+            self._started = True
+
+    def call(self, action: Callable[[], T]) -> T:
+        """Have the worker run `action`, even where the wait is interrupted. Raises as it, `Stopped`, `NoThread`."""
+        if self._thread is threading.current_thread():
+            return action()
+        return cast(T, self._ask(action).wait())
+
+    def finish(self, action: Callable[[], object], patience_s: float) -> None:
+        """As `call`, but wait no longer than that: it goes on by itself."""
+        self._ask(action).wait(patience_s)
+
+    def _ask(self, action: Callable[[], T]) -> _Task[T]:
+        if self.is_foreign:
+            raise Stopped("the index was opened by another process, of which this one is a fork: open it anew")
+        if sys.is_finalizing():
+            raise Stopped("the interpreter is ending, its threads have stopped: close the index before")
+        if not self._started:
+            self.start()
+        task = _Task(action)
+        self._tasks.put(task)
+        if self._stopped:
+            self._refuse_rest()
+        return task
+
+    def stop(self, patience_s: float | None = None) -> None:
+        """Stop after the running call, waiting at most `patience_s` for it; later calls are refused. Idempotent."""
+        self._stopping = True
+        self._tasks.put(None)
+        thread = self._thread
+        if self.is_foreign or thread is threading.current_thread():
+            return
+        if not self._started:
+            self._stopped = True
+        elif thread is not None:
+            thread.join(patience_s)
+
+    def _run(self) -> None:
+        if not self._running.acquire(blocking=False):
+            return  # a start that was interrupted has begun another thread
+        try:
+            self._thread = threading.current_thread()
+            self._make_calls()
+        finally:
+            self._stopped = True
+            self._refuse_rest()
+            self._running.release()
+
+    def _make_calls(self) -> None:
+        failures = 0
+        next_s = self._next_s(failures)
+        while not self._stopping:
+            task = None
+            with contextlib.suppress(queue.Empty):
+                task = self._tasks.get(timeout=None if next_s is None else max(0.0, next_s - time.monotonic()))
+            if task is not None:
+                try:
+                    task.run()
+                except MemoryError as error:  # not even for a frame
+                    task.fail(error)
+                del task
+            elif self._run_once is not None and not self._stopping:
+                failures = min(failures + 1, 16) if self._round_failed(self._run_once) else 0
+                next_s = self._next_s(failures)
+
+    def _next_s(self, failures: int) -> float | None:
+        if self._interval_s is None or self._run_once is None:
+            return None
+        pause_s: float = min(self._interval_s * 2**failures, max(_MAX_BACKOFF_S, self._interval_s), _LONGEST_S)
+        return time.monotonic() + pause_s
+
+    def _refuse_rest(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                task = self._tasks.get_nowait()
+                if task is not None:
+                    task.fail(Stopped("the index is closed"))
+
+    def _round_failed(self, run_once: Callable[[], object]) -> bool:
+        try:
+            run_once()
+        except TieredIndexError as error:
+            if str(error) != str(self.error):
+                _log.warning("%s: %s", self.name, error)
+            self.error = error
+        except BaseException as error:  # noqa: BLE001 - a worker must outlive a defect, and health shows it
+            _log.exception("%s failed unexpectedly", self.name)
+            self.error = error
+        else:
+            self.error = None
+        return self.error is not None

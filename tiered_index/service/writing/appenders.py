@@ -22,12 +22,11 @@ from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.format.journal import Journal
 from tiered_index.format.layout import ROCKETMQ, Layout
 from tiered_index.format.names import UNSEALED, new_file_id
-from tiered_index.service.answers.topics import TopicTable
-from tiered_index.service.answers.validation import Columns
+from tiered_index.service.answers.validation import Columns, TopicTable
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.files.unsealed import Reserve, UnsealedFile
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.root.root import Deletions, Root, disk_error
+from tiered_index.service.root import Deletions, Root, disk_error
 
 MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)

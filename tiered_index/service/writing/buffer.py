@@ -25,14 +25,15 @@ from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
-from tiered_index.service.answers.topics import TopicTable
-from tiered_index.service.answers.validation import Columns, hash_columns
+from tiered_index.service.answers.validation import Columns, TopicTable, hash_columns, hash_few
 from tiered_index.service.catalog.catalog import LocalHandle
 from tiered_index.service.log.records import max_positions
-from tiered_index.service.threads.workers import synchronized
+from tiered_index.service.threads import synchronized
 
 ROWS = 1 << 12
 """Rows of one block, unless a single message has more keys."""
+# keys that plain Python hashes sooner than NumPy does
+_FEW = 16
 Record = tuple[Any, ...]
 """(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
 _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
@@ -91,12 +92,16 @@ class OpenChunk:
         codec = self._codec
         rows = np.frombuffer(self.data, codec.dtype, len(self.keys))
         given = np.ascontiguousarray(rows["topic_id"])
-        if len(given) and given.min() == given.max():
-            ids, index = given[:1], np.zeros(len(given), np.int64)
+        if len(given) <= _FEW:
+            topics = [codec.name_of(topic_id) for topic_id in given.tolist()]
+            columns = hash_few(topics, self.keys, codec.schema, codec.rule)
         else:
-            ids, index = np.unique(given, return_inverse=True)
-        topics = [codec.name_of(topic_id) for topic_id in ids.tolist()]
-        columns = hash_columns(topics, index, code_units(self.keys), codec.schema, codec.rule)
+            if given.min() == given.max():
+                ids, index = given[:1], np.zeros(len(given), np.int64)
+            else:
+                ids, index = np.unique(given, return_inverse=True)
+            topics = [codec.name_of(topic_id) for topic_id in ids.tolist()]
+            columns = hash_columns(topics, index, code_units(self.keys), codec.schema, codec.rule)
         for name in codec.dtype.names or ():
             columns[name] = np.ascontiguousarray(rows[name])
         return columns
@@ -111,6 +116,7 @@ class Chunk:
     size_bytes: int
     positions: dict[str, int]
     _content: OpenChunk | Columns
+    _interval: tuple[int, int] | None = None
 
     def columns(self) -> Columns:
         """Return the entries as columns, computed the first time; two threads that need them may both do so."""
@@ -118,6 +124,13 @@ class Chunk:
         if isinstance(content, OpenChunk):
             content = self._content = content.columns()
         return content
+
+    def interval(self) -> tuple[int, int]:
+        """Return the smallest and the greatest second, computed the first time."""
+        if self._interval is None:
+            seconds = self.columns()["second"]
+            self._interval = int(seconds.min()), int(seconds.max())
+        return self._interval
 
     def merged_with(self, newer: Chunk) -> Chunk:
         """Return this chunk and the next one as one."""
@@ -148,8 +161,7 @@ class BufferedChunk(LocalHandle):
         self._columns = chunk.columns()
         self._topics = topics
         self._schema = schema
-        seconds = self._columns["second"]
-        self.second_min, self.second_max = int(seconds.min()), int(seconds.max())
+        self.second_min, self.second_max = chunk.interval()
 
     @property
     def known_topics(self) -> Collection[str]:
@@ -249,7 +261,10 @@ class WriteBuffer:
 
     def snapshot(self) -> tuple[Chunk, ...]:
         """Return every chunk that isn't released, oldest first; whatever was put before the call is in one."""
-        self.close_chunk()
+        # on one line, as in `synchronized`; spelt out, since each lookup calls it
+        with self._lock: chunks = self._closed_chunks()  # noqa: E701  # fmt: skip
+        if len(chunks) < 2:
+            return chunks
         self._merge_small()
         return self._all()
 
@@ -312,6 +327,10 @@ class WriteBuffer:
         ready, entries, size_bytes = [*self._ready, chunk], self._entries + chunk.count, self._bytes + chunk.size_bytes
         state = ready, following, chunk.number, entries, size_bytes
         self._ready, self._open, self._newest, self._entries, self._bytes = state
+
+    def _closed_chunks(self) -> tuple[Chunk, ...]:
+        self._close_open()
+        return (*self._flushing, *self._ready)
 
     @synchronized
     def _all(self) -> tuple[Chunk, ...]:

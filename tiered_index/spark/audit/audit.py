@@ -134,7 +134,7 @@ def audit(
                     entries = entries.drop(SKIPPED) if SKIPPED in entries.columns else entries
                 with meter.stage("compare", tasks=True):
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
-                    sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots)
+                    sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)
                     differences, unread = compare(sides, [*seen.objects.values()], seconds, bad, most_listed)
                     for name in sorted(unread - bad):  # sound when they were checked
                         gone = f"{name} could not be read any more when it was compared (a merge may have removed it)"

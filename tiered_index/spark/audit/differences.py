@@ -20,6 +20,7 @@ import pyarrow as pa
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.hashing import HashRule, joint_rule
 from tiered_index.format.schema import Schema
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
 from tiered_index.spark.audit.entries import ALL_TIME, Picked
@@ -52,12 +53,15 @@ def kept(frame: DataFrame) -> Iterator[DataFrame]:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """A source's entries and an index's storage; `base` is how many slots the index's files have."""
+    """A source's entries and an index's storage; `base` is how many slots the index's files have. What has `expired` is
+    on neither side.
+    """
 
     entries: DataFrame
     address: StorageAddress
     schema: Schema
     base: int
+    expired: Expired = NOTHING
 
     @contextmanager
     def met(self, stored: Sequence[StoredObject], picked: Picked) -> Iterator[DataFrame]:
@@ -124,7 +128,8 @@ def paired(
     kinds = [kind for kind in SOUGHT if counts.get(kind)]
     first = [differing.where(F.col("kind") == kind).orderBy("identity", "place").limit(MOST_SOUGHT) for kind in kinds]
     identities = sorted({bytes(row[0]) for rows in first for row in rows.select("identity").collect()})
-    picked = Picked.outside(seconds, identities, sides.schema, joint_rule(stored.hash for stored in objects))
+    rule = joint_rule(stored.hash for stored in objects)
+    picked = Picked.outside(seconds, identities, sides.schema, rule, sides.expired)
     with sides.met(_that_may_hold(objects, picked, sides.base), picked) as rows:
         alone = rows.where(F.col("unread").isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))
         none = F.lit(None).cast("string")
@@ -248,7 +253,7 @@ def compare(
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     with ExitStack() as until_told:
         rule = joint_rule(stored.hash for stored in objects)
-        rows = until_told.enter_context(sides.met(within, Picked(*seconds, rule=rule)))
+        rows = until_told.enter_context(sides.met(within, Picked(*seconds, rule=rule, expired=sides.expired)))
         unread, further, unsought = unread_of(rows), frozenset[str](), 0
         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | unread]
         values = rows.where("unread IS NULL")

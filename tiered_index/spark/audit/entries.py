@@ -19,11 +19,11 @@ from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
-from tiered_index.service.answers.topics import TopicTable
-from tiered_index.service.answers.validation import batch_columns
+from tiered_index.retention import NOTHING, Expired
+from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import StorageBytes
-from tiered_index.service.files.search import scan_runs
+from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.executors import arrow_schema, cells_of
 from tiered_index.storage.base import Storage
@@ -57,7 +57,7 @@ class Picked:
     """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it.
 
     `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
-    those that objects may have of the identities.
+    those that objects may have of the identities. What has `expired` is not picked.
     """
 
     first: int
@@ -65,17 +65,23 @@ class Picked:
     identities: pa.Array | None = None
     hashes: npt.NDArray[np.int32] | None = None
     rule: HashRule = "abs"
+    expired: Expired = NOTHING
 
     @classmethod
     def outside(
-        cls, seconds: tuple[int, int], identities: Sequence[bytes], schema: Schema, rule: HashRule = "abs"
+        cls,
+        seconds: tuple[int, int],
+        identities: Sequence[bytes],
+        schema: Schema,
+        rule: HashRule = "abs",
+        expired: Expired = NOTHING,
     ) -> Picked:
         """Return what picks some identities' entries outside of a range."""
         packed = np.frombuffer(b"".join(identities), identity_dtype(schema))
         hashes = np.unique(packed["key_hash"].astype(np.int32))
         if rule == "both":
             hashes = np.union1d(hashes, (2**31 - hashes[hashes > 0].astype(np.int64)).astype(np.int32))
-        return cls(*seconds, pa.array(identities, pa.binary()), hashes, rule)
+        return cls(*seconds, pa.array(identities, pa.binary()), hashes, rule, expired)
 
     def as_compared(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.int32]:
         """Return stored hashes (n) as identities hold them."""
@@ -109,7 +115,10 @@ def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Pi
         if not columns:
             continue
         columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
+        texts = batch.column("topic").dictionary_encode()
+        ids, topics = texts.indices.to_numpy(zero_copy_only=False), dict(enumerate(texts.dictionary.to_pylist()))
         kept = picked.rows(columns, schema)
+        kept = kept[picked.expired.keeps(columns["second"][kept], ids[kept], topics)]
         if len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
             yield _batch(SOURCE, taken, schema, batch.column("topic").take(kept), batch.column("key").take(kept), None)
@@ -119,41 +128,40 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
     """Yield an object's picked entries, and one row more if any is damaged or gone. Raises `SchemaMismatch`."""
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
-        source = _ReadableBytes(cold, stored)
+        source, unread = StorageBytes(cold, stored), False
         try:
             trailer = source.trailer_of(schema)
         except (CorruptFile, ObjectNotFound):
             yield _unread(stored)
             return
+
+        def readable(_: FileBytes, runs: list[Run]) -> npt.NDArray[Any]:
+            """Return the items of those runs that are as they should be."""
+            nonlocal unread
+            try:
+                return read_items(source, runs)
+            except CorruptFile:
+                if len(runs) > 1:
+                    return np.concatenate([readable(source, [run]) for run in runs])
+            except ObjectNotFound:
+                pass
+            unread = True
+            return np.empty(0, schema.item)
+
         begin_s = trailer.metadata.begin_ms // 1000
-        for _, items in scan_runs(source, picked.runs(trailer), schema.item, _WINDOW_BYTES):
+        for _, items in scan_runs(source, picked.runs(trailer), _WINDOW_BYTES, read=readable):
             whole: dict[str, Any] = {name: items[name] for name in items.dtype.names or ()}
             whole["second"] = items["time_diff_s"].astype(np.int64) + begin_s
             whole["key_hash"] = picked.as_compared(items["key_hash"])
             kept = picked.rows(whole, schema)
+            names = dict(trailer.metadata.topics)
+            kept = kept[picked.expired.keeps(whole["second"][kept], whole["topic_id"][kept], names)]
             for start in range(0, len(kept), _BATCH_ROWS):
                 columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}
                 topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
                 yield _batch(INDEX, columns, schema, topics, None, stored.name)
-        if source.unread:
+        if unread:
             yield _unread(stored)
-
-
-class _ReadableBytes(StorageBytes):
-    """An object's runs that are as they should be; `unread` says whether any is not."""
-
-    unread = False
-
-    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
-        try:
-            return super().verified(runs)
-        except CorruptFile:
-            if len(runs) > 1:
-                return [data for run in runs for data in self.verified([run])]
-        except ObjectNotFound:
-            pass
-        self.unread = True
-        return []
 
 
 def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:

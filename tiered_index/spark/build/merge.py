@@ -13,6 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
+from tiered_index.format.layout import ROCKETMQ
+from tiered_index.format.packed import packed_bytes
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob, window_seconds
@@ -185,7 +187,9 @@ def plan_compaction(
         tickets, left = open_tickets(opened, log)
         spent, genesis = opened.total, log.state.genesis
         assert genesis is not None
-        written = [ticket.count * genesis.layout.schema.item.itemsize for ticket in tickets]
+        # a ticket doesn't say whether its file is to be plain
+        schema, is_rocketmq = genesis.layout.schema, genesis.layout.preset is ROCKETMQ
+        written = [t.count * schema.item.itemsize if is_rocketmq else packed_bytes(schema, t.count) for t in tickets]
         requests = Counter(spent.requests_by_kind) + _PROBE
         for ticket, size in zip(tickets, written, strict=True):
             # a task reads a range for the document and one for 8 MiB of entries

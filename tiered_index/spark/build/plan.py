@@ -23,8 +23,7 @@ import pyarrow.compute as pc
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slots import SlotMap
-from tiered_index.service.answers.topics import TopicTable
-from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.answers.validation import TopicTable, milliseconds
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED

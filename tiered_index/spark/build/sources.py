@@ -23,9 +23,20 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.spark import local_files
 from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
-from tiered_index.spark.executors import AddressOf, StorageAddress, arrow_schema, typed_errors
+from tiered_index.spark.executors import (
+    AddressOf,
+    StorageAddress,
+    arrow_schema,
+    check_lines,
+    each_split,
+    first_wrong_line,
+    frame_of_splits,
+    is_local,
+    local_path,
+    to_read,
+    typed_errors,
+)
 from tiered_index.storage.base import ObjectReader
 
 if TYPE_CHECKING:
@@ -76,22 +87,22 @@ def frame_of(
         if len(archives) < len(paths):
             raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
         return archive_frame(spark, archives, address_of, skip_corrupt)
-    stored = [path for path in paths if not local_files.is_local(path)]
+    stored = [path for path in paths if not is_local(path)]
     if stored and len(stored) < len(paths):
         raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
     if stored:
         return _stored_frame(spark, stored, address_of)
-    local = [local_files.local_path(path) for path in paths]
+    local = [local_path(path) for path in paths]
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
     if any((path / "commitlog").is_dir() for path in local):
         return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
     files = [file for path in local for file in _files_below(path)]
-    urls = [local_files.to_read(file) for file in files]
+    urls = [to_read(file) for file in files]
     if _kind_of([str(file) for file in files]) == "parquet":
         return spark.read.parquet(*urls)
     with typed_errors("reading the source"):
-        local_files.check_lines(spark, files)
+        check_lines(spark, files)
     return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
 
 
@@ -156,7 +167,7 @@ def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressO
     # the columns as Spark sees them: an empty frame of that schema says so
     frame_schema = _MESSAGE if kind == "ndjson" else spark.createDataFrame(schema.empty_table()).schema
     read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, address_of=address_of)
-    frame = local_files.frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
+    frame = frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
     return _message_frame(frame) if kind == "ndjson" else frame
 
 
@@ -168,7 +179,7 @@ def _parquet(name: str, handle: Any) -> pq.ParquetFile:
 
 
 def _read_parquet(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
-    for uri, name, group in local_files.each_split(batches):
+    for uri, name, group in each_split(batches):
         with _opened(address_of(uri), name) as handle, _parquet(name, handle) as parquet:
             try:
                 yield from parquet.iter_batches(row_groups=[group])
@@ -179,7 +190,7 @@ def _read_parquet(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> I
 def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
     blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
     options = pj.ParseOptions(explicit_schema=arrow_schema(_MESSAGE), unexpected_field_behavior="ignore")
-    for uri, name, _ in local_files.each_split(batches):
+    for uri, name, _ in each_split(batches):
         try:
             with (
                 _lines(address_of(uri), name) as plain,
@@ -191,7 +202,7 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
                 continue
             # pyarrow names the column of some errors, and the line of none
             with _lines(address_of(uri), name) as plain:
-                wrong = local_files.first_wrong_line(plain) or f"not NDJSON of messages: {error}"
+                wrong = first_wrong_line(plain) or f"not NDJSON of messages: {error}"
             raise InvalidArgument(f"{name}: {wrong}") from error
 
 

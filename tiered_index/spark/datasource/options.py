@@ -21,6 +21,8 @@ from pyspark.sql.datasource import InputPartition
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.segments import Segment, list_segments, pread
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.executors import StorageAddress
@@ -90,6 +92,30 @@ class FileReads:
     requests_by_kind: Counter[str] = field(default_factory=Counter)
     bytes_read: int = 0
     cost_usd: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class _CountedFile(Segment):
+    reads: FileReads
+
+    def read(self, size_bytes: int, position: int) -> bytes:
+        self.reads.requests_by_kind["read"] += 1
+        data = pread(self.path, size_bytes, position)
+        self.reads.bytes_read += len(data)
+        return data
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CountedLog(CommitLogReader):
+    """Reads the segments in `folder`, counted in `reads`."""
+
+    reads: FileReads = field(default_factory=FileReads)
+
+    def segments(self) -> tuple[Segment, ...]:
+        """Return the segments there are, oldest first."""
+        self.reads.requests_by_kind["list"] += 1
+        found = list_segments(self.folder)
+        return tuple(_CountedFile(one.path, one.start, one.file_size, one.end, self.reads) for one in found)
 
 
 class TaskPartition(InputPartition):

@@ -24,6 +24,7 @@ from tiered_index.format.hashing import key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
+from tiered_index.retention import Expired
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject
@@ -160,6 +161,7 @@ class TaskPlan:
     selection: Selection
     schema: Schema
     log_number: int
+    expired: Expired
 
 
 def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> list[TaskPlan]:
@@ -177,7 +179,8 @@ def plan_tasks(state: LogState, selection: Selection, partition_bytes: int) -> l
         tasks = [tuple(map(ObjectPart, wanted[at : at + _LOOKUP_OBJECTS])) for at in starts]
     else:
         tasks = list(_runs(objects, partition_bytes))
-    return [TaskPlan(parts, selection, state.genesis.layout.schema, state.number) for parts in tasks]
+    schema = state.genesis.layout.schema
+    return [TaskPlan(parts, selection, schema, state.number, state.expired) for parts in tasks]
 
 
 def lookups_for(selection: Selection, topics: Iterable[str]) -> LookupBatch:
@@ -262,24 +265,27 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
     if metadata.topics and selection.topics is not None and not names & selection.topics:
         return
     if selection.keys is not None:
-        for batch in lookups_for(selection, _topics_here(part, names, selection)).under(part.stored.hash):
+        lookups = lookups_for(selection, _topics_here(part, names, selection))
+        if plan.expired:
+            lookups = lookups.since([plan.expired.before_ms(topic) // 1000 for topic in lookups.topics])
+        for batch in lookups.under(part.stored.hash):
             for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
                 rows = found.rows
                 kept = np.ones(len(rows), bool)
                 if selection.hashes is not None:
                     kept = np.isin(rows["key_hash"], hashes_of(selection))
-                lookups = [batch.lookups[number] for number in found.lookups[kept].tolist()]
+                asked = [batch.lookups[number] for number in found.lookups[kept].tolist()]
                 columns: dict[str, Any] = {name: rows[name][kept] for name in rows.dtype.names or ()}
-                columns |= {"topic": [one.topic for one in lookups], "key": [one.key for one in lookups]}
+                columns |= {"topic": [one.topic for one in asked], "key": [one.key for one in asked]}
                 yield _arrow(columns, metadata, wanted)
         return
     if selection.hashes is not None:
         runs = _runs_of(trailer, hashes_of(selection), selection)
     else:
         runs = _share(trailer, part, selection)
-    for _, items in scan_runs(source, runs, plan.schema.item, _WINDOW_BYTES):
+    for _, items in scan_runs(source, runs, _WINDOW_BYTES):
         for start in range(0, len(items), _BATCH_ROWS):
-            columns = _scanned(items[start : start + _BATCH_ROWS], metadata, selection)
+            columns = _scanned(items[start : start + _BATCH_ROWS], metadata, selection, plan.expired)
             if len(columns["offset"]):
                 yield _arrow(columns, metadata, wanted)
 
@@ -313,11 +319,13 @@ def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> list[Run
     return [run for run in runs[first:last] if run.second_min <= high_s and run.second_max >= low_s]
 
 
-def _scanned(items: Array, metadata: Metadata, selection: Selection) -> dict[str, Any]:
-    """Return the columns of the items that a selection without keys takes, in native order."""
+def _scanned(items: Array, metadata: Metadata, selection: Selection, expired: Expired) -> dict[str, Any]:
+    """Return the columns of the items that a selection without keys takes and that have not expired, in native
+    order.
+    """
     seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
     hashes = normal_hashes(items["key_hash"])
-    kept = np.ones(len(items), np.bool_)
+    kept = expired.keeps(seconds, items["topic_id"], dict(metadata.topics))
     if selection.second_min > EARLIEST or selection.second_max < LATEST:
         kept &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
     if selection.hashes is not None:

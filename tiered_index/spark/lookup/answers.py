@@ -23,7 +23,6 @@ from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.answers.batch import Matches, best_answers
-from tiered_index.service.answers.rows import row_dtype
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.messages import Fetched
@@ -116,7 +115,7 @@ class _Partition:
                     self._failed.setdefault(place, []).append({"file": file, "error": error})
         elif kind == FOUND:
             places = places_of(self.batch.packed, records_of(blocks.column("lookups")))
-            self._held.append(Matches(places, records_of(blocks.column("rows"), row_dtype(self._plan.schema))))
+            self._held.append(Matches(places, records_of(blocks.column("rows"), self._plan.schema.row)))
             self._count += len(places)
             if self._count > _HELD_ROWS:
                 rows, starts, _ = best_answers(self.batch, self._held, self._plan.schema)

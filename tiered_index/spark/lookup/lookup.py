@@ -27,7 +27,6 @@ import pyarrow as pa
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
-from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.trailer import GROUP_DTYPE
 from tiered_index.service.cold.path import ColdSettings, lost_error
@@ -59,7 +58,8 @@ class LookupResult:
     """A bulk lookup that was made, or with `dry_run` what it would take; `frame` has the answers, None for a dry run.
 
     `requests`, `bytes_read` and `cost_usd` are the tasks'; `objects` were searched at log position `log_number`;
-    `failed` could not be read, each with why; `lost` was given up for good, whichever keys it held. Call `release` when
+    `failed` could not be read, each with why; `lost` was given up for good, whichever keys it held; before
+    `expired_before_ms` has expired, of the topic of which most has. Call `release` when
     `frame` is no longer needed. What Spark no longer holds is read anew: as before, or an error of the job where an
     object is gone.
     """
@@ -79,6 +79,7 @@ class LookupResult:
     answers: DataFrame | None = field(default=None, repr=False)
     kept: DataFrame | None = field(default=None, repr=False)
     lost: tuple[LostFile, ...] = ()
+    expired_before_ms: int | None = None
 
     @cached_property
     def statuses(self) -> dict[str, int]:
@@ -217,6 +218,7 @@ def look_up(
             answers=answers,
             kept=kept,
             lost=tuple(one.told() for one in log.state.lost.values()),
+            expired_before_ms=max(plan.kept_from) * 1000 if plan.kept_from else None,
         )
 
 
@@ -345,10 +347,10 @@ def _cost(plan: LookupPlan, target: Target, asked: int) -> tuple[int, int]:
     if not asked:
         return 0, 0
     stored = target.stored
-    arrays = stored.count * plan.schema.item.itemsize
+    arrays = stored.items_bytes(plan.schema)
     # cut groups have further records, so it may be fewer
     groups = max(1, stored.directory_length // GROUP_DTYPE.itemsize)
-    size = max(GROUP_BYTES, arrays / groups)
+    size = arrays / groups
     met = groups * -math.expm1(-asked / groups)
     most = min(asked, groups, met + 3 * math.sqrt(met))
     if arrays <= plan.settings.coalesce_gap_bytes:

@@ -120,8 +120,10 @@ def lookups_of(
     *,
     keyed: bool,
     column: str = "'key'",
+    kept_from: Sequence[int] = (),
 ) -> Array:
-    """Return the lookups (n) of n rows; a null bound is none, `places` are the plan's topics, `column` is for errors.
+    """Return the lookups (n) of n rows; a null bound is none, `places` are the plan's topics, `kept_from` its
+    `kept_from`, `column` is for errors.
 
     Raises `InvalidArgument` for keys and ranges that no lookup can have, and for a topic that was not counted.
     """
@@ -149,6 +151,8 @@ def lookups_of(
     for row in np.flatnonzero(low > high)[:1].tolist():
         raise InvalidArgument(f"begin_ms {low[row]} is after end_ms {high[row]}, for key {keys[row].as_py()!r:.60}")
     found["second_min"], found["second_max"] = low // 1000, high // 1000
+    if kept_from:
+        found["second_min"] = np.maximum(found["second_min"], np.array(kept_from, np.int64)[found["topic"]])
     return found
 
 
@@ -255,7 +259,8 @@ class Target:
 
 @dataclass(frozen=True)
 class LookupPlan:
-    """What every task knows. `lost` are objects that the log names and the storage doesn't have.
+    """What every task knows. `lost` are objects that the log names and the storage doesn't have; `kept_from`, where
+    anything has expired, each topic's first epoch second that has not.
 
     A partition (of `partitions`) of lookups is answered at a time, which bounds memory, by `answerers` tasks of many
     each: a Python task costs some 60 ms. `max_requests` and `max_bytes` are of all tasks, `limits` the shares
@@ -276,6 +281,7 @@ class LookupPlan:
     max_bytes: int | None = None
     limits: tuple[tuple[int | None, int | None], ...] = ()
     lost: frozenset[str] = field(default_factory=frozenset)
+    kept_from: tuple[int, ...] = ()
 
     @property
     def schema(self) -> Schema:
@@ -344,7 +350,8 @@ def plan_lookup(
     made = LookupPlan(
         state.number, genesis, tuple(topics), tasks, partitions, answerers, max_count, allow_partial, settings, prices
     )
-    return replace(made, lost=lost)
+    kept_from = tuple([state.expired.before_ms(topic) // 1000 for topic in topics])
+    return replace(made, lost=lost, kept_from=kept_from if any(kept_from) else ())
 
 
 def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:

@@ -188,7 +188,8 @@ def lots_of_lookups(batches: Iterable[pa.RecordBatch], plan: LookupPlan, column:
 
     def lookups(batch: pa.RecordBatch) -> Array:
         topics, keys, begins, ends = batch.columns
-        return lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed, column=column)
+        keyed, kept_from = plan.schema.keyed, plan.kept_from
+        return lookups_of(topics, keys, begins, ends, plan.places, keyed=keyed, column=column, kept_from=kept_from)
 
     for held in gathered(map(lookups, filter(len, batches)), len, _HELD_LOOKUPS):
         yield distinct(np.concatenate(held))

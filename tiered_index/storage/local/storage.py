@@ -25,11 +25,23 @@ from pathlib import Path
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.documents import MILLISECONDS, checked, load, record, text
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, ObjectNotFound, StorageUnavailable
-from tiered_index.storage.base import NAME, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle, chosen_uploads
-from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
+from tiered_index.storage.base import (
+    NAME,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_part,
+    check_parts,
+    check_prefix,
+    check_range,
+    check_suffix,
+    chosen_uploads,
+)
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-from tiered_index.storage.local.files import DurableFiles, check_regular, typed_errors
-from tiered_index.storage.local.names import encode, walk
+from tiered_index.storage.local.files import DurableFiles, check_regular, encode, typed_errors, walk
 
 _DESCRIPTION = "upload.json"
 _BLOCK_BYTES = 4 << 20

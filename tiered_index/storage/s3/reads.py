@@ -25,8 +25,7 @@ from botocore.response import StreamingBody
 from urllib3.exceptions import HTTPError
 
 from tiered_index.errors import InvalidArgument, StorageUnavailable
-from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, is_elsewhere, may_pass
-from tiered_index.storage.s3.retry import S3Calls
+from tiered_index.storage.s3.retry import REQUEST_ERRORS, PassingFault, S3Calls, is_elsewhere, may_pass
 
 if TYPE_CHECKING:
     from botocore.model import Shape

@@ -1,6 +1,8 @@
-"""The one loop that repeats requests to S3: bounded in attempts, by the caller's deadline, and counted.
+"""What each failure of an S3 request means for the caller, and the one loop that repeats requests: bounded in attempts,
+by the caller's deadline, and counted.
 
-botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Threads: any number.
+botocore's own repeats are off in a client of ours; only its redirects to a bucket's region remain. Messages say what to
+do and name the storage and the object, never a request's headers or credentials. Threads: any number.
 """
 
 from __future__ import annotations
@@ -13,12 +15,220 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from tiered_index.errors import BudgetExceeded, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.context import check_deadline, remaining_s, sending, wasted
-from tiered_index.storage.s3.failures import REQUEST_ERRORS, PassingFault, RequestFault, translate
+from botocore import exceptions as boto
+from botocore.exceptions import BotoCoreError, ClientError
+from botocore.parsers import ResponseParserError
+from urllib3.exceptions import HTTPError
+
+from tiered_index.errors import (
+    BudgetExceeded,
+    InvalidArgument,
+    ObjectExists,
+    ObjectNotFound,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.storage.metering import check_deadline, remaining_s, sending, wasted
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
+
+
+# what botocore raises for a request that failed
+REQUEST_ERRORS = (BotoCoreError, ClientError, ResponseParserError, HTTPError, OSError)
+
+
+class PassingFault(StorageUnavailable):
+    """A fault that a repeat may not meet. `wasted_bytes` bytes at most were delivered for nothing."""
+
+    is_throttled = False
+
+    def __init__(self, message: str, *, wasted_bytes: int = 0) -> None:
+        super().__init__(message)
+        self.wasted_bytes = wasted_bytes
+
+
+class RequestFault(PassingFault):
+    """A request that was not served: no answer, or one that says to ask again."""
+
+    def __init__(self, message: str, *, is_throttled: bool = False) -> None:
+        super().__init__(message)
+        self.is_throttled = is_throttled
+
+
+_CREDENTIALS = "set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a profile, or give the machine a role"
+_ADVICE = {
+    "NoSuchBucket": "create the bucket or correct the storage's URI",
+    "AccessDenied": "grant s3:GetObject, PutObject, DeleteObject, ListBucket, AbortMultipartUpload and "
+    "ListBucketMultipartUploads "
+    "(without ListBucket a missing object is reported so, too)",
+    "InvalidAccessKeyId": f"the service does not know this access key: {_CREDENTIALS}",
+    "SignatureDoesNotMatch": "the secret key, the region or the endpoint does not fit the access key",
+    "ExpiredToken": "the session's credentials have expired: renew them",
+    "ExpiredTokenException": "the session's credentials have expired: renew them",
+    "TokenRefreshRequired": "the session's credentials have expired: renew them",
+    "InvalidToken": "the session token is not valid: renew the credentials",
+    "RequestTimeTooSkewed": "set this machine's clock",
+    "PermanentRedirect": "set the bucket's region",
+    "AuthorizationHeaderMalformed": "set the bucket's region",
+    "IllegalLocationConstraintException": "set the bucket's region",
+    "NotImplemented": "the service lacks something the engine needs (put-if-absent, multipart uploads or checksums)",
+    "MethodNotAllowed": "is this the address of an S3 service?",
+}
+_PASSING_CODES = {
+    "BadDigest",
+    "InternalError",
+    "ServiceUnavailable",
+    "SlowDown",
+    "XAmzContentChecksumMismatch",
+    # those that botocore's standard mode repeats, of whatever service
+    "BandwidthLimitExceeded",
+    "EC2ThrottledException",
+    "LimitExceededException",
+    "PriorRequestNotComplete",
+    "ProvisionedThroughputExceededException",
+    "RequestLimitExceeded",
+    "RequestThrottled",
+    "RequestThrottledException",
+    "RequestTimeout",
+    "RequestTimeoutException",
+    "ThrottledException",
+    "Throttling",
+    "ThrottlingException",
+    "TooManyRequestsException",
+    "TransactionInProgressException",
+}
+_FULL_CODES = {"InsufficientCapacity", "InsufficientStorage", "QuotaExceeded", "XMinioStorageFull"}
+_INSUFFICIENT_STORAGE = 507
+_THROTTLED = {429, 503}
+_REDIRECTS = {"PermanentRedirect", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"}
+_FIRST_REFUSAL = 400
+_NOT_IMPLEMENTED = 501
+# an error of S3 is XML
+_FOREIGN_TYPES = ("text/html", "text/plain", "application/json")
+_HAS_NO_BODY = {"HeadObject", "HeadBucket"}
+NO_S3 = "this is no S3 service: correct the endpoint's URL"
+ONLY_REDIRECTS = "the endpoint only redirects: use the address that it names"
+_CALLER_CODES = {
+    "EntityTooLarge",
+    "EntityTooSmall",
+    "InvalidPart",
+    "InvalidPartOrder",
+    "InvalidRange",
+    "KeyTooLongError",
+    "MalformedXML",
+}
+_NO_CREDENTIALS = (
+    boto.NoCredentialsError,
+    boto.PartialCredentialsError,
+    boto.CredentialRetrievalError,
+    boto.TokenRetrievalError,
+    boto.NoAuthTokenError,
+    boto.SSOError,
+    boto.LoginError,
+    boto.UnknownCredentialError,
+    boto.RefreshWithMFAUnsupportedError,
+)
+_UNREACHABLE = (
+    boto.ConnectionError,
+    boto.HTTPClientError,
+    boto.IncompleteReadError,
+    boto.FlexibleChecksumError,
+    # an error page cut short, or one that is not S3's
+    ResponseParserError,
+)
+
+
+def translate(error: Exception, *, doing: str, uri: str, name: str) -> TieredIndexError:
+    """Return the typed error for `error`, raised while `doing` something to `name` (may be empty) in the storage."""
+    if isinstance(error, ClientError):
+        return _translate_answer(error, doing, uri, name)
+    # in the body of an error, which botocore reads by itself
+    if isinstance(error, HTTPError):
+        return PassingFault(f"{doing} in {uri}: the answer broke off: {error}")
+    text = f"{doing} in {uri}: {error}"
+    if isinstance(error, _NO_CREDENTIALS):
+        return StorageMisconfigured(f"{text}: {_CREDENTIALS}")
+    if isinstance(error, boto.ProfileNotFound):
+        return StorageMisconfigured(f"{text}: correct the profile or add it to ~/.aws/config")
+    if isinstance(error, boto.SSLError) and "CERTIFICATE_VERIFY_FAILED" in str(error):
+        return StorageMisconfigured(f"{text}: set AWS_CA_BUNDLE to the certificate authority of this endpoint")
+    if isinstance(error, boto.SSLError) and "WRONG_VERSION_NUMBER" in str(error):
+        return StorageMisconfigured(f"{text}: the endpoint does not speak TLS: is it http:// that is meant?")
+    # what `RetryLoop.run` meets bare, where it came up within a request
+    if isinstance(error, boto.HTTPClientError) and isinstance(error.kwargs.get("error"), RecursionError):
+        return StorageMisconfigured(f"{doing} in {uri}: {ONLY_REDIRECTS}")
+    if isinstance(error, _UNREACHABLE) or (isinstance(error, OSError) and not isinstance(error, BotoCoreError)):
+        return RequestFault(text)
+    return StorageMisconfigured(text)
+
+
+def is_elsewhere(error: ClientError) -> bool:
+    """Return whether the service says that the bucket is in another region, which botocore knows how to follow."""
+    code, status = _code_and_status(error)
+    return code in _REDIRECTS or status < _FIRST_REFUSAL
+
+
+def may_pass(error: ClientError) -> bool:
+    """Return whether the same request may be answered differently after a while."""
+    code, status = _code_and_status(error)
+    return code in _PASSING_CODES or status == 429 or status >= 500
+
+
+def _code_and_status(error: ClientError) -> tuple[str, int]:
+    response = error.response
+    return response.get("Error", {}).get("Code", ""), response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
+
+
+def _foreign_type(error: ClientError, code: str, status: int) -> str | None:
+    """Return the type of an error's body that is not S3's; None: it is S3's, or has no body."""
+    headers = error.response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
+    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    # without a code in the body botocore takes the status for one
+    has_code = code not in {"", str(status)}
+    if has_code or error.operation_name in _HAS_NO_BODY or headers.get("content-length") == "0":
+        return None
+    return kind if kind in _FOREIGN_TYPES else None
+
+
+def _translate_answer(error: ClientError, doing: str, uri: str, name: str) -> TieredIndexError:
+    code, status = _code_and_status(error)
+    said = f"{code} {error.response.get('Error', {}).get('Message', '')}".rstrip()
+    text = f"{doing} in {uri}: {said}"
+    if foreign := _foreign_type(error, code, status):
+        text = f"{doing} in {uri}: the answer ({status}) is {foreign}"
+        if status in _THROTTLED or (status >= 500 and status != _NOT_IMPLEMENTED):
+            gateway = f"{text}, of a gateway whose service is away, or {NO_S3}"
+            return RequestFault(gateway, is_throttled=status in _THROTTLED)
+        return StorageMisconfigured(f"{text}: {NO_S3}")
+    is_bare_404 = status == 404 and code in {"404", "NotFound", ""}
+    if is_bare_404 and not name and error.operation_name not in _HAS_NO_BODY:
+        # S3 says which bucket it misses, and a listing misses nothing else
+        return StorageMisconfigured(f"{doing} in {uri}: the answer is a bare 404: {NO_S3}")
+    if code in {"NoSuchKey", "NoSuchUpload"} or is_bare_404:
+        what = "the unfinished uploads of " if code == "NoSuchUpload" else ""
+        return ObjectNotFound(name, what + uri)
+    if code == "PreconditionFailed" or status == 412:
+        return ObjectExists(name, uri)
+    if status == 409:
+        # Another request got in between: ConditionalRequestConflict, OperationAborted, Ceph's ConcurrentModification on
+        # a read.
+        return PassingFault(text)
+    if code in _CALLER_CODES or status == 416:
+        return InvalidArgument(text)
+    if code in _FULL_CODES or status == _INSUFFICIENT_STORAGE:
+        # it passes without a change of ours: a writer waits with its files, and may start meanwhile
+        return StorageUnavailable(f"{text}: make room in the storage, or raise its quota")
+    if code in _ADVICE:
+        return StorageMisconfigured(f"{text}: {_ADVICE[code]}")
+    if may_pass(error):
+        # the code of an answer without a body is its status
+        said = said.removeprefix(str(status)).strip()
+        return RequestFault(f"{doing} in {uri}: {status} {said}".rstrip(), is_throttled=status in _THROTTLED)
+    advice = _ADVICE["AccessDenied"] if status in {401, 403} else "the service refuses this request as it stands"
+    return StorageMisconfigured(f"{text}: {advice}")
+
 
 _log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 5.0
@@ -59,9 +269,7 @@ class RetryLoop:
                 raise BudgetExceeded(f"{what}: {error}") from error
             # botocore follows a redirect without a region by a request that is redirected, and so on
             except RecursionError as error:
-                raise StorageMisconfigured(
-                    f"{what}: the endpoint only redirects: use the address that it names"
-                ) from error
+                raise StorageMisconfigured(f"{what}: {ONLY_REDIRECTS}") from error
             except PassingFault as error:
                 self._repeat(error, faults, error)
             except REQUEST_ERRORS as error:

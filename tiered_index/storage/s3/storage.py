@@ -25,12 +25,24 @@ from botocore.config import Config
 from botocore.exceptions import BotoCoreError, ClientError
 
 from tiered_index.errors import ConfigError, InvalidArgument, ObjectNotFound, StorageMisconfigured, StorageUnavailable
-from tiered_index.storage.base import MAX_NAME_BYTES, PAGE, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
-from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
-from tiered_index.storage.s3.failures import NO_S3, translate
+from tiered_index.storage.base import (
+    MAX_NAME_BYTES,
+    PAGE,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_part,
+    check_parts,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 from tiered_index.storage.s3.options import FEWEST_CONNECTIONS, S3Options
 from tiered_index.storage.s3.reads import RangeGets, VerifiedReads
-from tiered_index.storage.s3.retry import RetryLoop, S3Calls, count_requests
+from tiered_index.storage.s3.retry import NO_S3, RetryLoop, S3Calls, count_requests, translate
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

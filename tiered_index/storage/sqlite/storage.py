@@ -23,8 +23,21 @@ from typing import NoReturn
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import InvalidArgument, ObjectExists, ObjectNotFound
-from tiered_index.storage.base import PAGE, ByteRange, Bytes, ObjectInfo, PartInfo, Storage, UploadHandle
-from tiered_index.storage.checks import check_name, check_part, check_parts, check_prefix, check_range, check_suffix
+from tiered_index.storage.base import (
+    PAGE,
+    ByteRange,
+    Bytes,
+    ObjectInfo,
+    PartInfo,
+    Storage,
+    UploadHandle,
+    check_name,
+    check_part,
+    check_parts,
+    check_prefix,
+    check_range,
+    check_suffix,
+)
 from tiered_index.storage.sqlite.bodies import Bodies, new_body
 from tiered_index.storage.sqlite.connections import ConnectionPool, typed
 

@@ -19,9 +19,9 @@ from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument
 from tiered_index.service import reader as reader_module
+from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
-from tiered_index.service.threads import pool
-from tiered_index.storage.context import remaining_s
+from tiered_index.storage.metering import remaining_s
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -42,7 +42,7 @@ def storage(made: ColdIndex) -> FaultStorage:
 @pytest.fixture(autouse=True)
 def _short(impatient: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody waits long for a log or at a close."""
-    monkeypatch.setattr(pool, "_CLOSE_S", 0.02)
+    monkeypatch.setattr(workers, "_CLOSE_S", 0.02)
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.service.lifecycle.lost import give_up
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject, TableShard
-from tiered_index.service.lookup import missing
+from tiered_index.service.lookup import scan
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -79,7 +79,7 @@ def requests_of(result: QueryResult, outcome: str) -> int:
 def test_any_number_of_lost_objects_costs_one_pass_and_one_look_at_the_log(
     made: ColdIndex, reader: IndexReader, ask: Ask, monkeypatch: pytest.MonkeyPatch, count: int
 ) -> None:
-    monkeypatch.setattr(missing, "LOG_RETRIES", 1)
+    monkeypatch.setattr(scan, "LOG_RETRIES", 1)
     gone = made.stored[::2][:count] if count < FILES else made.stored
     lose(made, gone)
     result = ask(reader)
@@ -248,7 +248,7 @@ def opened(made: ColdIndex) -> StorageLog:
 def test_a_log_that_moves_on_for_ever_ends_the_lookup(
     made: ColdIndex, reader: IndexReader, ask: Ask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(missing, "LOG_RETRIES", 3)
+    monkeypatch.setattr(scan, "LOG_RETRIES", 3)
     stored = {one.name: one for one in made.stored}
     removed: list[str] = []
     lock = threading.Lock()

@@ -13,6 +13,7 @@ import pytest
 from tests.support.cold_index import ColdIndex, cold_index, spoiled
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
+from tiered_index.format.layout import HEADER_SIZE, NATIVE
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer
@@ -46,10 +47,16 @@ def check(made: ColdIndex, reader: IndexReader, name: str, keys: Sequence[str] =
     return named
 
 
-def test_a_flipped_byte_anywhere_behind_the_slot_table_is_never_believed(made: ColdIndex) -> None:
+def first_item(made: ColdIndex) -> int:
+    """Return where items begin: native files are packed and have no slot table."""
+    layout = made.reader().genesis.layout
+    return HEADER_SIZE if layout.preset is NATIVE else layout.items_position
+
+
+def test_a_flipped_byte_anywhere_in_the_items_or_the_trailer_is_never_believed(made: ColdIndex) -> None:
     """Header and slot table aren't read by lookups; the filter is not fetched for so few of them."""
     stored = made.stored[0]
-    items = made.reader().genesis.layout.items_position
+    items = first_item(made)
 
     def flip(position: int, data: bytearray) -> None:
         data[position] ^= 0x40
@@ -69,7 +76,7 @@ def test_a_flipped_byte_in_the_middle_of_a_readers_life_is_never_believed(made: 
     stored = made.stored[0]
     with made.reader(block_cache_bytes=0) as reader:
         assert check(made, reader, stored.name) == 0
-        for position in range(reader.genesis.layout.items_position, stored.trailer_position, 5):
+        for position in range(first_item(made), stored.trailer_position, 5):
             with spoiled(made, stored.name, lambda data, at=position: data.__setitem__(at, data[at] ^ 1)):
                 assert check(made, reader, stored.name) > 0
         assert check(made, reader, stored.name) == 0

@@ -18,6 +18,7 @@ from tests.support.cold_index import BASE_MS, ColdIndex, Read, cold_index, spoil
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
+from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.trailer import Run
 from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.cold.path import spans_of
@@ -197,9 +198,9 @@ def test_what_failed_its_check_is_not_cached(made: ColdIndex) -> None:
     question = ("t", "all", stored.second_min * 1000, stored.second_max * 1000)
     with made.reader() as reader:
         reader.query("t", "k0-3", max_requests=0, allow_partial=True)
-        items = reader.genesis.layout.items_position
-        zeros = bytes(stored.trailer_position - items)
-        with spoiled(made, stored.name, lambda data: data.__setitem__(slice(items, stored.trailer_position), zeros)):
+        items = slice(HEADER_SIZE, stored.trailer_position)
+        zeros = bytes(items.stop - items.start)
+        with spoiled(made, stored.name, lambda data: data.__setitem__(items, zeros)):
             for _ in range(2):
                 with pytest.raises(CorruptFile, match="CRC32"):
                     reader.query(*question)

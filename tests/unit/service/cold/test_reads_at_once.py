@@ -18,6 +18,8 @@ from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, StorageUnavailable
+from tiered_index.format.layout import HEADER_SIZE
+from tiered_index.format.trailer import Tail
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
@@ -174,11 +176,11 @@ def damaged(tmp_path: Path) -> Iterator[tuple[IndexService, FaultStorage, Path]]
 
 
 def damage(path: Path) -> None:
+    data = path.read_bytes()
+    stop = Tail.decode(data, str(path), len(data)).position
     with path.open("r+b") as file:
-        file.seek(28 + 800)
-        items = file.read(1000)
-        file.seek(28 + 800)
-        file.write(bytes(255 - byte for byte in items))
+        file.seek(HEADER_SIZE)
+        file.write(bytes(255 - byte for byte in data[HEADER_SIZE:stop]))
 
 
 def test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up(

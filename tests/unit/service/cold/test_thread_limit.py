@@ -14,9 +14,9 @@ from tests.support.thread_limit import ThreadLimit
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.service.threads.pool import side_by_side
-from tiered_index.storage.context import RequestContext
+from tiered_index.service.threads import side_by_side
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.metering import RequestContext
 from tiered_index.storage.opening import child_storages
 from tiered_index.storage.wrappers import PrefixedStorage
 from tiered_index.testing.model import Answer

@@ -84,9 +84,9 @@ def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pyt
     """Twice the entries, pieces of the same size, and no more bytes held for an upload."""
 
     class TinyParts(MemoryStorage):
-        min_part_bytes = 1 << 10
+        min_part_bytes = 1 << 9
 
-    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 10)
+    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 9)
     held: list[int] = []
     write = writing.Upload.write
 
@@ -103,11 +103,11 @@ def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pyt
         held.clear()
         report = merge(life.storage, life.log(), life.clock, life.options(), threads=1, progress=pieces.append)
         assert sum(pieces) == report.entries == files * 700
-        assert any(stored.size_bytes > 4 << 10 for stored in life.state.objects.values())
+        assert any(stored.size_bytes > 4 << 9 for stored in life.state.objects.values())
         life.check(questions=[("t", "hot"), ("t", "k1")])
         largest.append((max(pieces), max(held)))
         life.close()
-    assert all(piece <= 3 * PIECE and bytes_ < 3 << 10 for piece, bytes_ in largest)
+    assert all(piece <= 3 * PIECE and bytes_ < 3 << 9 for piece, bytes_ in largest)
 
 
 @pytest.mark.parametrize("hours", [4, 300])

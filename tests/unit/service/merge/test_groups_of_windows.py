@@ -12,6 +12,8 @@ import pytest
 
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
+from tiered_index.format.packed import packed_bytes
+from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lifecycle.publication import Upload
 from tiered_index.service.merge import plan, writing
 from tiered_index.service.merge import writing as task_module
@@ -67,7 +69,7 @@ def fill(life: Merging, days: int) -> None:
 def test_uploads_hold_as_much_for_many_windows_as_for_few(
     make_life: Callable[..., Merging], held: list[int], days: int
 ) -> None:
-    life = make_life(storage=TinyParts(), settings={"slots": 200})
+    life = make_life(storage=TinyParts(), settings={"slots": 200, "layout": "plain"})
     fill(life, days)
     (job,) = life.plan().jobs
     assert len(job.windows) == days + 1
@@ -81,8 +83,8 @@ def test_uploads_hold_as_much_for_many_windows_as_for_few(
     # only a file that lies in two groups is read by two tasks
     assert directories.total() == days + len(job.tasks) - 1 == sum(len(task.inputs) for task in job.tasks)
     cost = estimate(job, PriceTable())
-    assert (cost.shards, cost.written_bytes) == (days + 1, job.entries * 32)
-    assert cost.read_bytes == cost.written_bytes + (len(job.tasks) - 1) * ROWS * 32
+    assert (cost.shards, cost.written_bytes) == (days + 1, packed_bytes(KEYED_SCHEMA, job.entries))
+    assert cost.read_bytes == (job.entries + (len(job.tasks) - 1) * ROWS) * 32
     life.check(questions=[("t", "k0"), ("t", "k39")])
 
 

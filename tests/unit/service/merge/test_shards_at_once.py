@@ -15,10 +15,10 @@ from tiered_index import IndexReader, Lookup
 from tiered_index.errors import CorruptFile
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.threads.pool import NoThread, side_by_side
+from tiered_index.service.threads import NoThread, side_by_side
 from tiered_index.storage.base import Storage
-from tiered_index.storage.context import RequestContext
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.metering import RequestContext
 
 SHARDS = 8
 KEYS = [f"k{number}" for number in range(200)]
@@ -31,7 +31,7 @@ def life(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Merging]:
     life = Merging(tmp_path_factory.mktemp("merge"), settings={"slots": 64})
     make = plan_module._job
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan_module, "_job", lambda *plan: make(*plan[:-1], _shard_bytes(*plan[1:-1])))
+        patch.setattr(plan_module, "_job", lambda *plan, **more: make(*plan[:-1], _shard_bytes(*plan[1:-1]), **more))
         for hour in range(2):
             life.put((BASE_MS + hour * HOUR_MS + 1000 * number, key) for number, key in enumerate(KEYS))
             life.publish()

@@ -13,6 +13,7 @@ from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import Fetched, IndexItem, IndexReader, KeyedIndexItem, Lookup, column
 from tiered_index.errors import InvalidCursor, StorageUnavailable
 from tiered_index.service.reading.parts import source_number
+from tiered_index.types import items_table
 
 
 def test_one_order_whatever_the_order_of_the_sources(cluster, prefix):
@@ -133,6 +134,7 @@ def test_entries_and_files_say_their_source(cluster):
         assert {item.source for item in whole} == set(cluster.uris)
         assert {report.source for report in whole.explain.files} == set(cluster.uris)
         assert whole.to_dict()["items"][0]["source"] in cluster.uris
+        assert whole.to_arrow().equals(items_table(whole.items, whole.item_type))
         assert {item.source for item in one.query("t", "k")} == {cluster.uris[0]} == set(one.sources)
         answer = plain.query("t", "k")
         assert {item.source for item in answer} == {None} == {report.source for report in answer.explain.files}

@@ -10,7 +10,7 @@ from tests.support.cold_index import Recorder
 from tests.support.several_indexes import BASE_MS, Cluster, rows
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded
-from tiered_index.service.threads import pool
+from tiered_index.service import threads as workers
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.wrappers import PrefixedStorage
 
@@ -178,7 +178,7 @@ def test_a_close_waits_once_for_all(cluster, monkeypatch):
     with cluster.reader() as reader:
         reader.query("t", "k", max_count=1000)
         reader.refresh()
-        monkeypatch.setattr(pool, "_CLOSE_S", 30.0)
+        monkeypatch.setattr(workers, "_CLOSE_S", 30.0)
         monkeypatch.setattr(threading.Thread, "join", join)
         reader.close()
         monkeypatch.undo()

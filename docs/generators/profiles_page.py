@@ -1,0 +1,55 @@
+"""Rewrites the measured parts of docs/profiles.md out of a document of `python -m tests.benchmarks.profiles`; called by
+its `--page`.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from typing import Any
+
+from docs.generators.measured_pages import ROOT, about, markdown, number, rewrite
+
+__all__ = ["PAGE", "rewrite_page"]
+
+PAGE = ROOT / "docs" / "profiles.md"
+# a part smaller than this is not told
+_LEAST = 0.03
+
+
+def rewrite_page(document: dict[str, Any]) -> None:
+    """Put a document's set-up, table and parts into the page."""
+    operations = document["operations"]
+    set_up = (
+        f"Measured with {document['entries']:,} entries in one file, medians of {document['rounds']} rounds, stored "
+        f"files on {document['server']}: {about(document['machine'])}."
+    )
+    columns = ("operation", "before: CPU us each", "now: CPU us each", "limit, us", "now: times the limit", "the limit")
+    rows = [_row(name, each) for name, each in operations.items()]
+    parts = {name_of(name): _parts(each) for name, each in operations.items()}
+    rewrite(PAGE, {"set-up": f"{textwrap.fill(set_up, 120)}\n", "table": markdown(columns, rows), **parts})
+
+
+def name_of(operation: str) -> str:
+    """Return the name of an operation's part of the page."""
+    return re.sub(r"[^a-z]+", "-", operation)
+
+
+def _row(name: str, each: dict[str, Any]) -> tuple[Any, ...]:
+    now, before = each["after"], each.get("before")
+    times = now["cpu_us"] / now["limit_us"]
+    before_us = _us(before["cpu_us"]) if before else None
+    return (f"{name} ({now['unit']})", before_us, _us(now["cpu_us"]), _us(now["limit_us"]), times, now["limit"])
+
+
+def _us(value: float) -> str:
+    return f"{value:.2g}" if value < 1 else number(value)
+
+
+def _parts(each: dict[str, Any]) -> str:
+    told = [(version, each[key]) for version, key in (("now", "after"), ("before", "before")) if key in each]
+    return "".join(f"- {version}: {_shares(one['parts'])}\n" for version, one in told)
+
+
+def _shares(parts: list[tuple[str, float]]) -> str:
+    return ", ".join(f"`{name}` {share:.0%}" for name, share in parts if share >= _LEAST)

@@ -1,0 +1,68 @@
+"""`python -m tests.benchmarks.peers`: what `make bench-peers` runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import sys
+import tempfile
+from pathlib import Path
+
+from docs.generators.peers_page import rewrite_page
+from tests.benchmarks.peers.figures import heading, sizes_of, table
+from tests.benchmarks.peers.registry import PEERS
+from tests.benchmarks.peers.run import run
+
+_OUT = Path(__file__).parents[3] / "build" / "peers.json"
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(part.replace("_", "")) for part in text.split(",")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Measure, write the document, print its tables; or put a document into docs/comparison.md."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.peers", description=main.__doc__)
+    parser.add_argument("--entries", type=_numbers, default=[1_000_000], help="sizes, by commas")
+    parser.add_argument("--per-key", type=_numbers, default=[1, 4], help="entries a key, by commas")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--commit-entries", type=int, default=10_000, help="entries of a durable batch")
+    parser.add_argument("--lookups", type=int, default=5_000, help="lookups of each kind in a round")
+    parser.add_argument("--peers", default=",".join(PEERS), help="which ones, by commas")
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where stores are made")
+    parser.add_argument("--out", type=Path, default=_OUT, help="the document")
+    parser.add_argument("--keep", action="store_true", help="leave other peers and sizes in the document")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing, print the document's tables")
+    parser.add_argument("--page", action="store_true", help="measure nothing, put the document into docs/comparison.md")
+    given = parser.parse_args(arguments)
+    names = given.peers.split(",")
+    if unknown := sorted(set(names) - set(PEERS)):
+        parser.error(f"unknown peers: {', '.join(unknown)}")
+    if given.page or given.markdown:
+        document = json.loads(given.out.read_text())
+    else:
+        document = run(
+            names,
+            [(entries, per_key) for entries in given.entries for per_key in given.per_key],
+            rounds=given.rounds,
+            commit_entries=given.commit_entries,
+            lookups=given.lookups,
+            parent=given.dir,
+            out=given.out,
+            keep=given.keep,
+            note=lambda text: print(text, file=sys.stderr, flush=True),
+        )
+    if given.page:
+        rewrite_page(document)
+        return
+    for size in sizes_of(document):
+        print(f"\n{heading(document, *size)}\n\n{table(document, *size)}")
+    for name, reason in document["skipped"].items():
+        print(f"{name} skipped: {reason}")
+
+
+if __name__ == "__main__":
+    # so that no store and no server is left
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    main()

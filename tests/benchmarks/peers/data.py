@@ -1,0 +1,90 @@
+"""The entries that every peer gets, what it must answer, and a peer's row of an entry.
+
+An entry's number n says everything: messages are those of `tiered-index bench`, and with m entries a key entry n has
+key n modulo entries/m, so that a key's entries lie as far apart in time as they can. Pure.
+
+A peer keys its rows by 64 bits in place of the key's text, as this index does. They are Python's own `hash` (SipHash,
+in C): the cheapest hash at hand, so that the driver's share stays small. Processes that share a folder need the same
+``PYTHONHASHSEED``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.cli.bench.setting import ABSENT, TOPIC, batch, key_array, keys_of
+
+__all__ = ["KEY_BYTES", "ROW", "TOPIC", "Data", "hash_of", "packed", "pairs_of"]
+
+ROW = np.dtype(
+    [("key", ">i8"), ("offset", ">i8"), ("queue_id", ">i4"), ("topic_id", ">i4"), ("size", ">i4"), ("second", ">i4")]
+)
+"""What a peer stores of an entry: 32 bytes, which is also what amplification is counted by."""
+KEY_BYTES = 8
+
+
+@dataclass(frozen=True)
+class Data:
+    """`entries` entries, `per_key` a key, which divides them."""
+
+    entries: int
+    per_key: int
+
+    @property
+    def keys(self) -> int:
+        """How many distinct keys there are."""
+        return self.entries // self.per_key
+
+    def batches(self, rows: int) -> Iterator[pa.RecordBatch]:
+        """Yield all entries in order of time, `rows` at a time."""
+        for start in range(0, self.entries, rows):
+            numbers = np.arange(start, min(start + rows, self.entries))
+            yield batch(numbers, key_array(numbers % self.keys))
+
+    def drawn(self, count: int, seed: int) -> npt.NDArray[np.int64]:
+        """Return the numbers of `count` keys that are there, different ones while there are as many."""
+        return np.random.default_rng(seed).permutation(self.keys)[:count]
+
+    def expected(self, key_number: int) -> list[int]:
+        """Return the offsets of a key's entries, ascending."""
+        return [(key_number + at * self.keys) * 1000 for at in range(self.per_key)]
+
+    @staticmethod
+    def texts(numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Return the keys of these numbers."""
+        return keys_of(numbers)
+
+    @staticmethod
+    def absent(numbers: npt.NDArray[np.int64]) -> list[str]:
+        """Return as many keys that are not there."""
+        return keys_of(numbers + ABSENT)
+
+
+def hash_of(key: str) -> int:
+    """Return a key's 64 bits, signed."""
+    return hash(key)
+
+
+def packed(entries: pa.RecordBatch) -> npt.NDArray[Any]:
+    """Return the rows (`ROW`) of a batch of entries of one topic, by key: neighbours in a peer's tree are written
+    together.
+    """
+    rows = np.zeros(len(entries), ROW)
+    rows["key"] = np.fromiter(map(hash, entries["key"].to_pylist()), np.int64, len(entries))
+    for name in ("offset", "queue_id", "size"):
+        rows[name] = entries[name].to_numpy()
+    rows["second"] = entries["timestamp_ms"].to_numpy() // 1000
+    return rows[np.argsort(rows["key"], kind="stable")]
+
+
+def pairs_of(rows: Any) -> list[tuple[int, int]]:
+    """Return (key's hash, offset) of rows, an array of `ROW` or tuples that begin with both."""
+    if isinstance(rows, np.ndarray):
+        return list(zip(rows["key"].tolist(), rows["offset"].tolist(), strict=True))
+    return [(row[0], row[1]) for row in rows]

@@ -1,0 +1,81 @@
+"""This index, with the settings that it has by itself. Its storage is a folder beside the root."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from tests.benchmarks.peers.data import TOPIC
+from tests.benchmarks.peers.protocol import Peer, disk_bytes
+from tiered_index import IndexService, __version__, merge
+from tiered_index.format.layout import PRESETS
+from tiered_index.format.names import INDEX_SUFFIX
+
+__all__ = ["Ours", "files_of"]
+
+_SMALL_FILES = 8
+
+
+def files_of(peer: Peer, preset: str) -> dict[str, Any]:
+    """Return a peer's preset and geometry: the preset's own, or less, so that files become nearly full, of small ones
+    eight.
+    """
+    wanted = peer.entries // _SMALL_FILES if peer.small else peer.entries * 9 // 8
+    items = min(max(wanted, 1_000), PRESETS[preset].items)
+    return {"preset": preset, "items": items, "slots": items // 4}
+
+
+class Ours(Peer):
+    """`put_batch` and `flush`; settled, everything is compacted and uploaded: one file, of which there is a local copy,
+    or several, which are merged into window tables.
+    """
+
+    name = "tiered_index"
+
+    @classmethod
+    def version(cls) -> str:
+        return __version__
+
+    def open(self) -> None:
+        self._storage = self.folder / "storage"
+        self._index: IndexService[Any] = IndexService.open(
+            root=self.folder / "root", storage=f"file://{self._storage}", **files_of(self, "native")
+        )
+
+    def put_batch(self, prepared: Any) -> None:
+        self._index.put_batch(prepared)
+        self._index.flush()
+
+    def lookup(self, key: str) -> Any:
+        return self._index.query(TOPIC, key).items
+
+    def lookup_many(self, keys: list[str]) -> Any:
+        answers = self._index.query_many([(TOPIC, key) for key in keys])
+        return answers.starts, answers.rows
+
+    def idle_call(self, key: str) -> None:
+        """There is no driver."""
+
+    def settle(self) -> None:
+        self._index.seal()
+        self._index.run_lifecycle()
+        stored = list(self._storage.rglob(f"*{INDEX_SUFFIX}"))
+        if len(stored) > 1:
+            merge(f"file://{self._storage}")
+            for path in stored:  # which `tiered-index orphans --yes` does a day later
+                path.unlink()
+            self.close()
+            self.open()
+
+    def close(self) -> None:
+        self._index.close()
+
+    def stored_bytes(self) -> int:
+        return disk_bytes(self._storage)
+
+    def offsets(self, answer: Any) -> list[int]:
+        return [item.offset for item in answer]
+
+    def offsets_by_key(self, keys: Sequence[str], answer: Any) -> list[list[int]]:
+        starts, rows = answer
+        return [rows["offset"][starts[at] : starts[at + 1]].tolist() for at in range(len(keys))]

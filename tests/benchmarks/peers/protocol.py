@@ -1,0 +1,117 @@
+"""What a peer is: a store in a folder of its own that takes batches of entries, durably, and finds them by key.
+
+One thread. A peer's library is imported when the peer is made, so that the others run without it.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from tests.benchmarks.peers.data import hash_of, pairs_of
+
+__all__ = ["CACHE_BYTES", "Peer", "disk_bytes"]
+
+CACHE_BYTES = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4
+"""What each peer that caches by itself may cache, a quarter of the memory; the others have the page cache."""
+
+
+class Peer(ABC):
+    """A store in `folder` that will hold about `entries` entries.
+
+    `small`: with buffers so small that compaction goes on while `entries` are written.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    """What must be importable."""
+    programs: tuple[str, ...] = ()
+    """What must be installed."""
+    tells_keys_apart = True
+    """Whether answers are of the key alone; else those of other keys of equal hash may be among them."""
+    survives_reading = True
+    """Whether it goes on writing after lookups, so that a crash then is one while it writes."""
+
+    def __init__(self, folder: Path, entries: int, small: bool = False) -> None:
+        self.folder = folder
+        self.entries = entries
+        self.small = small
+
+    @classmethod
+    def missing(cls) -> str | None:
+        """Return what keeps the peer from running here, None: nothing."""
+        modules = [f"Python module {name}" for name in cls.modules if importlib.util.find_spec(name) is None]
+        programs = [f"program {name}" for name in cls.programs if shutil.which(name) is None]
+        return ", ".join(modules + programs) + " not installed" if modules or programs else None
+
+    @classmethod
+    def version(cls) -> str:
+        """Return what is installed."""
+        distributions = importlib.metadata.packages_distributions()
+        names = [distributions[module][0] for module in cls.modules]
+        return ", ".join(f"{name} {importlib.metadata.version(name)}" for name in names)
+
+    @abstractmethod
+    def open(self) -> None:
+        """Open the store, made where there is none; what a crash left is recovered."""
+
+    def prepare(self, entries: pa.RecordBatch) -> Any:
+        """Return a batch as `put_batch` takes it: the driver's share of writing."""
+        return entries
+
+    @abstractmethod
+    def put_batch(self, prepared: Any) -> None:
+        """Store a prepared batch; durable when this returns."""
+
+    @abstractmethod
+    def lookup(self, key: str) -> Any:
+        """Return a key's entries, every column decoded."""
+
+    @abstractmethod
+    def lookup_many(self, keys: list[str]) -> Any:
+        """Return the entries of many keys, by the batch interface where there is one; every column decoded."""
+
+    def idle_call(self, key: str) -> None:
+        """Make the cheapest call of the same interface: the driver's share of a lookup."""
+        hash_of(key)
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Finish every compaction, so that the store is as it would lie for years."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Close the store."""
+
+    @abstractmethod
+    def stored_bytes(self) -> int:
+        """Return how many bytes hold the settled entries."""
+
+    def server_pids(self) -> list[int]:
+        """Return the processes that work for this one."""
+        return []
+
+    def offsets(self, answer: Any) -> list[int]:
+        """Return the offsets in what `lookup` returned. Not timed."""
+        return [row[0] for row in answer]
+
+    def offsets_by_key(self, keys: Sequence[str], answer: Any) -> list[list[int]]:
+        """Return the offsets of each key in what `lookup_many` returned. Not timed."""
+        found: dict[int, list[int]] = {hash_of(key): [] for key in keys}
+        for key, offset in pairs_of(answer):
+            found[key].append(offset)
+        return [found[hash_of(key)] for key in keys]
+
+
+def disk_bytes(*paths: Path) -> int:
+    """Return the space that files and folders take on the disk."""
+    files = [file for path in paths for file in ([path] if path.is_file() else path.rglob("*"))]
+    return sum(file.stat().st_blocks * 512 for file in files if file.is_file())

@@ -1,0 +1,71 @@
+"""SQLite by the standard library.
+
+Set up as its documentation advises: write-ahead log, `synchronous = FULL` (a commit is durable), a table that is its
+own index ("Clustered Indexes and the WITHOUT ROWID Optimization"), one transaction a batch.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from typing import Any
+
+import pyarrow as pa
+
+from tests.benchmarks.peers.data import hash_of, packed
+from tests.benchmarks.peers.protocol import CACHE_BYTES, Peer, disk_bytes
+
+__all__ = ["Sqlite"]
+
+_TABLE = """CREATE TABLE IF NOT EXISTS entries (
+    key INTEGER, offset INTEGER, queue_id INTEGER, topic_id INTEGER, size INTEGER, second INTEGER,
+    PRIMARY KEY (key, offset, queue_id, topic_id)) WITHOUT ROWID"""
+_ONE = "SELECT offset, queue_id, topic_id, size, second FROM entries WHERE key = ?"
+_AT_ONCE = 10_000
+
+
+class Sqlite(Peer):
+    """A B tree and its log."""
+
+    name = "SQLite"
+
+    @classmethod
+    def version(cls) -> str:
+        return sqlite3.sqlite_version
+
+    def open(self) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._db = sqlite3.connect(self.folder / "entries.db", isolation_level=None)
+        for setting in ("journal_mode = WAL", "synchronous = FULL", f"cache_size = {-(CACHE_BYTES >> 10)}"):
+            self._db.execute(f"PRAGMA {setting}")
+        self._db.execute(_TABLE)
+
+    def prepare(self, entries: pa.RecordBatch) -> Any:
+        return packed(entries).tolist()
+
+    def put_batch(self, prepared: Any) -> None:
+        self._db.execute("BEGIN")
+        self._db.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?, ?, ?, ?, ?)", prepared)
+        self._db.execute("COMMIT")
+
+    def lookup(self, key: str) -> Any:
+        return self._db.execute(_ONE, (hash_of(key),)).fetchall()
+
+    def lookup_many(self, keys: list[str]) -> Any:
+        found = []
+        for at in range(0, len(keys), _AT_ONCE):
+            wanted = [hash_of(key) for key in keys[at : at + _AT_ONCE]]
+            marks = ",".join("?" * len(wanted))
+            found += self._db.execute(f"SELECT * FROM entries WHERE key IN ({marks})", wanted).fetchall()
+        return found
+
+    def idle_call(self, key: str) -> None:
+        self._db.execute("SELECT ?", (hash_of(key),)).fetchall()
+
+    def settle(self) -> None:
+        self._db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        self._db.close()
+
+    def stored_bytes(self) -> int:
+        return disk_bytes(self.folder)

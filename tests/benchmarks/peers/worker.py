@@ -1,0 +1,268 @@
+"""One peer in one phase of its life, in a process of its own; prints its figures as one line of JSON.
+
+`write`: entries arrive in durable batches, keys are looked up, then this waits to be killed. `recover`: what the kill
+left is opened, and settled. `read`: the settled store is opened, its files not in the page cache, and looked up in.
+`pause`: a store with small buffers takes small batches while it compacts. Wrong answers raise.
+
+CPU time, bytes and memory are those of this process and of the peer's servers, without the making of entries.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from tests.benchmarks.peers.data import ROW, Data
+from tests.benchmarks.peers.protocol import Peer
+from tests.benchmarks.peers.registry import PEERS
+
+__all__ = ["Job", "check", "check_many", "main"]
+
+_BUDGET_S = 5.0
+"""How long the lookups of one kind may take."""
+_FEWEST = 50
+_PAUSE_ROWS = 500
+_MOST_PAUSE_ENTRIES = 500_000
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a worker does; `folder` is the peer's, `seed` the round's."""
+
+    peer: str
+    phase: str
+    folder: str
+    entries: int
+    per_key: int
+    commit_entries: int
+    lookups: int
+    many: int
+    seed: int
+
+
+class Usage:
+    """What this process and the peer's servers have used since `mark`, or the servers since they began."""
+
+    def __init__(self, peer: Peer) -> None:
+        self._peer = peer
+        self._own = self._sample(os.getpid())
+        self._servers = [0.0, 0.0]
+        Path("/proc/self/clear_refs").write_text("5")  # the peak of memory is counted from here
+        self._resident = _status_bytes(os.getpid(), "VmRSS")
+
+    def mark(self) -> None:
+        """Begin here."""
+        self._own = self._sample(os.getpid())
+        self._servers = self._server_sum()
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds."""
+        return self._difference(0)
+
+    @property
+    def written_bytes(self) -> float:
+        """Bytes that went to the device, or will."""
+        return self._difference(1)
+
+    @property
+    def peak_bytes(self) -> int:
+        """The greatest resident memory above that of the process before the peer was opened."""
+        servers = sum(_status_bytes(pid, "VmHWM") for pid in self._peer.server_pids())
+        return _status_bytes(os.getpid(), "VmHWM") - self._resident + servers
+
+    def _difference(self, which: int) -> float:
+        own, servers = self._sample(os.getpid()), self._server_sum()
+        return own[which] - self._own[which] + servers[which] - self._servers[which]
+
+    def _server_sum(self) -> list[float]:
+        samples = [self._sample(pid) for pid in self._peer.server_pids()]
+        return [sum(sample[which] for sample in samples) for which in (0, 1)]
+
+    @staticmethod
+    def _sample(pid: int) -> list[float]:
+        if pid == os.getpid():
+            cpu_s = time.process_time()
+        else:
+            times = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            cpu_s = (int(times[11]) + int(times[12])) / os.sysconf("SC_CLK_TCK")
+        lines = Path(f"/proc/{pid}/io").read_text().splitlines()
+        return [cpu_s, float(next(line for line in lines if line.startswith("write_bytes")).split()[1])]
+
+
+def _status_bytes(pid: int, name: str) -> int:
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1]) * 1024
+
+
+def check(peer: Peer, data: Data, number: int, offsets: list[int]) -> None:
+    """Raise where these are not the offsets of the key with this number, which is negative for an absent one."""
+    expected = data.expected(number) if number >= 0 else []
+    found = sorted(offsets)
+    if found != expected and (peer.tells_keys_apart or not set(expected) <= set(found)):
+        raise RuntimeError(f"{peer.name}: key {number} of {data}: offsets {found}, not {expected}")
+
+
+def check_many(peer: Peer, data: Data, numbers: Any, keys: list[str], answer: Any) -> None:
+    """Raise where an answer of many keys is not what was put."""
+    for number, offsets in zip(numbers.tolist(), peer.offsets_by_key(keys, answer), strict=True):
+        check(peer, data, number, offsets)
+
+
+def main(argument: str) -> None:
+    """Do the job of the argument, a JSON object."""
+    job = Job(**json.loads(argument))
+    small = job.phase == "pause"
+    data = Data(min(job.entries, _MOST_PAUSE_ENTRIES) if small else job.entries, job.per_key)
+    peer = PEERS[job.peer](Path(job.folder), data.entries, small)
+    next(data.batches(job.commit_entries))  # what making them takes once is not the peer's memory
+    figures = _PHASES[job.phase](job, peer, data)
+    print(json.dumps(figures), flush=True)
+    if job.phase == "write":
+        sys.stdin.read()
+
+
+def _write(job: Job, peer: Peer, data: Data) -> dict[str, float]:
+    usage = Usage(peer)
+    peer.open()
+    usage.mark()
+    wall_s, made_s, prepared_s, _ = _put(peer, data, job.commit_entries)
+    figures = {
+        "ingest CPU": (usage.cpu_s - made_s) / data.entries * 1e6,
+        "ingest driver CPU": prepared_s / data.entries * 1e6,
+        "ingest wall": wall_s / data.entries * 1e6,
+        "memory writing": usage.peak_bytes / (1 << 20),
+    }
+    figures |= _lookups(job, peer, data, usage, "hot", job.seed)
+    return figures | {"bytes written": usage.written_bytes / (data.entries * ROW.itemsize)}
+
+
+def _put(peer: Peer, data: Data, rows: int) -> tuple[float, float, float, list[float]]:
+    """Put everything; return seconds: wall, CPU of making entries and of the driver's share, each batch's wall."""
+    made_s = prepared_s = 0.0
+    calls: list[float] = []
+    batches = data.batches(rows)
+    while True:
+        before_s = time.thread_time()
+        batch = next(batches, None)
+        made_s += time.thread_time() - before_s
+        if batch is None:
+            return sum(calls), made_s, prepared_s, calls
+        started_s, before_s = time.perf_counter(), time.thread_time()
+        prepared = peer.prepare(batch)
+        prepared_s += time.thread_time() - before_s
+        peer.put_batch(prepared)
+        calls.append(time.perf_counter() - started_s)
+
+
+def _lookups(job: Job, peer: Peer, data: Data, usage: Usage, state: str, seed: int) -> dict[str, float]:
+    """Look keys up one at a time, and absent ones; times in microseconds."""
+    numbers = data.drawn(job.lookups, seed)
+    figures = _timed(f"{state} lookup", peer.lookup, data.texts(numbers), usage, _checker(peer, data, numbers))
+    return figures | _timed(
+        f"{state} absent", peer.lookup, data.absent(numbers), usage, _checker(peer, data, -1 - numbers)
+    )
+
+
+def _checker(peer: Peer, data: Data, numbers: Any) -> Callable[[list[Any]], None]:
+    def check_all(answers: list[Any]) -> None:
+        for number, answer in zip(numbers.tolist(), answers, strict=False):
+            check(peer, data, number, peer.offsets(answer))
+
+    return check_all
+
+
+def _timed(
+    name: str, call: Callable[[str], Any], keys: list[str], usage: Usage, check_all: Callable[[list[Any]], None]
+) -> dict[str, float]:
+    answers, calls = [], []
+    before_s, end_s = usage.cpu_s, time.monotonic() + _BUDGET_S
+    for key in keys:
+        started_s = time.perf_counter()
+        answers.append(call(key))
+        calls.append(time.perf_counter() - started_s)
+        if len(calls) >= _FEWEST and time.monotonic() > end_s:
+            break
+    cpu_s = usage.cpu_s - before_s
+    check_all(answers)
+    p50, p99 = (np.percentile(calls, (50, 99)) * 1e6).tolist()
+    return {f"{name} p50": p50, f"{name} p99": p99, f"{name} CPU": cpu_s / len(calls) * 1e6}
+
+
+def _recover(job: Job, peer: Peer, data: Data) -> dict[str, float]:
+    usage = Usage(peer)
+    # each once, and the newest first
+    numbers = np.unique(np.append(data.drawn(job.many, job.seed + 1), data.keys - 1))[::-1]
+    keys = data.texts(numbers)
+    started_s = time.perf_counter()
+    peer.open()
+    first = peer.lookup(keys[0])
+    opened_s = time.perf_counter() - started_s
+    check(peer, data, int(numbers[0]), peer.offsets(first))
+    check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+    before_s = usage.cpu_s
+    peer.settle()
+    figures = {"settle CPU": (usage.cpu_s - before_s) / data.entries * 1e6}
+    if peer.survives_reading:
+        figures["recovery"] = opened_s
+    check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+    figures["bytes written"] = usage.written_bytes / (data.entries * ROW.itemsize)
+    peer.close()
+    return figures
+
+
+def _read(job: Job, peer: Peer, data: Data) -> dict[str, float]:
+    _forget(Path(job.folder))
+    usage = Usage(peer)
+    started_s = time.perf_counter()
+    peer.open()
+    figures = {"open": time.perf_counter() - started_s}
+    numbers = data.drawn(max(_FEWEST, job.lookups // 10), job.seed + 2)
+    figures |= _timed("cold lookup", peer.lookup, data.texts(numbers), usage, _checker(peer, data, numbers))
+    keys = data.texts(numbers := data.drawn(job.many, job.seed + 3))
+    check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+    figures |= _lookups(job, peer, data, usage, "settled", job.seed + 4)
+    before_s = usage.cpu_s
+    answer = peer.lookup_many(keys)
+    figures["many CPU"] = (usage.cpu_s - before_s) / len(keys) * 1e6
+    check_many(peer, data, numbers, keys, answer)
+    figures |= _timed("driver", lambda key: peer.idle_call(key), keys[: job.lookups], usage, lambda answers: None)
+    figures["memory reading"] = usage.peak_bytes / (1 << 20)
+    peer.close()
+    return figures | {"stored bytes": peer.stored_bytes() / data.entries}
+
+
+def _forget(folder: Path) -> None:
+    """Take a folder's files out of the page cache, as the machine's restart would."""
+    os.sync()
+    for path in folder.rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            with path.open("rb") as file:
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def _pause(job: Job, peer: Peer, data: Data) -> dict[str, float]:
+    peer.open()
+    *_, calls = _put(peer, data, min(_PAUSE_ROWS, job.commit_entries))
+    p50, p999 = (np.percentile(calls, (50, 99.9)) * 1e3).tolist()
+    numbers = data.drawn(job.many, job.seed)
+    keys = data.texts(numbers)
+    check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+    peer.close()
+    return {"batch p50": p50, "batch p99.9": p999}
+
+
+_PHASES = {"write": _write, "recover": _recover, "read": _read, "pause": _pause}
+
+if __name__ == "__main__":
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    main(sys.argv[1])

@@ -1,0 +1,108 @@
+"""`python -m tests.benchmarks.profiles`: profiles of the main operations, of this checkout and of one before it."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import secrets
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from docs.generators.profiles_page import rewrite_page
+from tests.real_s3.server import ENDPOINT_VARIABLE
+from tiered_index.cli.bench.figures import facts
+
+_HERE = Path(__file__).parents[3]
+_OUT = _HERE / "build" / "profiles.json"
+
+
+def main() -> None:
+    """Measure, write the document, print it; or put it into docs/profiles.md.
+
+    The versions take turns, each in a process of its own; a figure is the median of the rounds. Stored files lie on the
+    S3 server of the tests where there is one (`python -m tests.real_s3.server run -- ...`), else on the disk.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.profiles", description=main.__doc__)
+    parser.add_argument("--before", type=Path, help="a checkout of the version to compare with (git worktree add)")
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--entries", type=int, default=1_000_000)
+    parser.add_argument("--lookups", type=int, default=5_000, help="lookups of each kind")
+    parser.add_argument("--dir", type=Path, default=Path(tempfile.gettempdir()), help="where indexes are made")
+    parser.add_argument("--out", type=Path, default=_OUT, help="the document")
+    parser.add_argument("--page", action="store_true", help="put it into docs/profiles.md, too")
+    parser.add_argument("--measured", action="store_true", help="measure nothing, take the document that is there")
+    given = parser.parse_args()
+    if given.measured:
+        document = json.loads(given.out.read_text())
+    else:
+        document = _measure(given)
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        given.out.write_text(json.dumps(document, indent=1))
+    if given.page:
+        rewrite_page(document)
+    print(json.dumps(document["operations"], indent=1))
+
+
+def _measure(given: argparse.Namespace) -> dict[str, Any]:
+    versions = {"after": _HERE} | ({"before": given.before.absolute()} if given.before else {})
+    runs: dict[str, list[dict[str, Any]]] = {version: [] for version in versions}
+    machine = facts(given.dir)
+    endpoint = os.environ.get(ENDPOINT_VARIABLE)
+    with _bucket(endpoint) as bucket:
+        for number in range(given.rounds):
+            for version, checkout in versions.items():
+                with tempfile.TemporaryDirectory(dir=given.dir) as folder:
+                    uri = Path(folder, "storage").as_uri()
+                    if bucket:
+                        uri = f"s3://{bucket}/{version}-{number}?addressing_style=path"
+                    runs[version].append(_run(checkout, folder, uri, given.entries, given.lookups, endpoint))
+                print(f"round {number + 1} of {given.rounds}: {version} measured", file=sys.stderr, flush=True)
+    return {
+        "machine": machine,
+        "entries": given.entries,
+        "rounds": given.rounds,
+        "server": "a real S3 server (Ceph) on the same machine" if endpoint else "the local disk",
+        "operations": {
+            name: {version: _medians([run[name] for run in done]) for version, done in runs.items()}
+            for name in runs["after"][0]
+        },
+    }
+
+
+def _run(checkout: Path, folder: str, uri: str, entries: int, lookups: int, endpoint: str | None) -> dict[str, Any]:
+    worker = Path(__file__).with_name("worker.py")
+    environment = os.environ | {"PYTHONPATH": str(checkout)} | ({"AWS_ENDPOINT_URL_S3": endpoint} if endpoint else {})
+    command = [sys.executable, str(worker), folder, uri, str(entries), str(lookups)]
+    done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, check=True)
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the medians of an operation's figures, and the parts of the round that has that of its CPU time."""
+    middle = sorted(runs, key=lambda run: float(run["cpu_us"]))[len(runs) // 2]
+    return middle | {name: statistics.median(run[name] for run in runs) for name in ("cpu_us", "limit_us")}
+
+
+@contextlib.contextmanager
+def _bucket(endpoint: str | None) -> Iterator[str | None]:
+    """Make a bucket on the server, if there is one; it ends with the server."""
+    if endpoint is None:
+        yield None
+        return
+    import boto3
+
+    name = f"profiles-{secrets.token_hex(4)}"
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=name)
+    yield name
+
+
+if __name__ == "__main__":
+    main()

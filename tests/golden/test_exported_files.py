@@ -1,0 +1,72 @@
+"""`export --format rocketmq`: entries that went through an index are found in the exported files by every golden query,
+and files that were put in order of time are Java's own, byte for byte.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+from tests.support.foreign_lookups import find_unsealed
+from tiered_index import IndexService
+from tiered_index.cli.rocketmq_files import RocketmqFiles, rocketmq_layout
+from tiered_index.format.foreign import ForeignUnsealed
+from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+
+# Whose puts are in order of time: Java's file has the same slots and entries.
+SAME = {"cap_same_key_1500", "exact_full", "exact_full_unsealed_magic", "lone_surrogate", "multikey_full"}
+
+
+@pytest.mark.parametrize("state", ["unsealed", "uploaded"])
+def test_every_query_finds_its_rows(case, naive, tmp_path, state):
+    rows = case.written_rows
+    if not rows or len(rows) > 2_000 or not all(row.key for row in rows):
+        return
+    geometry = {"slots": case.meta["slots"], "items": case.meta["items"]}
+    (tmp_path / "out").mkdir()
+    layout = rocketmq_layout(ROCKETMQ.schema, "abs", *geometry.values())
+    files = RocketmqFiles(tmp_path / "out", layout)
+    with IndexService.open(
+        root=tmp_path / "root",
+        storage_backend=MemoryStorage(),
+        disk=FaultDisk(),
+        preset="rocketmq",
+        hash="abs",
+        background=False,
+        max_late_s=10**10,
+        max_early_s=10**10,
+        **geometry,
+    ) as index:
+        for row in rows:
+            index.put(row.topic, row.queue_id, row.key, *row[4:], topic_id=row.topic_id)
+        if state == "uploaded":
+            index.seal()
+            index.run_lifecycle()
+        export = index.export()
+        files.write_table(pa.Table.from_batches(export, export.schema))
+        files.close()
+    images = [ForeignUnsealed(path.read_bytes(), layout, path.name) for path in (tmp_path / "out").iterdir()]
+    for query in case.queries:
+        found = [
+            (*item.tolist()[:5], image.header.begin_ms // 1000 + int(item["time_diff_s"]))
+            for image in images
+            for item in find_unsealed(image, naive.hash(query["topic"], query["key"]), query["begin"], query["end"])
+        ]
+        wanted = [
+            (*one[:5], row.timestamp_ms // 1000)
+            for row in rows
+            for one in [naive.found(row, case.begin_ms)]
+            if one.key_hash == naive.hash(query["topic"], query["key"])
+            and query["begin"] <= row.timestamp_ms // 1000 * 1000 <= query["end"]
+        ]
+        assert sorted(found) == sorted(wanted)
+    if case.name in SAME and state == "unsealed":
+        (path,) = (tmp_path / "out").iterdir()
+        # but for the header, which has milliseconds there
+        assert path.read_bytes()[HEADER_SIZE:] == case.unsealed[HEADER_SIZE:]
+
+
+def test_the_cases_of_equal_bytes_are_there(load_case):
+    assert all(load_case(name).written_rows for name in SAME)

@@ -1,0 +1,108 @@
+"""`expire` as a command: a dry run, then the record; what `query`, `merge` and `verify` say then."""
+
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.clock import SystemClock
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.opening import open_storage
+
+DAY_MS = 86_400_000
+TODAY_MS = time.time_ns() // 10**6 // DAY_MS * DAY_MS
+DAYS = (400, 100, 10)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A file for each of three days, with an entry of each of two topics."""
+    settings = {"slots": 16, "items": 400, "background": False, "local_keep_s": 0}
+    store = f"file://{tmp_path / 'store'}"
+    with IndexService.open(root=tmp_path / "root", storage=store, **settings) as index:
+        for day in DAYS:
+            for topic in ("orders", "debug-x"):
+                index.put(topic, 0, "k", day, 7, TODAY_MS - day * DAY_MS)
+            index.seal()
+            index.run_lifecycle()
+    return store
+
+
+def objects(store):
+    storage = open_storage(store)
+    state = StorageLog(storage, SystemClock()).open()
+    return len(state.objects), len(list(storage.list("data/"))), state.number
+
+
+def test_a_dry_run_then_the_record(run_here, store):
+    before = objects(store)
+    rule = ("--age", "365d", "--topic", "debug-*=30d", "--storage", store)
+    planned = run_here("expire", *rule, "--json")
+    assert planned.code == 0
+    document = planned.document
+    assert (document["status"], len(document["objects"]), document["entries"]) == ("planned", 1, 2)
+    assert (document["mixed_objects"], document["mixed_entries"]) == (1, 1)
+    assert document["bytes"] == document["objects"][0]["bytes"]
+    assert document["usd_a_month"] == pytest.approx(document["bytes"] / 2**30 * 0.023)
+    assert document["to_delete"] == {"objects": 0, "bytes": 0}
+    assert objects(store) == before
+
+    text = run_here("expire", *rule, "--wide")
+    assert "1 object, 0 archived segments with 2 entries would be removed" in text.out
+    assert "other topics: expired before" in text.out
+    assert "topics debug-*: expired before" in text.out
+    assert "1 object may hold expired entries beside others, 1 entry at least: a merge drops them" in text.out
+    assert "nothing was changed: --yes does that" in text.out + text.err
+
+    done = run_here("expire", *rule, "--yes", "--json")
+    assert (done.code, done.document["status"], done.document["deleted"]["objects"]) == (0, "expired", 0)
+    assert objects(store) == (2, 3, before[2] + 1)
+    assert run_here("expire", *rule, "--yes", "--json").document["objects"] == []
+
+    answer = run_here("query", "orders", "k", "--storage", store, "--json").document
+    assert [item["offset"] for item in answer["items"]] == [10, 100]
+    assert answer["expired_before_ms"] == pytest.approx(TODAY_MS - 364.5 * DAY_MS, abs=DAY_MS)
+    told = run_here("query", "debug-x", "k", "--storage", store, "--wide")
+    assert re.search("complete as of .*; what was before .* has expired", told.out)
+
+    merged = run_here("merge", "--storage", store, "--window", "1d", "--json").document
+    assert [tier["expired"] for tier in merged["tiers"]] == [1]
+    assert run_here("verify", "--storage", store).code == 0
+
+
+def test_the_setting_is_the_rule_where_no_option_is(run_here, store, tmp_path):
+    assert run_here("expire", "--storage", store).code == 2
+    file = tmp_path / "index.toml"
+    file.write_text('[retention]\nmax_bytes = "1KiB"\n')
+    planned = run_here("expire", "--storage", store, "--config", str(file), "--json").document
+    assert len(planned["objects"]) == 3
+    set_up = {"TIERED_INDEX_RETENTION__AGE_S": "365d", "TIERED_INDEX_RETENTION__MAX_BYTES": "1TiB"}
+    assert len(run_here("expire", "--storage", store, "--json", environment=set_up).document["objects"]) == 1
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        ("--age", "soon"),
+        ("--topic", "x=never"),
+        ("--max-bytes", "1GB"),
+        ("--age", "1d", "--grace", "1m"),
+        ("--topic", "x"),
+    ],
+)
+def test_bad_usage(run_here, store, wrong):
+    before = objects(store)
+    assert run_here("expire", "--storage", store, *wrong, "--yes").code == 2
+    assert objects(store) == before
+
+
+def test_objects_that_a_rule_of_the_bucket_deleted_are_found(run_here, store):
+    storage = open_storage(store)
+    storage.delete(next(iter(storage.list("data/"))).name)
+    found = run_here("verify", "--storage", store, "--json")
+    assert found.code == 1
+    assert len(found.document["missing"]) == 1
+    assert any("life-cycle rule" in note for note in found.document["notes"])

@@ -1,0 +1,253 @@
+"""`export`, `import` and `du`: equal entries and equal answers by whatever file, which others open as a table."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import dataclass
+
+import duckdb
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.integration.cli.conftest import BEGIN_MS, MESSAGES, expected_offsets, message
+from tiered_index import IndexService, KeyedIndexItem, column, hash_key
+from tiered_index.format.foreign import ForeignUnsealed
+from tiered_index.format.layout import ROCKETMQ, Layout
+
+SLOTS, ITEMS = 64, 1500
+GEOMETRY = ("--slots", SLOTS, "--items", ITEMS)
+COLUMNS = ["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaggedItem(KeyedIndexItem):
+    region: int = column(">u2", identity=True)
+    weight: float = column(">f8")
+    tag: bytes = column("S4")
+
+
+def done(outcome):
+    assert outcome.code == 0, outcome.err
+    return outcome.document
+
+
+@pytest.fixture
+def exported(original, tmp_path, run_here):
+    """Export the index, 100 messages of which are unsealed; return the document."""
+
+    def export(name, *more):
+        return done(run_here("export", "--root", original.root, "--out", tmp_path / name, "--json", *more))
+
+    return export
+
+
+@pytest.mark.parametrize("form", ["parquet", "ndjson", "arrow"])
+def test_out_and_in_again(exported, run_here, original, tmp_path, form):
+    told = exported(f"entries.{form}", "--format", form)
+    assert (told["entries"], told["lost"], told["format"]) == (2 * MESSAGES, [], form)
+    assert told["bytes"] == (tmp_path / f"entries.{form}").stat().st_size
+    where = ("--root", tmp_path / "copy", "--storage", f"file://{tmp_path}/store")
+    back = done(run_here("import", tmp_path / f"entries.{form}", *where, *GEOMETRY, "--wait", "--json"))
+    assert {back[name] for name in ("entries", "put")} == {2 * MESSAGES}
+    assert back["checksum"] == told["checksum"]
+    again = done(run_here("export", "--storage", where[-1], "--out", tmp_path / "again.parquet", "--json"))
+    assert (again["entries"], again["checksum"]) == (told["entries"], told["checksum"])
+    for topic, key in (("orders", "k7"), ("payments", "k3"), ("orders", "own-2999"), ("orders", "none")):
+        answers = [
+            done(run_here("query", topic, key, "--root", root, "--max", 200, "--json"))["items"]
+            for root in (original.root, tmp_path / "copy")
+        ]
+        assert answers[0] == answers[1]
+        assert [item["offset"] for item in answers[0]] == expected_offsets(topic, key)
+    once_more = done(run_here("import", tmp_path / f"entries.{form}", *where, "--json"))
+    assert (once_more["put"], once_more["resumed_from"]) == (0, 2 * MESSAGES)
+    assert once_more["checksum"] == told["checksum"]
+
+
+def test_a_topic_and_a_range(exported, tmp_path):
+    low, high = BEGIN_MS + 1_000_500, BEGIN_MS + 2_950_999
+    told = exported("some.parquet", "--topic", "orders", "--begin", low, "--end", high)
+    offsets = [n for n in range(1000, 2951) if message(n)["topic"] == "orders"]
+    table = pq.read_table(tmp_path / "some.parquet")
+    assert Counter(table["offset"].to_pylist()) == Counter(offsets * 2)
+    assert (told["entries"], set(table["topic"].to_pylist())) == (len(table), {"orders"})
+
+
+def test_others_open_it_as_a_table(exported, tmp_path):
+    exported("entries.parquet")
+    exported("entries.arrow", "--format", "arrow")
+    exported("entries.ndjson", "--format", "ndjson")
+    sums = "SELECT count(*), sum(size), min(timestamp_ms), count(DISTINCT key_hash) FROM "
+    own = 2 * sum(message(n)["size"] for n in range(MESSAGES))
+    keys = {(message(n)["topic"], key) for n in range(MESSAGES) for key in message(n)["keys"]}
+    wanted = (2 * MESSAGES, own, BEGIN_MS, len({hash_key(*one) for one in keys}))
+    with duckdb.connect() as database:
+        for name in ("entries.parquet", "entries.ndjson"):
+            assert database.sql(f"{sums} '{tmp_path / name}'").fetchone() == wanted
+        found = (
+            f"SELECT DISTINCT \"offset\" FROM '{tmp_path}/entries.parquet' WHERE topic = ? AND key_hash = ? ORDER BY 1"
+        )
+        offsets = [row[0] for row in database.execute(found, ["orders", hash_key("orders", "k7")]).fetchall()]
+        assert offsets == sorted(expected_offsets("orders", "k7"))
+    for frame in (pd.read_parquet(tmp_path / "entries.parquet"), pd.read_feather(tmp_path / "entries.arrow")):
+        assert (len(frame), int(frame["size"].sum())) == wanted[:2]
+        assert list(frame.columns) == COLUMNS
+
+
+def test_an_export_is_a_stream_of_arrow(original):
+    with IndexService.open(root=original.root, background=False) as index, duckdb.connect() as database:
+        export = index.export("orders")
+        database.register("entries", pa.RecordBatchReader.from_stream(export))
+        (count,) = database.sql("SELECT count(*) FROM entries").fetchone()
+        assert count == export.entries == 2 * sum(message(n)["topic"] == "orders" for n in range(MESSAGES))
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "ndjson"])
+def test_columns_of_the_indexs_own(tmp_path, run_here, form):
+    where = {"root": tmp_path / "one", "storage": f"file://{tmp_path}/s1", "item_type": TaggedItem, "slots": 16}
+    with IndexService.open(**where, items=500, background=False) as index:
+        for n in range(50):
+            more = {"region": n % 3, "weight": float("nan") if n == 7 else n / 8, "tag": bytes([n, 255])}
+            index.put("t", 0, f"k{n % 5}", n, 10, BEGIN_MS + n, **more)
+        first = index.query("t", "k2").items
+    told = done(run_here("export", "--root", where["root"], "--out", tmp_path / "e", "--format", form, "--json"))
+    where |= {"root": tmp_path / "two", "storage": f"file://{tmp_path}/s2"}
+    options = ("--root", where["root"], "--storage", where["storage"], "--json")
+    if form == "ndjson":  # whose lines don't say the schema
+        refused = run_here("import", tmp_path / "e", *options)
+        assert refused.code == 2 and "doesn't say of which schema" in refused.error["message"]
+        IndexService.open(**where, items=500, background=False).close()
+        options = options[:2] + options[4:]
+    back = done(run_here("import", tmp_path / "e", *options, *(() if form == "ndjson" else GEOMETRY)))
+    assert (back["put"], back["checksum"]) == (50, told["checksum"])
+    with IndexService.open(root=where["root"], background=False) as index:
+        items = index.query("t", "k2").items
+        assert [(item.offset, item.region, repr(item.weight), item.tag) for item in items] == [
+            (item.offset, item.region, repr(item.weight), item.tag) for item in first
+        ]
+        assert index.schema.name == "TaggedItem"
+
+
+@pytest.mark.parametrize("rule", ["abs", "mask"])
+def test_the_hash_rule_goes_with_the_entries(tmp_path, run_here, original, rule):
+    made = ("--root", tmp_path / "one", "--storage", f"file://{tmp_path}/s1", *GEOMETRY)
+    done(run_here("ingest", original.source, *made, "--preset", "rocketmq", "--hash", rule, "--json"))
+    for form in ("parquet", "ndjson"):
+        told = done(
+            run_here("export", "--root", tmp_path / "one", "--out", tmp_path / form, "--format", form, "--json")
+        )
+        assert told["hash"] == rule
+        where = ("--root", tmp_path / f"to-{form}", "--storage", f"file://{tmp_path}/s-{form}", *GEOMETRY, "--json")
+        said = ("--preset", "rocketmq", "--hash", rule) if form == "ndjson" else ()
+        if said:
+            assert "say" in run_here("import", tmp_path / form, *where, *said[:2]).error["message"]
+        else:
+            assert run_here("import", tmp_path / form, *where, "--hash", rule).code == 2
+        assert done(run_here("import", tmp_path / form, *where, *said))["checksum"] == told["checksum"]
+        for key in ("k1", "k2", "own-77", "own-78"):
+            found = done(run_here("query", message(77)["topic"], key, "--root", where[1], "--max", 99, "--json"))
+            wanted = expected_offsets(message(77)["topic"], key)
+            assert [item["offset"] for item in found["items"]] == wanted
+
+
+def test_rocketmqs_files(exported, run_here, tmp_path, original):
+    told = exported("files", "--format", "rocketmq", *GEOMETRY)
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, SLOTS, ITEMS, "abs")
+    names = sorted((tmp_path / "files").iterdir())
+    assert len(names) == -(-2 * MESSAGES // (ITEMS - 1)) and told["bytes"] == len(names) * layout.unsealed_size
+    count = 0
+    for path in names:
+        image = ForeignUnsealed(path.read_bytes(), layout, path.name)
+        assert image.header.begin_ms == int(path.name) == image.interval_ms[0]
+        for items in image.items():
+            count += len(items)
+            for item in items:
+                of = message(int(item["offset"]))
+                assert item["key_hash"] in {hash_key(of["topic"], key) for key in of["keys"]}
+                assert (item["queue_id"], item["size"]) == (of["queue_id"], of["size"])
+                assert BEGIN_MS + 1000 * int(item["offset"]) == image.header.begin_ms + 1000 * int(item["time_diff_s"])
+    assert count == 2 * MESSAGES
+    with IndexService.open(
+        root=tmp_path / "own", storage=f"file://{tmp_path}/s", item_type=TaggedItem, slots=16, items=99
+    ) as index:
+        index.put("t", 0, "k", 1, 1, BEGIN_MS, region=1, weight=1.0, tag=b"")
+    refused = run_here("export", "--root", tmp_path / "own", "--out", tmp_path / "no", "--format", "rocketmq", "--json")
+    assert refused.code == 2 and "no column 'region'" in refused.error["message"]
+    assert not (tmp_path / "no").exists()
+
+
+def test_no_half_file_under_the_name(tmp_path, run_here, damaged):
+    path = max(damaged.files("uploaded"), key=lambda one: one.stat().st_size)
+    (stored,) = [one for one in damaged.objects() if path.stem in str(one)]
+    for one in (path, stored):
+        data = bytearray(one.read_bytes())
+        data[28 + 8 * SLOTS + 4000] ^= 1
+        one.write_bytes(data)
+    out = tmp_path / "entries.parquet"
+    broken = run_here("export", "--root", damaged.root, "--out", out, "--json")
+    assert (broken.code, broken.error["type"]) == (4, "CorruptFile")
+    assert not [one for one in tmp_path.iterdir() if "entries" in one.name]
+
+
+def test_what_is_refused(tmp_path, run_here, original):
+    root = ("--root", original.root)
+    (tmp_path / "there").write_text("mine")
+    for more, said in (
+        (("--out", tmp_path / "there"), "exists already"),
+        (("--out", tmp_path / "no" / "e"), "there is no folder"),
+        (("--out", tmp_path / "e", "--slots", 5), "is for --format rocketmq"),
+        (("--out", tmp_path / "e", "--topic", " "), "topic is empty"),
+        (("--out", tmp_path / "e", "--begin", 5, "--end", 4), "is after"),
+    ):
+        outcome = run_here("export", *root, *more, "--json")
+        assert outcome.code == 2 and said in outcome.error["message"], outcome.err
+    assert (tmp_path / "there").read_text() == "mine"
+    where = ("--root", tmp_path / "r", "--storage", f"file://{tmp_path}/s", "--json")
+    pq.write_table(pa.table({"topic": ["t"]}), tmp_path / "other.parquet")
+    for file, code, said in (
+        (tmp_path / "other.parquet", 2, "`export` did not write it"),
+        (tmp_path / "there", 2, "neither Parquet nor Arrow nor NDJSON"),
+        (original.source, 2, "doesn't say of which schema"),
+        ("-", 2, "one file"),
+        (tmp_path / "none", 2, "No such file"),
+    ):
+        outcome = run_here("import", file, *where)
+        assert outcome.code == code and said in outcome.error["message"], outcome.err
+    assert not (tmp_path / "r").exists()
+    (tmp_path / "bad.ndjson").write_text('{"topic": 1}\n')
+    assert run_here("import", tmp_path / "bad.ndjson", *root, "--json").code == 2
+    done(run_here("export", *root, "--out", tmp_path / "e.parquet", "--json"))
+    data = bytearray((tmp_path / "e.parquet").read_bytes())
+    data[200:400] = bytes(200)
+    (tmp_path / "e.parquet").write_bytes(data)
+    assert run_here("import", tmp_path / "e.parquet", *where).code in (2, 4)
+
+
+def test_what_it_takes_and_costs(run_here, original):
+    line = ("du", "--root", original.root, "--json")
+    by = {name: done(run_here(*line, "--by", name)) for name in ("topic", "state")}
+    prices = {"TIERED_INDEX_PRICES__STORAGE_PER_GIB_MONTH_USD": "1"}
+    whole = done(run_here(*line, environment=prices))
+    files = done(run_here("files", "--root", original.root, "--json"))
+    assert whole["totals"]["entries"] == files["totals"]["entries"] == 2 * MESSAGES
+    assert whole["totals"]["bytes"] == files["totals"]["bytes"]
+    entries = {row["topic"]: row["entries"] for row in by["topic"]["rows"]}
+    assert entries == {name: 2 * n for name, n in Counter(message(n)["topic"] for n in range(MESSAGES)).items()}
+    states = {row["state"]: row for row in by["state"]["rows"]}
+    assert states["unsealed"]["entries"] == 200 and states["unsealed"]["usd_a_month"] == 0
+    stored = states["uploaded"]["bytes"]
+    assert states["uploaded"]["usd_a_month"] == pytest.approx(stored / 2**30 * 0.023)
+    assert whole["totals"]["usd_a_month"] == pytest.approx(stored / 2**30)
+    assert {row["day"] for row in whole["rows"]} == {"2023-11-14"}
+    assert "~" not in run_here("du", "--root", original.root).out
+    assert run_here("du", "--root", original.root, "--by", "topic,size").code == 2
+
+
+def test_an_export_reads_as_json_lines(exported, tmp_path):
+    exported("e.ndjson", "--format", "ndjson", "--topic", "payments", "--end", BEGIN_MS)
+    rows = [json.loads(line) for line in (tmp_path / "e.ndjson").read_text().splitlines()]
+    assert {row["key_hash"] for row in rows} == {hash_key("payments", key) for key in ("k0", "own-0")}
+    assert {(row["offset"], row["timestamp_ms"], row["topic"]) for row in rows} == {(0, BEGIN_MS, "payments")}

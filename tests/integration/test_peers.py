@@ -1,0 +1,82 @@
+"""The comparison with other stores, tiny: every peer that is installed answers alike. Never how fast."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from docs.generators import peers_page
+from docs.generators.measured_pages import shown
+from tests.benchmarks.peers import __main__ as program
+from tests.benchmarks.peers.data import Data
+from tests.benchmarks.peers.figures import FIGURES
+from tests.benchmarks.peers.registry import PEERS
+from tests.benchmarks.peers.worker import check, check_many
+
+ENTRIES = 2_000
+
+
+@pytest.mark.parametrize("per_key", [1, 4])
+@pytest.mark.parametrize("name", PEERS)
+def test_a_peer_answers_what_was_put(name, per_key, tmp_path):
+    # a server takes seconds to install its tables: once is enough
+    if (missing := PEERS[name].missing()) is not None or (PEERS[name].programs and per_key == 1):
+        pytest.skip(missing or "measured with four entries a key")
+    data = Data(ENTRIES, per_key)
+    peer = PEERS[name](tmp_path, ENTRIES)
+    assert peer.version()
+    peer.open()
+    try:
+        for batch in data.batches(500):
+            peer.put_batch(peer.prepare(batch))
+        for _ in ("just written", "settled"):
+            numbers = data.drawn(100, 1)
+            keys = data.texts(numbers)
+            for number, key, absent in zip(numbers.tolist(), keys, data.absent(numbers), strict=True):
+                check(peer, data, number, peer.offsets(peer.lookup(key)))
+                check(peer, data, -1, peer.offsets(peer.lookup(absent)))
+            check_many(peer, data, numbers, keys, peer.lookup_many(keys))
+            peer.settle()
+    finally:
+        peer.close()
+    assert peer.stored_bytes() > 0
+
+
+def test_a_wrong_answer_is_an_error(tmp_path):
+    data = Data(ENTRIES, 2)
+    peer = PEERS["sqlite"](tmp_path, ENTRIES)
+    check(peer, data, 3, [3_000 + 1_000_000, 3_000])
+    for wrong in ([3_000], [3_000, 1_003_000, 5_000]):
+        with pytest.raises(RuntimeError, match=r"SQLite: key 3 .* offsets \["):
+            check(peer, data, 3, wrong)
+
+
+def test_a_round_its_table_and_its_page(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(PEERS["rocksdb"], "missing", lambda: "module away")
+    out = tmp_path / "peers.json"
+    sizes = ("--entries", str(ENTRIES), "--per-key", "2", "--rounds", "1", "--commit-entries", "500")
+    arguments = (*sizes, "--lookups", "100", "--out", str(out), "--dir", str(tmp_path / "work"))
+    program.main([*arguments, "--peers", "tiered_index,rocksdb"])
+    printed = capsys.readouterr()
+    document = json.loads(out.read_text())
+    (result,) = document["results"]
+    assert set(result["figures"]) >= set(FIGURES) and document["skipped"] == {"RocksDB": "module away"}
+    assert list((tmp_path / "work").iterdir()) == []
+    assert "RocksDB skipped: module away" in printed.out and all(words in printed.out for words in FIGURES.values())
+    page = tmp_path / "comparison.md"
+    page.write_text(peers_page.PAGE.read_text())
+    monkeypatch.setattr(peers_page, "PAGE", page)
+    program.main(["--page", "--out", str(out)])
+    assert "RocksDB: not measured, module away" in shown(page.read_text(), "machine")
+    assert "### 2,000 entries, 2 a key, 1 round\n" in shown(page.read_text(), "tables")
+    assert "](comparison-2.svg)" in shown(page.read_text(), "plots")
+    picture = ET.fromstring((tmp_path / "comparison-2.svg").read_text())
+    assert sum(element.tag.endswith("circle") for element in picture.iter()) == len(peers_page.PLOTTED)
+
+
+def test_the_page_shows_every_figure():
+    text = Path(peers_page.PAGE).read_text()
+    assert all(f"| {words} |" in shown(text, "tables") for words in FIGURES.values())

@@ -1,0 +1,22 @@
+"""The program behind docs/profiles.md measures every operation that the page tells of."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from docs.generators.profiles_page import PAGE, name_of
+from tests.benchmarks.profiles import worker
+
+
+def test_each_operation_has_its_part_of_the_page(tmp_path: Path) -> None:
+    uri = (tmp_path / "storage").as_uri()
+    command = [sys.executable, worker.__file__, str(tmp_path), uri, "8000", "50"]
+    measured = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    for operation, figures in measured.items():
+        assert figures["cpu_us"] > 0 and figures["limit"], operation
+    parts = re.findall("<!-- measured: (.*) -->", PAGE.read_text())
+    assert sorted(parts) == sorted(["set-up", "table", *map(name_of, measured)])

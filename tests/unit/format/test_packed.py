@@ -1,0 +1,140 @@
+"""Packed runs come back byte for byte, whatever is in them; one key's items are found in them; damage is an error."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.packed import MOST_ITEMS, Packing, packed_bytes
+from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
+from tiered_index.format.shard import answer_sorted
+from tiered_index.format.slots import SlotMap
+from tiered_index.format.time_line import TimeLine, read_line
+
+ODD = Schema(
+    "Odd",
+    (
+        Column("fingerprint", ">u4"),
+        Column("part", ">u8", identity=True),
+        Column("flag", "|i1"),
+        Column("share", ">f8"),
+        Column("half", ">f2"),
+        Column("tag", "|S3"),
+        Column("trace", "|S11"),
+    ),
+)
+# a column of another name than the key's fingerprint, and of its name with another type
+UNKEYED = Schema("Unkeyed", (Column("fingerprint", ">i8"), Column("price", ">i2")))
+SCHEMAS = {schema.name: schema for schema in (KEYED_SCHEMA, ROCKETMQ_SCHEMA, ODD, UNKEYED)}
+
+
+@st.composite
+def anything(draw: st.DrawFn) -> tuple[Packing, Any]:
+    """Items of any bits, some columns of few values, in rank order or in none."""
+    schema = SCHEMAS[draw(st.sampled_from(sorted(SCHEMAS)))]
+    count, seed = draw(st.integers(1, 80)), draw(st.integers(0, 2**32))
+    rng = np.random.default_rng(seed)
+    items = np.frombuffer(rng.bytes(count * schema.item.itemsize), schema.item).copy()
+    if draw(st.booleans()):
+        items["offset"][:2] = [0, 2**63 - 1][:count]
+    for name in draw(st.sets(st.sampled_from(items.dtype.names))):
+        items[name] = items[name][rng.integers(0, draw(st.integers(1, 3)), count) % count]
+    slots = SlotMap(draw(st.sampled_from([1, 7, 1000, 2**28])))
+    if draw(st.booleans()):
+        if draw(st.booleans()):
+            items["key_hash"] = items["key_hash"].astype(np.int64) & (2**31 - 1)
+        items["key_hash"][items["key_hash"] < 0] = -(2**31) if draw(st.booleans()) else 0
+        items = items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, schema)]
+    seconds = tuple(draw(st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=9)))
+    base = draw(st.sampled_from([0, -(2**63), 2**63 - 1, int(items["offset"][0])]))
+    own = TimeLine(base, draw(st.integers(0, 62)), seconds)
+    line = draw(st.sampled_from([TimeLine.through(items), own]))
+    return Packing(schema, slots.base, line), items
+
+
+@settings(max_examples=150)
+@given(anything())
+def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
+    packing, items = packed
+    line = TimeLine.through(items)
+    assert read_line(json.loads(json.dumps(line.to_json()))) == line
+    data = packing.pack(items)
+    assert packing.unpack(data, len(items), "f").tobytes() == items.tobytes()
+    hashes = normal_hashes(items["key_hash"])
+    for key_hash in {*hashes[hashes >= 0][:5].tolist(), 0, 77}:
+        found = packing.unpack(data, len(items), "f", key_hash)
+        wanted = items[hashes == key_hash]
+        assert found[normal_hashes(found["key_hash"]) == key_hash].tobytes() == wanted.tobytes()
+        assert found.tobytes() in items.tobytes()
+
+
+@settings(max_examples=100)
+@given(anything(), st.data())
+def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
+    """No CRC32 can be trusted against intent: whatever the bytes are, there is an error of ours, or items."""
+    packing, items = packed
+    whole = bytearray(packing.pack(items))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, min(len(whole) - 1, 80)))] = data.draw(st.integers(0, 255))
+    cut = bytes(whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 3]))])
+    count = data.draw(st.sampled_from([len(items), len(items) + 1, 1, MOST_ITEMS + 1]))
+    for key_hash in (None, 0, 5):
+        try:
+            found = packing.unpack(cut, count, "f", key_hash)
+        except CorruptFile:
+            continue
+        assert len(found) <= count <= MOST_ITEMS
+        assert found.dtype == items.dtype
+
+
+@settings(max_examples=100)
+@given(
+    st.integers(-(2**63), 2**63 - 1),
+    st.integers(0, 62),
+    st.lists(st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=5),
+    st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=5),
+)
+def test_a_line_is_the_same_for_one_and_for_many(base: int, shift: int, seconds: list[int], offsets: list[int]) -> None:
+    line = TimeLine(base, shift, tuple(seconds))
+    assert line.at(np.array(offsets, np.int64)).tolist() == list(map(line.at_one, offsets))
+
+
+def log_like(count: int, per_key: int) -> Any:
+    """Entries of a day's log as a broker writes it, in a table's order."""
+    rng = np.random.default_rng(7)
+    items = np.zeros(count, KEYED_SCHEMA.item)
+    key = rng.permutation(count) // per_key
+    topics = rng.integers(1, 9, count)
+    for name, top in (("key_hash", 2**31), ("fingerprint", 2**32)):
+        items[name] = rng.integers(0, top, count)[key]
+    items["topic_id"] = topics[key]
+    items["queue_id"] = rng.integers(0, 8, count)
+    items["size"] = rng.integers(200, 2000, count)
+    items["offset"] = 10**12 + np.cumsum(items["size"].astype(np.int64))
+    items["time_diff_s"] = np.sort(rng.integers(0, 86400, count))
+    slots = SlotMap.for_count(1_000_000, count)
+    return items[answer_sorted(items, items["time_diff_s"].astype(np.int64), slots, KEYED_SCHEMA)]
+
+
+@pytest.mark.parametrize(("per_key", "most"), [(1, 13), (4, 8.4)])
+def test_a_log_s_entries_take_a_third(per_key: int, most: float) -> None:
+    items = log_like(200_000, per_key)
+    packing = Packing(KEYED_SCHEMA, 1_000_000, TimeLine.through(items))
+    runs = [packing.pack(items[start : start + 512]) for start in range(0, len(items), 512)]
+    assert sum(map(len, runs)) / len(items) < most
+    assert sum(map(len, runs)) < packed_bytes(KEYED_SCHEMA, len(items))
+
+
+def test_the_bytes_do_not_change() -> None:
+    """What is stored for years is read for years: a change of these bytes is a new format version."""
+    items = log_like(2_000, 3)
+    data = Packing(KEYED_SCHEMA, 1_000_000, TimeLine(10**12, 13, tuple(range(0, 86_000, 300)))).pack(items)
+    assert (len(data), zlib.crc32(data)) == (17_555, 1_193_096_913)

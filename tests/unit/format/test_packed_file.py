@@ -1,0 +1,218 @@
+"""Compacted files of preset native whose runs are packed: the items of plain ones, and every damage is named."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.support.compacted_files import SMALL, parts, verify
+from tests.unit.format.test_compacted import LAYOUTS, naive_slots
+from tests.unit.format.test_verify import rebuilt
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format import compacted as module
+from tiered_index.format.compacted import BLOCK_BYTES, GROUP_BYTES, Compaction, SealedFile
+from tiered_index.format.foreign import HEAD_SIZE, FileKind, recognise
+from tiered_index.format.layout import HEADER_SIZE, NATIVE, ROCKETMQ, Header, Layout
+from tiered_index.format.trailer import TAIL_SIZE, parse_trailer
+
+NATIVES = [kind for kind in sorted(LAYOUTS) if not LAYOUTS[kind][0].newest_first]
+
+
+def items_of(data):
+    """Return the items of a file, by its directory."""
+    trailer = parse_trailer(data, "file", len(data))
+    runs = trailer.directory.all_runs()
+    packed = [(data[run.offset : run.offset + run.length], run.count) for run in runs]
+    return trailer.metadata.packing.unpack_runs(packed, "file")
+
+
+@given(
+    st.integers(0, 2**32 - 1), st.integers(1, 120), st.integers(1, 50), st.integers(1, 12), st.integers(0, 3),
+    st.sampled_from(NATIVES), st.integers(1, 130), st.sampled_from([64, GROUP_BYTES]),
+)  # fmt: skip
+@settings(max_examples=150)
+def test_equals_lists_per_slot(make, seed, count, slots, distinct, spread_s, kind, chunk, group_bytes):
+    layout = Layout(*LAYOUTS[kind], slots, count + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "CHUNK", chunk)  # pieces that end anywhere
+        patch.setattr(module, "GROUP_BYTES", group_bytes)
+        patch.setattr(module, "BLOCK_BYTES", 20 * group_bytes)
+        data, entries = make.file(layout, count, seed=seed, distinct_hashes=distinct, spread_s=spread_s, packed=True)
+    expected = [
+        item.tobytes()[: layout.schema.item.itemsize] for items in naive_slots(entries, layout) for item in items
+    ]
+    assert items_of(data).tobytes() == b"".join(expected)
+    assert verify(data) == []
+    found = Header(*struct.unpack_from(">IqqiI", data))
+    in_use = len({int(hash) % slots for hash in entries["key_hash"]})
+    assert (found.magic, found.slots_in_use, found.items) == (NATIVE.end_magic, in_use, count)
+    assert data[-TAIL_SIZE + 8 : -TAIL_SIZE + 12] == struct.pack(">I", 4)
+
+
+@pytest.fixture(scope="module")
+def giant(make):
+    """A slot of two hashes that is longer than blocks, between ordinary ones: layout, file, plain file, entries."""
+    layout = Layout(NATIVE, NATIVE.schema, 40, 40_001)
+    rng = np.random.default_rng(1)
+    hashes = np.concatenate([np.full(20_000, 5), np.full(10_000, 45), rng.integers(0, 10_000, 10_000)]).astype(np.int32)
+    rng.shuffle(hashes)
+    columns = make.columns(rng, layout.schema, 40_000)
+    table, entries = make.entries(layout, hashes, make.begin_ms + 1000 * np.arange(40_000), columns)
+    made = [
+        b"".join(
+            bytes(piece)
+            for piece in Compaction(entries, layout, make.begin_ms, table.end_ms, packed=packed).pieces(**make.about)
+        )
+        for packed in (True, False)
+    ]
+    return layout, *made, entries
+
+
+def test_groups_and_blocks_are_those_of_the_plain_file(giant):
+    _, data, plain, _ = giant
+    assert verify(data) == [] and len(data) < 0.5 * len(plain)
+    ours, theirs = (parse_trailer(each, "file", len(each)).directory for each in (data, plain))
+    for name in ("first_slot", "count", "first_block", "blocks"):
+        assert ours.groups[name].tolist() == theirs.groups[name].tolist()
+    for name in ("count", "hash_min", "hash_max", "second_min", "second_max"):
+        assert ours.blocks[name].tolist() == theirs.blocks[name].tolist()
+    assert ours.blocks["length"].max() < BLOCK_BYTES // 2
+    position = HEADER_SIZE
+    for run in ours.all_runs():
+        assert run.offset == position and zlib.crc32(data[position : position + run.length]) == run.crc32
+        position += run.length
+    for group in ours.groups:
+        offset, length = int(group["offset"]), int(group["length"])
+        assert zlib.crc32(data[offset : offset + length]) == int(group["crc32"])
+
+
+@pytest.mark.parametrize(("low", "high"), [(0, 2**40), (5_000, 5_100), (39_999, 39_999), (50_000, 60_000)])
+def test_runs_skip_right_blocks(giant, make, low, high):
+    layout, data, _, entries = giant
+    trailer = parse_trailer(data, "file", len(data))
+    base = make.begin_ms // 1000
+    for wanted in (5, 45, 85, 7):
+        found = 0
+        for run in trailer.directory.runs(wanted % layout.slots, wanted, base + low, base + high):
+            items = trailer.metadata.items_of(data[run.offset : run.offset + run.length], run.count, "file", wanted)
+            seconds = items["time_diff_s"]
+            found += int(((items["key_hash"] == wanted) & (seconds >= low) & (seconds <= high)).sum())
+        seconds = entries["time_diff_s"]
+        assert found == int(((entries["key_hash"] == wanted) & (seconds >= low) & (seconds <= high)).sum())
+
+
+def test_values_at_their_bounds(make):
+    """Widest columns, and the hash that is taken as 0 and stored as it is."""
+    layout = Layout(NATIVE, NATIVE.schema, 3, 10)
+    begin_ms = 2**31 * 1000
+    columns = {
+        "topic_id": np.array([-(2**31), 2**31 - 1, 0, 1]),
+        "queue_id": np.array([-(2**31), 2**31 - 1, 0, 1]),
+        "offset": np.array([-(2**63), 2**63 - 1, 0, -1]),
+        "size": np.array([-(2**31), 2**31 - 1, 0, 1]),
+        "fingerprint": np.array([0, 2**32 - 1, 1, 2]),
+    }
+    times = np.array([0, (2**32 - 1) * 1000, begin_ms, begin_ms])
+    table, entries = make.entries(layout, np.array([0, 2**31 - 1, 0, 0], np.int32), times, columns, begin_ms=begin_ms)
+    entries = entries.copy()
+    entries["key_hash"][2] = -(2**31)
+    made = [
+        b"".join(
+            bytes(p) for p in Compaction(entries, layout, begin_ms, table.end_ms, packed=packed).pieces(**make.about)
+        )
+        for packed in (True, False)
+    ]
+    items = np.frombuffer(made[1], layout.schema.item, 4, layout.items_position)
+    assert items_of(made[0]).tobytes() == items.tobytes()
+
+
+@pytest.fixture(scope="module")
+def packed_small(make):
+    data, _ = make.file(SMALL, 12, distinct_hashes=4, packed=True)
+    return data
+
+
+def test_truncated_at_every_byte(packed_small):
+    for length in range(len(packed_small)):
+        with pytest.raises(CorruptFile):
+            parse_trailer(packed_small[:length], "file", length)
+        assert verify(packed_small[:length])
+
+
+def test_every_flipped_bit_is_named(packed_small):
+    tail = parse_trailer(packed_small, "file", len(packed_small)).tail
+    metadata = tail.directory_position + tail.directory_length
+    ends = [HEADER_SIZE, tail.position, tail.directory_position, metadata, len(packed_small) - TAIL_SIZE]
+    names = ["header", "run", "filter", "directory", "metadata", "tail"]
+    for at in range(len(packed_small)):
+        for bit in (0, 5):
+            damaged = bytearray(packed_small)
+            damaged[at] ^= 1 << bit
+            assert parts(verify(bytes(damaged))) == {names[np.searchsorted(ends, at, "right")]}
+
+
+def repacked(data, change):
+    """Return the file with changed items, of one run, all checksums right again."""
+    trailer = parse_trailer(data, "file", len(data))
+    items = items_of(data)
+    change(items)
+    body = data[:HEADER_SIZE] + trailer.metadata.packing.pack(items)
+    longer = len(body) - trailer.tail.position
+    assert longer == 0  # else directory and tail would be others
+    return rebuilt(data, body=body)
+
+
+def test_what_its_items_contradict_is_named(packed_small):
+    meta = parse_trailer(packed_small, "file", len(packed_small)).metadata
+    assert verify(rebuilt(packed_small)) == []
+
+    def swap(items):
+        same = int(np.flatnonzero((items["key_hash"][1:] == items["key_hash"][:-1]) & (items[1:] != items[:-1]))[0])
+        items[[same, same + 1]] = items[[same + 1, same]]
+
+    assert parts(verify(repacked(packed_small, swap))) == {"order"}
+    for change in ({"second_min": 1}, {"second_max": 1}, {"second_min": -1}, {"second_max": -1}):
+        said = {name: getattr(meta, name) + value for name, value in change.items()}
+        assert parts(verify(rebuilt(packed_small, metadata=said))) == {"interval"}
+    assert parts(verify(rebuilt(packed_small, metadata={"topics": ((1, "orders"),)}))) == {"topic"}
+    assert parts(verify(rebuilt(packed_small, metadata={"slots_in_use": 1}))) == {"header", "metadata"}
+    assert parts(verify(rebuilt(packed_small, metadata={"count": 13}))) == {"directory"}
+    line = meta.more["packed"]
+    for wrong in ({**line, "seconds": [7]}, {**line, "shift": 63}, {**line, "base": "0"}, [], None):
+        assert parts(verify(rebuilt(packed_small, metadata={"more": {**meta.more, "packed": wrong}}))) == {"metadata"}
+    later = {**line, "seconds": [second + 9 for second in line["seconds"]]}
+    assert parts(verify(rebuilt(packed_small, metadata={"more": {**meta.more, "packed": later}}))) == {"interval"}
+
+
+def test_rocketmqs_files_are_not_packed(make):
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20)
+    with pytest.raises(InvalidArgument, match="not packed"):
+        make.file(layout, 12, packed=True)
+    data, _ = make.file(layout, 12)
+    more = {"packed": {"base": 0, "shift": 0, "seconds": [0, 0]}}
+    assert parts(verify(rebuilt(data, metadata={"more": more}))) == {"metadata"}
+
+
+def test_it_is_a_compacted_file_with_trailer(packed_small):
+    found = recognise(packed_small[:HEAD_SIZE], packed_small[-TAIL_SIZE:], len(packed_small), "file")
+    assert found == FileKind("compacted", NATIVE, True)
+
+
+def test_a_sealed_file_says_how_it_is_compacted(packed_small):
+    stored = {
+        "file_id": "f", "layout": SMALL.to_json(), "begin_ms": 0, "end_ms": 0, "count": 1, "lane": "main",
+        "sequence": 1, "predecessor": None, "created_ms": 0, "offset_space": "custom", "topics": [], "positions": {},
+        "writer": "w",
+    }  # fmt: skip
+    assert not SealedFile.from_json(stored).packed
+    sealed = SealedFile.from_json({**stored, "packed": True})
+    assert sealed.packed and sealed.to_json()["packed"]
+    assert "packed" not in SealedFile.from_json(stored).to_json()
+    of_rocketmq = Layout(ROCKETMQ, ROCKETMQ.schema, 5, 20).to_json()
+    with pytest.raises(ValueError, match="packed"):
+        SealedFile.from_json({**stored, "packed": True, "layout": of_rocketmq})

@@ -1,0 +1,134 @@
+"""What a reader asks for where an index has very many objects, and a batch very many keys."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.format.names import STATES
+from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.files.search import lookup_hashes
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import StoredObject
+from tiered_index.storage.base import Storage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.model import Answer
+
+_OBJECTS = 10_000
+_FILES, _ENTRIES, _KEYS = 100, 3_000, 1_000
+
+
+def _older(stored: StoredObject, number: int) -> StoredObject:
+    """Return an object that is not there, of a time long before that of `stored`."""
+    file_id = f"{stored.file_id[:-8]}{number:08x}"
+    begin_s, end_s = stored.second_min - 100_000 * number, stored.second_max - 100_000 * number
+    return replace(stored, name=f"data/{file_id}/0.index", file_id=file_id, second_min=begin_s, second_max=end_s)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
+    """An index of very many objects, of which the three newest are there."""
+    made = cold_index(tmp_path_factory.mktemp("many") / "root", files=3)
+    log = StorageLog(made.inner, ManualClock(BASE_MS))
+    epoch = log.open().epoch
+    for first in range(1, _OBJECTS + 1, 500):
+        log.publish(epoch, tuple(_older(made.stored[0], first + n) for n in range(500)))
+    for state in STATES:
+        # a reader beside a root reads the log once more where the folders have only just changed
+        os.utime(made.root / state, (BASE_MS / 1000, BASE_MS / 1000))
+    return made
+
+
+@pytest.mark.parametrize("beside_the_root", [False, True])
+def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made: ColdIndex, beside_the_root: bool) -> None:
+    made.storage.reset()
+    with made.reader(**({"root": made.root} if beside_the_root else {})) as reader:
+        assert made.storage.operations == ["list", "get", "list"]
+        assert len(reader.files()) == _OBJECTS + 3
+        newest = made.stored[-1]
+        # the root has its files' directories
+        for requests in (1 if beside_the_root else 2, 0):
+            found = reader.query("t", "all", newest.second_min * 1000)
+            assert [Answer.of(item) for item in found] == made.expected("t", "all", begin_ms=newest.second_min * 1000)
+            assert (found.explain.requests, [report.file for report in found.explain.files]) == (
+                requests,
+                [newest.file_id],
+            )
+        made.storage.reset()
+        reader.refresh()
+        assert made.storage.operations == ["list"]
+        log = StorageLog(made.inner, ManualClock(BASE_MS))
+        log.publish(log.open().epoch, (_older(made.stored[0], 2 * _OBJECTS + beside_the_root),))
+        made.storage.reset()
+        before = reader.files()
+        reader.refresh()
+        assert made.storage.operations == ["list", "get"]
+        # `before` is held meanwhile, so that no new file can have an old one's id
+        assert len(set(map(id, reader.files())) - set(map(id, before))) == 1
+        log.publish(log.state.epoch, (), remove=(_older(made.stored[0], 2 * _OBJECTS + beside_the_root).name,))
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[Storage, Path]:
+    """A storage of many files of several slot groups each, and the writer's cache of their filters."""
+    root, storage = tmp_path_factory.mktemp("keys") / "root", MemoryStorage()
+    settings: dict[str, Any] = {
+        "slots": 1_000,
+        "items": _ENTRIES + 1,
+        "background": False,
+        "local_keep_s": 0,
+        "max_early_s": 10**9,
+    }
+    with IndexService.open(
+        root=root, storage_backend=storage, clock=ManualClock(BASE_MS), disk=FaultDisk(), **settings
+    ) as writer:
+        for file in range(_FILES):
+            writer.put_batch(columns(file, _ENTRIES))
+            writer.flush()
+        writer.seal()
+        writer.run_lifecycle()
+        writer.run_lifecycle()
+        assert [file.place for file in writer.files()] == ["storage"] * _FILES
+    return storage, root / "cache"
+
+
+@pytest.mark.parametrize("gap_bytes", [0, 256 << 10])
+@pytest.mark.parametrize("filters", [False, True])
+def test_a_batch_makes_no_more_requests_than_there_are_slot_groups_to_read(
+    stored: tuple[Storage, Path], filters: bool, gap_bytes: int
+) -> None:
+    settings: dict[str, Any] = {"block_cache_bytes": 0, "filter_after_probes": 1 << 30, "coalesce_gap_bytes": gap_bytes}
+    storage, cache = stored
+    numbers = np.random.default_rng(7).choice(_FILES * (_ENTRIES - 1), _KEYS, replace=False).tolist()
+    lookups = [Lookup(topic="t", key=f"k{n // (_ENTRIES - 1)}-{n % (_ENTRIES - 1)}") for n in numbers]
+    settings |= {"storage_backend": storage, "cache_dir": cache if filters else None, "refresh_interval_s": 10**6}
+    with IndexReader.open(**settings) as reader:
+        groups = set(_groups(reader, lookups))
+        found = reader.query_many(lookups)
+        assert found.counts.tolist() == [1] * _KEYS
+        assert _FILES <= found.explain.requests <= 1.1 * len(groups)
+        # without filters each file has slots of so many keys that all of its groups are read
+        assert len(groups) <= 1.1 * _KEYS if filters else len(groups) > 4 * _FILES
+
+
+def _groups(reader: IndexReader, lookups: list[Lookup]) -> Iterator[tuple[str, int]]:
+    """Yield the slot groups that may hold an answer, as far as directories and cached filters tell."""
+    batch = LookupBatch(lookups)
+    for file in reader.files():
+        assert isinstance(file, CompactedFile) and file.stored is not None
+        trailer, cold = file.stored.trailer(), file.stored.cold
+        asked = ~cold.filters.excludes_many(file.stored.stored, lookup_hashes(batch, keyed=cold.keyed))
+        slots = trailer.metadata.slot_map.slots_of(batch.key_hash[asked])
+        for run in trailer.directory.runs_of(slots, file.second_min, file.second_max):
+            yield file.stored.file, run.offset

@@ -1,0 +1,457 @@
+"""What has expired is in no answer, whether its bytes are gone or not; what goes is whole, late, and nobody else's."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiered_index
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tiered_index import IndexReader, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError, UnsupportedVersion, WriterFenced
+from tiered_index.format.trailer import Trailer
+from tiered_index.retention import NOTHING, Retention
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.lifecycle.expiry import ExpiryPlan, record_expiry, sweep
+from tiered_index.service.lifecycle.expiry import expire as run_expiry
+from tiered_index.service.log import records
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+TOPICS = ("orders", "debug-x", "t")
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Merging]:
+    life = Merging(tmp_path)
+    yield life
+    life.close()
+
+
+def fill(life: Merging, hours: range = range(30), *, files: int = 5) -> None:
+    """Put an entry an hour of three topics, into files of so many hours."""
+    for hour in hours:
+        for topic in TOPICS:
+            life.put([(BASE_MS + hour * HOUR_MS, "k")], topic)
+        if hour % files == files - 1:
+            life.publish()
+    life.publish()
+
+
+def expire(life: Merging, rule: Retention, hours: float) -> ExpiryPlan:
+    """Let a job record what has expired so many hours after `BASE_MS`, and the model and the writer know it."""
+    clock = ManualClock(BASE_MS + round(hours * HOUR_MS))
+    plan = record_expiry(life.log(), rule, clock)
+    horizon = rule.horizon(clock.now_ms())
+    life.model.expire(horizon.before_ms, dict(horizon.topics))
+    life.index._lifecycle.refresh()
+    return plan
+
+
+def test_answers_and_what_they_tell(life):
+    fill(life)
+    before = life.index.query("orders", "k", max_count=100)
+    assert (len(before), before.expired_before_ms, before.to_dict()["expired_before_ms"]) == (30, None, None)
+    plan = expire(life, Retention(age_s=20 * HOUR_S, topics={"debug-*": 5 * HOUR_S}), 30)
+    assert (len(plan.objects), plan.entries) == (2, 30)
+    with life.reader() as reader:
+        for asked in (life.index, reader):
+            life.check(asked)
+            result = asked.query("debug-x", "k", max_count=100)
+            assert result.expired_before_ms == BASE_MS + 25 * HOUR_MS and len(result) == 5
+            assert result.status == "complete"
+            late = asked.query("orders", "k", BASE_MS + 10 * HOUR_MS)
+            assert (late.expired_before_ms, len(late)) == (None, 20)
+            none = asked.query("orders", "k", end_ms=BASE_MS + 9 * HOUR_MS)
+            assert (len(none), none.status, none.expired_before_ms) == (0, "complete", BASE_MS + 10 * HOUR_MS)
+            many = asked.query_many([Lookup(topic=topic, key="k") for topic in TOPICS])
+            assert [one.expired_before_ms for one in many] == [BASE_MS + h * HOUR_MS for h in (10, 25, 10)]
+    assert set(life.state.objects) == {info.name for info in life.storage.list("data/")} - {
+        o.name for o in plan.objects
+    }
+
+
+def test_what_has_expired_is_hidden_in_every_state(life):
+    fill(life, range(10))
+    life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(10)])
+    expire(life, Retention(age_s=3 * HOUR_S), 10)
+    for step in (lambda: None, life.index.flush, life.index.seal, life.index.run_lifecycle):
+        step()
+        life.check(life.index)
+    with IndexReader.open(root=life.folder / "root", storage_backend=life.storage, clock=life.clock) as beside:
+        life.check(beside)
+
+
+def test_window_tables_hide_what_has_expired(life):
+    fill(life, range(60), files=20)
+    life.later()
+    assert life.merge(DAY_S).tables == 3
+    expire(life, Retention(age_s=20 * HOUR_S, topics={"debug-*": 5 * HOUR_S}), 60)
+    assert len(life.state.tables) == 2
+    life.check()
+    life.check(life.index)
+
+
+def test_a_table_goes_whole(life):
+    fill(life, range(60), files=20)
+    life.later()
+    life.merge(DAY_S)
+    tables = dict(life.state.tables)
+    plan = expire(life, Retention(age_s=12 * HOUR_S), 60)
+    gone = {stored.part.table for stored in plan.objects}
+    assert len(gone) == 2
+    assert {o.name for o in plan.objects} == {o.name for table in gone for o in tables[table]}
+    life.check()
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_a_merge_leaves_out_what_has_expired_and_nothing_else(tmp_path, preset):
+    life = Merging(tmp_path, preset=preset)
+    try:
+        fill(life, range(20))
+        rule = Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S})
+        assert expire(life, rule, 20).objects
+        life.later()
+        report = life.merge(DAY_S)
+        assert (report.entries, report.expired) == (45, 10)
+        life.check()
+        held = {topic.topic: topic.entries for topic in life.reader().topics().topics}
+        assert held == {"orders": 15, "t": 15, "debug-x": 5}
+    finally:
+        life.close()
+
+
+def test_verify_counts_what_a_merge_left_out(life, monkeypatch):
+    fill(life, range(20))
+    expire(life, Retention(age_s=15 * HOUR_S, topics={"debug-*": 5 * HOUR_S}), 20)
+    life.later()
+    life.merge(DAY_S)
+    assert life.log().record(life.state.number).left_out == 10
+
+    def findings() -> list[str]:
+        report = Report()
+        check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+        return [finding.problem for finding in report.findings]
+
+    assert findings() == []
+    decode = LogRecord.decode
+    with monkeypatch.context() as forged:
+        forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), left_out=9))
+        assert any("held 45 entries" in problem for problem in findings())
+    with monkeypatch.context() as forged:
+        forged.setattr(LogRecord, "decode", lambda *given: replace(decode(*given), expired=NOTHING))
+        assert any("nothing has expired by then" in problem for problem in findings())
+
+
+def test_a_merge_of_nothing_but_expired_entries_leaves_no_table(life):
+    life.put([(BASE_MS, "k")], "debug-x")
+    life.publish()
+    expire(life, Retention(topics={"debug-*": HOUR_S}), 20)
+    life.later()
+    report = life.merge(HOUR_S)
+    assert (report.expired, report.tables, len(life.state.objects)) == (1, 0, 0)
+    assert life.merge(HOUR_S).jobs == 0
+    life.check()
+
+
+def test_repeating_it_writes_no_record(life):
+    fill(life, range(10))
+    rule = Retention(age_s=5 * HOUR_S)
+    expire(life, rule, 10)
+    number = life.state.number
+    expire(life, rule, 10)
+    assert life.state.number == number
+
+
+def test_cursors_go_on_past_a_horizon(life):
+    fill(life)
+    page = life.index.query("orders", "k", max_count=5)
+    expire(life, Retention(age_s=10 * HOUR_S), 30)
+    rest = life.index.query("orders", "k", max_count=100, cursor=page.cursor)
+    assert len(rest) == 5
+    assert rest.status == "complete"
+
+
+def test_bytes_stay_for_the_grace(life):
+    fill(life, range(10))
+    rule = Retention(age_s=5 * HOUR_S, grace_s=7200)
+    life.clock.advance(HOUR_S * 10)
+    plan = expire(life, rule, 10)
+    assert plan.objects
+    kept = {info.name for info in life.storage.list("data/")}
+    for advance_s, deleted in ((0, 0), (7000, 0), (300, len(plan.objects))):
+        life.clock.advance(advance_s)
+        assert len(sweep(life.storage, life.log(), life.clock, rule, delete=True).objects) == deleted
+    assert kept - {info.name for info in life.storage.list("data/")} == {stored.name for stored in plan.objects}
+    life.check()
+
+
+def test_what_a_job_has_yet_to_publish_stays_for_a_day_however_short_the_grace(life):
+    fill(life, range(10))
+    rule = Retention(age_s=365 * 24 * HOUR_S, grace_s=3600)
+    name = "data/000001700000000-0123456789ab/0123456789abcdef.index"
+    life.storage.put(name, b"of a long merge")
+    for advance_s, deleted in ((22 * HOUR_S, 0), (3 * HOUR_S, 1)):
+        life.clock.advance(advance_s)
+        assert len(sweep(life.storage, life.log(), life.clock, rule, delete=True).objects) == deleted
+    life.check()
+
+
+def test_objects_that_go_by_topic_are_no_bytes_that_others_must_make_room_for(life):
+    for topic, hours in (("debug-x", 4), ("orders", 6)):
+        life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(hours)], topic)
+        life.publish()
+    most = max(stored.size_bytes for stored in life.log().open().files.values())
+    rule = Retention(topics={"debug-*": HOUR_S}, max_bytes=most)
+    life.clock.advance(24 * HOUR_S)
+    plan, _ = run_expiry(life.storage, life.log(), rule, life.clock, yes=False)
+    assert len(plan.objects) == 1 and plan.expired.before_ms("orders") == 0
+
+
+def test_entries_of_a_topic_without_a_name_may_be_of_any(life, monkeypatch):
+    fill(life, range(5))
+    trailer = ColdPath.trailer
+
+    def nameless(cold: ColdPath, stored: StoredObject) -> Trailer:
+        read = trailer(cold, stored)
+        return replace(read, metadata=replace(read.metadata, topics=()))
+
+    monkeypatch.setattr(ColdPath, "trailer", nameless)
+    rule = Retention(age_s=HOUR_S, topics={"audit": 1000 * HOUR_S})
+    life.clock.advance(100 * HOUR_S)
+    plan, _ = run_expiry(life.storage, life.log(), rule, life.clock, yes=False)
+    assert (plan.objects, len(plan.mixed)) == ((), 1)
+
+
+def test_a_reader_at_work_is_led_to_the_newer_log(life):
+    fill(life, range(10))
+    with life.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
+        expire(life, Retention(age_s=5 * HOUR_S), 10)
+        life.clock.advance(90_000)
+        sweep(life.storage, life.log(), life.clock, Retention(age_s=1), delete=True)
+        life.check(reader)
+
+
+def test_a_writer_with_the_setting_does_it_by_itself(tmp_path):
+    rule = Retention(age_s=10 * HOUR_S, grace_s=3600)
+    life = Merging(tmp_path, settings={"retention": rule, "refresh_interval_s": 0})
+    try:
+        fill(life, range(5))
+        life.clock.advance(12 * HOUR_S)
+        life.index.run_lifecycle()
+        horizon = rule.horizon(life.clock.now_ms())
+        life.model.expire(horizon.before_ms)
+        assert life.state.expired.before_ms("t") == horizon.before_ms > BASE_MS
+        life.check(life.index)
+        life.clock.advance(12 * HOUR_S)
+        life.index.run_lifecycle()
+        assert not life.state.objects
+        life.clock.advance(2 * DAY_S)
+        life.index.run_lifecycle()
+        assert not list(life.storage.list("data/"))
+    finally:
+        life.close()
+
+
+def test_a_local_file_that_has_expired_is_not_uploaded_and_its_positions_are(tmp_path):
+    life = Merging(tmp_path, settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
+    try:
+        life.clock.advance(100 * HOUR_S)
+        life.index.run_lifecycle()
+        life.index.put("t", 0, "k", 1, 1, BASE_MS, source="log", source_position=7)
+        life.publish()
+        state = life.state
+        assert (dict(state.objects), state.positions) == ({}, {"log": 7})
+        assert not life.index.files()
+        assert not list((life.folder / "root").rglob("*.index"))
+    finally:
+        life.close()
+
+
+def test_an_object_that_is_gone_or_damaged_stays_and_hinders_nothing(tmp_path):
+    life = Merging(tmp_path, storage=LocalStorage(tmp_path / "storage"))
+    try:
+        fill(life, range(15))
+        names = sorted(life.state.objects)
+        life.storage.delete(names[1])
+        life.storage.put(names[2], bytes(life.state.objects[names[2]].size_bytes))
+        rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": HOUR_S, "orders": HOUR_S, "t": HOUR_S})
+        clock = ManualClock(BASE_MS + 17 * HOUR_MS)
+        plan = tiered_index.expire(life.storage.uri, rule, clock=clock)
+        assert ([o.name for o in plan.objects], [o.name for o in plan.mixed]) == (names[:1], names[1:])
+        assert life.state.expired == NOTHING
+        assert tiered_index.expire(life.storage.uri, rule, clock=clock, yes=True) == plan
+        assert sorted(life.state.objects) == names[1:]
+    finally:
+        life.close()
+
+
+def test_a_fenced_writer_expires_nothing(life):
+    fill(life, range(10))
+    log, epoch = life.log(), life.state.epoch
+    log.claim_epoch()
+    with pytest.raises(WriterFenced):
+        record_expiry(life.log(), Retention(age_s=1), life.clock, epoch)
+    assert not life.state.expired
+
+
+def test_segments_that_have_expired_are_not_archived_again(life):
+    def archive(number: int) -> bool:
+        return life.index.archive("log", number * 3000, 3000, lambda at, length: bytes(3000)[at : at + length])
+
+    assert archive(0)
+    life.clock.advance(100)
+    assert archive(1)
+    record_expiry(life.log(), Retention(segments_age_s=50), life.clock)
+    assert [segment.start for segment in life.state.archive.values()] == [3000]
+    life.index._lifecycle.refresh()
+    assert not archive(0)
+    assert [segment.start for segment in life.state.archive.values()] == [3000]
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("nth", range(1, 9))
+def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(life, nth, when):
+    fill(life, range(10))
+    rule, clock = Retention(age_s=5 * HOUR_S, topics={"debug-*": 2 * HOUR_S}), ManualClock(BASE_MS + 10 * HOUR_MS)
+    storage = FaultStorage(life.storage)
+    log = StorageLog(storage, clock)
+    storage.fail("*", nth=nth, when=when)
+    try:
+        log.open()
+        record_expiry(log, rule, clock)
+    except StorageUnavailable:
+        pass
+    storage.clear()
+    if life.state.expired:
+        life.model.expire(rule.horizon(clock.now_ms()).before_ms, dict(rule.horizon(clock.now_ms()).topics))
+    life.check()
+    expire(life, rule, 10)
+    life.check()
+
+
+def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(life, monkeypatch):
+    fill(life, range(10))
+    expire(life, Retention(age_s=5 * HOUR_S), 10)
+    state = life.state
+    assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
+    name = f"log/{state.number:020d}"
+    data = life.storage.get(name)
+    assert LogRecord.decode(data, name).encode() == data
+    decode = records.decode_document
+    with monkeypatch.context() as older:
+        # a version of before reads records of version 1 alone
+        older.setattr(records, "decode_document", lambda data, file: decode(data, file, 1))
+        older.setattr("tiered_index.service.log.state.decode_document", lambda data, file: decode(data, file, 1))
+        with pytest.raises(UnsupportedVersion, match="newer than this reader"):
+            life.reader()
+
+
+def test_an_export_leaves_out_what_has_expired(life):
+    fill(life, range(10))
+    expire(life, Retention(age_s=5 * HOUR_S, topics={"debug-*": 2 * HOUR_S}), 10)
+    with life.reader() as reader, reader.export() as batches:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+    kept = [entry for entry in life.model.entries if not life.model.has_expired(entry)]
+    assert sorted((row["topic"], row["timestamp_ms"]) for row in rows) == sorted(
+        (e.topic, e.second * 1000) for e in kept
+    )
+
+
+def test_what_is_stated_outlives_checkpoints(tmp_path):
+    life = Merging(tmp_path, settings={"checkpoint_every": 1})
+    try:
+        fill(life, range(10))
+        expire(life, Retention(age_s=5 * HOUR_S), 10)
+        life.put([(BASE_MS + 9 * HOUR_MS, "k")])
+        life.publish()
+        life.check()
+        assert life.log().state.expired
+    finally:
+        life.close()
+
+
+def test_an_expired_file_of_which_something_is_left_is_uploaded_first(tmp_path):
+    life = Merging(tmp_path, settings={"retention": Retention(age_s=HOUR_S), "refresh_interval_s": 0})
+    try:
+        life.clock.advance(100 * HOUR_S)
+        life.index.run_lifecycle()
+        disk = life.index._lifecycle._context.root.disk
+        life.index.put("t", 0, "k", 1, 1, BASE_MS)
+        life.index.seal()
+        disk.fail("unlink", times=None)
+        with contextlib.suppress(TieredIndexError):
+            life.index.run_lifecycle()
+        assert len(life.state.objects) == 1
+        disk.clear()
+        life.clock.advance(100)
+        life.index.run_lifecycle()
+        assert not life.state.objects
+        assert not life.index.files()
+    finally:
+        life.close()
+
+
+def test_records_that_say_nothing_of_it_are_as_before(life):
+    fill(life, range(5))
+    for number in range(1, life.state.number + 1):
+        assert life.storage.get(f"log/{number:020d}").startswith(b'{"version":1,')
+    assert b'"expired"' not in life.state.encode()
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"horizons": [{"before_ms": "1", "topics": {}}], "segments": {}}, {"horizons": 1}, []]
+)
+def test_a_record_of_the_wrong_shape(wrong):
+    document: dict[str, Any] = {
+        "kind": "expire", "number": 2, "epoch": 0, "attempt": "", "created_ms": 0,
+        "add": [], "remove": [], "positions": {}, "genesis": None, "expired": wrong,
+    }  # fmt: skip
+    with pytest.raises(CorruptFile, match="expired"):
+        LogRecord.decode(records.encode_document(document), "log/2")
+
+
+def test_a_writer_that_starts_without_its_storage_knows_what_had_expired(life):
+    fill(life, range(10))
+    life.index.put("t", 0, "k", 99, 1, BASE_MS)
+    expire(life, Retention(age_s=5 * HOUR_S), 10)
+    life.index.run_lifecycle()
+    life.index.close()
+    down = FaultStorage(life.storage)
+    down.fail("*", times=None)
+    index = life.open(storage_backend=down, local_keep_s=0)
+    result = index.query("t", "k", allow_partial=True)
+    assert (len(result), result.status, result.expired_before_ms) == (0, "partial", BASE_MS + 5 * HOUR_MS)
+    down.clear()
+    life.clock.advance(100)
+    index.run_lifecycle()
+    life.check(index)
+
+
+def test_several_indexes_each_with_its_own_horizon(tmp_path):
+    lives = []
+    for name in ("a", "b"):
+        life = Merging(tmp_path / name, storage=LocalStorage(tmp_path / name / "storage"))
+        fill(life, range(10))
+        lives.append(life)
+    try:
+        expire(lives[0], Retention(age_s=4 * HOUR_S), 10)
+        with IndexReader.open([life.storage.uri for life in lives], clock=lives[0].clock) as reader:
+            for result in (reader.query("t", "k", max_count=100), reader.query_many([("t", "k")])[0]):
+                assert (len(result), result.expired_before_ms) == (14, BASE_MS + 6 * HOUR_MS)
+            late = reader.query("t", "k", BASE_MS + 7 * HOUR_MS)
+            assert (len(late), late.expired_before_ms) == (6, None)
+    finally:
+        for life in lives:
+            life.close()

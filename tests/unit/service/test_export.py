@@ -1,0 +1,249 @@
+"""Exports: every entry once, whatever state its file is in, as of one position of the log, and back into an index."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pytest
+
+from tiered_index import IndexReader, KeyedIndexItem, MergeOptions, column, hash_key
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.lookup.export import entries_checksum, export_schema
+from tiered_index.service.merge.run import merge
+
+T = 1_700_000_000_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasuredItem(KeyedIndexItem):
+    region: int = column(">u8", identity=True)
+    weight: float = column(">f2")
+    tag: bytes = column("S4")
+
+
+def put(index, numbers, topic="t"):
+    for number in numbers:
+        index.put(topic, number % 2, [f"k{number % 3}", f"own-{number}"], number, 10 + number, T + 1000 * number)
+
+
+def merge_all(storage, clock):
+    log = StorageLog(storage, clock)
+    log.open()
+    merge(storage, log, clock, MergeOptions(window_s=86400, shard_bytes=1 << 20))
+
+
+def rows(export):
+    """The whole export: its rows as a multiset, and what it counted."""
+    with export:
+        table = pa.Table.from_batches(list(export), export.schema)
+    assert (len(table), export.checksum) == (
+        export.entries,
+        sum(entries_checksum(batch, export.entry_schema) for batch in table.to_batches()) % 2**64,
+    )
+    return Counter(tuple(row.values()) for row in table.to_pylist())
+
+
+def expected(numbers, topic="t"):
+    """Of each entry what doesn't depend on ids and fingerprints."""
+    keys = [(n, key) for n in numbers for key in (f"k{n % 3}", f"own-{n}")]
+    return Counter((topic, n % 2, n, 10 + n, T + 1000 * n, hash_key(topic, key)) for n, key in keys)
+
+
+def told(export):
+    return Counter((row[0], *row[2:7]) for row in rows(export).elements())
+
+
+def test_every_state_has_each_entry_once(open_index, storage, clock, tmp_path):
+    index = open_index("root", local_keep_s=0)
+    put(index, range(20))
+    index.seal()
+    index.run_lifecycle()
+    index.run_lifecycle()  # retired: in the storage alone
+    put(index, range(20, 30))
+    index.seal()  # compacted by the next round
+    put(index, range(30, 34))
+    index.flush()
+    put(index, range(34, 36))  # in the buffer
+    assert told(index.export()) == expected(range(36))
+    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as beside:
+        assert told(beside.export()) == expected(range(36)), "an export flushes first"
+    with IndexReader.open(storage_backend=storage, clock=clock) as cold:
+        assert told(cold.export()) == expected(range(20))
+    put(index, range(40, 50), "other")
+    assert told(index.export("other")) == expected(range(40, 50), "other")
+    assert told(index.export(["other", "none"], T, T + 45_999)) == expected(range(40, 46), "other")
+    assert told(index.export(begin_ms=T + 10_001, end_ms=T + 20_000)) == expected(range(10, 21))
+    assert not told(index.export("none"))
+
+
+def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, clock, tmp_path):
+    index = open_index("root")
+    put(index, range(30))
+    index.seal()
+    index.run_lifecycle()
+    before = rows(index.export())
+    clock.advance(40 * 86400)
+    merge_all(storage, clock)
+    assert rows(index.export()) == before, "at the position that the writer knows"
+    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as beside:
+        assert any(handle.place == "uploaded" for handle in beside.files())
+        assert rows(beside.export()) == before
+    index.run_lifecycle()
+    assert rows(index.export()) == before
+
+
+def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, storage, clock, tmp_path):
+    index = open_index("root", local_keep_s=0)
+    put(index, range(60))
+    index.seal()
+    index.run_lifecycle()
+    put(index, range(60, 64))
+    exports = [index.export()]
+    reader = IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock, refresh_interval_s=0)
+    exports.append(reader.export())
+    first = [next(export) for export in exports]
+    put(index, range(64, 200))
+    index.seal()
+    index.run_lifecycle()
+    clock.advance(40 * 86400)
+    merge_all(storage, clock)
+    index.run_lifecycle()
+    for export, batch in zip(exports, first, strict=True):
+        table = pa.Table.from_batches([batch, *export])
+        assert Counter(table["offset"].to_pylist()) == Counter([*range(64)] * 2)
+    assert told(index.export()) == expected(range(200))
+    reader.close()
+
+
+def test_a_writer_deletes_nothing_that_an_open_export_may_read(open_index):
+    index = open_index("root", local_keep_s=0)
+    put(index, range(5))
+    index.seal()
+    export = index.export()
+    index.run_lifecycle()
+    (path,) = (index.config.root / "unsealed").glob("*.index")
+    export.close()
+    index.run_lifecycle()
+    assert not path.exists()
+    assert told(index.export()) == expected(range(5))
+
+
+def test_what_cannot_be_read_fails_the_export(open_index, storage, clock, tmp_path):
+    index = open_index("root", local_keep_s=0)
+    put(index, range(30))
+    index.seal()
+    index.run_lifecycle()
+    index.run_lifecycle()
+    names = sorted(index.log_state.objects)
+    export = index.export()
+    storage.delete(names[0])
+    with pytest.raises(CorruptFile, match="the log names this object"):
+        list(export)
+    put(index, range(30, 35))
+    export = index.export(begin_ms=T + 30_000)
+    index.close()
+    with pytest.raises(InvalidArgument, match="closed"):
+        next(export)
+
+
+def test_an_object_that_was_swept_says_begin_again(open_index, storage, clock):
+    index = open_index("root", local_keep_s=0)
+    put(index, range(30))
+    index.seal()
+    index.run_lifecycle()
+    index.run_lifecycle()
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        export = reader.export()
+        clock.advance(40 * 86400)
+        merge_all(storage, clock)
+        for name in index.log_state.objects:
+            storage.delete(name)
+        with pytest.raises(StorageUnavailable, match="begin the export again"):
+            list(export)
+
+
+def test_a_damaged_local_copy_is_passed_over_where_the_storage_has_the_file(open_index):
+    index = open_index("root", slots=5)
+    put(index, range(9))
+    index.seal()
+    index.run_lifecycle()
+    (path,) = (index.config.root / "uploaded").glob("*.index")
+    index.close()
+    data = bytearray(path.read_bytes())
+    data[28 + 8 * 5 + 40] ^= 1
+    path.write_bytes(data)
+    again = open_index("root", slots=5)
+    assert told(again.export()) == expected(range(9))
+
+
+def test_further_columns_go_out_and_in(open_index):
+    index = open_index("one", item_type=MeasuredItem)
+    for number in range(40):
+        more = {"region": 2**64 - 1 - number, "weight": number / 8, "tag": b"a\0b" if number % 2 else b""}
+        index.put("t", 0, f"k{number % 5}", number, 10, T, **more)
+    export = index.export()
+    table = pa.Table.from_batches(list(export))
+    assert table.schema.equals(export_schema(index.schema))
+    assert [str(field.type) for field in table.schema][-4:] == ["uint32", "uint64", "float", "binary"]
+    copy = open_index("two", item_type=MeasuredItem, storage_backend=type(index.storage.inner)())
+    assert copy.put_batch(table) == 40
+    assert rows(copy.export()) == rows(index.export())
+    again = copy.export()
+    assert (len(list(again)) > 0, again.checksum) == (True, export.checksum)
+    for key in range(5):
+        assert copy.query("t", f"k{key}").items == index.query("t", f"k{key}").items
+
+
+def test_hashes_are_put_as_they_are_or_refused(open_index):
+    index = open_index("root")
+    put(index, range(3))
+    (batch,) = index.export()
+    assert index.put_batch(batch) == 6
+    assert [item.offset for item in index.query("t", "k1")] == [1], "put twice, one answer"
+    columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+    with pytest.raises(InvalidArgument, match="'fingerprint' is missing"):
+        index.put_batch({name: values for name, values in columns.items() if name != "fingerprint"})
+    with pytest.raises(InvalidArgument, match="'key_hash' is unknown"):
+        index.put_batch(columns | {"key": ["k"] * 6})
+    with pytest.raises(InvalidArgument, match="key_hash -1 in row 0 is outside"):
+        index.put_batch(columns | {"key_hash": [-1] * 6})
+    with pytest.raises(InvalidArgument, match="ragged batch: column 'size'"):
+        index.put_batch(columns | {"size": [1]})
+
+
+def test_the_checksum_tells_topics_and_values_but_not_ids_or_order(open_index):
+    index = open_index("root")
+    put(index, range(9))
+    (batch,) = index.export()
+    schema = index.schema
+    one = entries_checksum(batch, schema)
+    turned = batch.take(pa.array(range(len(batch) - 1, -1, -1)))
+    ids = pa.array([7] * len(batch), pa.int32())
+    assert entries_checksum(turned.set_column(1, "topic_id", ids), schema) == one
+    for name, value in (
+        ("topic", "u"),
+        ("queue_id", 5),
+        ("offset", 1),
+        ("size", 1),
+        ("timestamp_ms", T),
+        ("key_hash", 0),
+    ):
+        place = batch.schema.get_field_index(name)
+        other = batch.set_column(place, name, pa.array([value] * len(batch), batch.schema.field(name).type))
+        assert entries_checksum(other, schema) != one, name
+
+
+def test_bad_arguments(open_index):
+    index = open_index("root")
+    with pytest.raises(InvalidArgument, match="topics must be text"):
+        index.export(5)
+    with pytest.raises(InvalidArgument, match="topic is empty"):
+        index.export([""])
+    with pytest.raises(InvalidArgument, match="after end_ms"):
+        index.export(begin_ms=5, end_ms=4)
+    index.put("bad \ud800", 0, "k", 1, 1, T)
+    with pytest.raises(InvalidArgument, match="lone surrogate"):
+        list(index.export())

@@ -1,0 +1,103 @@
+"""What is stored by topic, day and state: whole numbers that add up to the files', estimated where they must be."""
+
+from __future__ import annotations
+
+import datetime as dt
+
+import pytest
+
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile
+from tiered_index.service.lookup.inventory import _shared
+
+DAY_MS = 86_400_000
+T = 19_700 * DAY_MS
+DAY = dt.date(1970, 1, 1) + dt.timedelta(days=19_700)
+
+
+@pytest.fixture
+def now(clock):
+    clock.advance((T + 3 * DAY_MS - clock.now_ms()) / 1000)
+
+
+def put(index, topic, times_ms, first=0):
+    for offset, time_ms in enumerate(times_ms, first):
+        index.put(topic, 0, f"k{offset}", offset, 10, time_ms)
+
+
+def rows(table):
+    return [(r["topic"], r["day"], r["state"], r["entries"], r["estimated"]) for r in table.to_pylist()]
+
+
+def test_days_and_states_of_topics(now, open_index, storage, clock, tmp_path):
+    index = open_index("root", items=200, local_keep_s=0, prices={"storage_per_gib_month_usd": 1.0})
+    put(index, "a", range(T, T + 12_000, 1000))
+    put(index, "b", [T + DAY_MS - 2000, T + DAY_MS - 1000, T + DAY_MS, T + DAY_MS + 1000], 12)
+    put(index, "old", [0, 5 * DAY_MS], 30)
+    index.seal()
+    index.run_lifecycle()
+    index.run_lifecycle()
+    put(index, "a", [T + 2 * DAY_MS], 50)
+    table = index.du()
+    assert rows(table) == [
+        ("a", DAY, "storage", 12, False),
+        ("a", DAY + dt.timedelta(days=2), "buffer", 1, False),
+        ("b", DAY, "storage", 2, True),
+        ("b", DAY + dt.timedelta(days=1), "storage", 2, True),
+        ("old", None, "storage", 2, False),
+    ]
+    stored = sum(one.size_bytes for one in index.log_state.objects.values())
+    assert sum(table["bytes"].to_pylist()) == stored
+    assert sum(table["usd_a_month"].to_pylist()) == pytest.approx(stored / 2**30)
+    index.flush()
+    with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as beside:
+        assert [row for row in rows(beside.du()) if row[2] == "unsealed"] == [
+            ("a", DAY + dt.timedelta(days=2), "unsealed", 1, False)
+        ]
+        files = beside.files_table().to_pylist()
+        assert {(row["state"], row["entries"]) for row in files} == {("storage", 16), ("storage", 2), ("unsealed", 1)}
+        assert sum(row["bytes"] for row in files) == sum(beside.du()["bytes"].to_pylist())
+
+
+def test_archived_segments_are_a_row(now, open_index):
+    index = open_index("root", prices={"storage_per_gib_month_usd": 1.0})
+    data = bytes(5000)
+    assert index.archive("store", 0, len(data), lambda position, length: data[position : position + length])
+    (row,) = index.du().to_pylist()
+    (segment,) = index.archived()
+    assert (row["state"], row["topic"], row["bytes"]) == ("archived", None, segment.object_bytes)
+    assert row["usd_a_month"] == pytest.approx(segment.object_bytes / 2**30)
+
+
+def test_an_index_of_nothing_has_no_row(open_index):
+    index = open_index("root")
+    assert len(index.du()) == len(index.files_table()) == 0
+    assert index.du().column_names[:3] == ["topic", "day", "state"]
+
+
+def test_a_lost_object_is_no_smaller_bill(now, open_index, storage, clock):
+    index = open_index("root", local_keep_s=0)
+    put(index, "a", [T])
+    index.seal()
+    index.run_lifecycle()
+    index.run_lifecycle()
+    for name in index.log_state.objects:
+        storage.delete(name)
+    with IndexReader.open(storage_backend=storage, clock=clock) as reader:
+        with pytest.raises(CorruptFile, match="does not have it"):
+            reader.du()
+
+
+@pytest.mark.parametrize(
+    ("total", "weights", "shares"),
+    [
+        (10, [1], [10]),
+        (10, [], []),
+        (7, [0, 0], [7, 0]),
+        (10, [1, 1, 1], [3, 4, 3]),
+        (0, [5, 5], [0, 0]),
+        (3, [1, 2], [1, 2]),
+    ],
+)
+def test_shares_are_whole_and_add_up(total, weights, shares):
+    assert _shared(total, weights) == shares

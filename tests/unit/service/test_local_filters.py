@@ -1,0 +1,75 @@
+"""The filter of a compacted file on the local disk: asked once searches in vain have read as many bytes as it has."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index.errors import CorruptFile, StorageUnavailable
+from tiered_index.format.trailer import Tail
+
+KEYS = [f"k{number}" for number in range(3_000)]
+
+
+@pytest.fixture
+def index(open_index, faulty):
+    """`KEYS`, an answer each, in one compacted file that is not uploaded and that no lookup has met."""
+    service = open_index(slots=1_000, items=4_000, storage_backend=faulty)
+    columns = {"queue_id": [0], "size": [1], "timestamp_ms": [1_700_000_000_000], "topic": ["t"]}
+    service.put_batch(
+        {name: values * len(KEYS) for name, values in columns.items()} | {"key": KEYS, "offset": range(len(KEYS))}
+    )
+    service.seal()
+    faulty.fail("put", name_prefix="data/")
+    with pytest.raises(StorageUnavailable):
+        service.run_lifecycle()
+    return service
+
+
+@pytest.fixture
+def damage(tmp_path):
+    """Change all bytes of the file's items, or of its filter."""
+
+    def make(what):
+        (path,) = tmp_path.glob("*/compacted/*")
+        data = bytearray(path.read_bytes())
+        tail = Tail.decode(data, path.name, len(data))
+        start, stop = (tail.position, tail.directory_position) if what == "filter" else (1_000, tail.position)
+        with path.open("r+b") as file:
+            file.seek(start)
+            file.write(bytes(255 - byte for byte in data[start:stop]) if what == "items" else bytes(stop - start))
+
+    return make
+
+
+def miss(index, count):
+    """Return how many of as many keys that the file doesn't have make a lookup find damaged items."""
+    read = 0
+    for number in range(count):
+        try:
+            assert not index.query("t", f"no{number}").items
+        except CorruptFile:
+            read += 1
+    return read
+
+
+def found(index):
+    return [item.offset for key in KEYS[::5] for item in index.query("t", key).items]
+
+
+def test_it_spares_the_items_once_it_is_worth_a_check(index, damage):
+    miss(index, 1)
+    damage("items")
+    assert miss(index, 300) <= 15
+    assert index.query("t", "no1").explain.files_read == 1
+    with pytest.raises(CorruptFile):
+        index.query("t", KEYS[7])
+
+
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_damaged_one_is_not_believed(index, damage, checked):
+    miss(index, 300 if checked else 0)
+    damage("filter")
+    miss(index, 300)
+    assert found(index) == list(range(0, len(KEYS), 5))
+    damage("items")
+    assert miss(index, 300) > 200

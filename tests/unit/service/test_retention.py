@@ -1,0 +1,203 @@
+"""The rule: which horizon it says, how horizons of several rules add up, and what of a log's state goes."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_S
+from tiered_index import IndexConfig
+from tiered_index.errors import ConfigError
+from tiered_index.format.metadata import TopicStats
+from tiered_index.format.slots import SlotMap
+from tiered_index.retention import NOTHING, Expired, Horizon, Retention, parse_bytes, parse_duration
+from tiered_index.service.lifecycle.expiry import plan_expiry
+from tiered_index.service.log.records import ArchivedSegment, StoredObject, TableShard
+from tiered_index.service.log.state import LogState
+
+NOW_MS = BASE_MS + 100 * DAY_MS
+
+
+def stored(number: int, first_day: int, last_day: int, size_bytes: int = 1000) -> StoredObject:
+    file_id = f"{number:015d}-0123456789ab"
+    seconds = (BASE_MS // 1000 + first_day * DAY_S, BASE_MS // 1000 + last_day * DAY_S - 1)
+    return StoredObject(f"data/{file_id}/x.index", file_id, "main", number, *seconds, 10, size_bytes, 500, 0, 0, 0, 0)
+
+
+def state_of(*objects: StoredObject) -> LogState:
+    return LogState(objects={one.name: one for one in objects})
+
+
+def test_ages_of_topics_and_patterns():
+    horizon = Retention(age_s=30 * DAY_S, topics={"debug-*": 7 * DAY_S, "debug-keep": 90 * DAY_S}).horizon(NOW_MS)
+    assert [horizon.of_topic(topic) for topic in ("orders", "debug-x", "debug-keep", "Debug-x")] == [
+        NOW_MS - days * DAY_MS for days in (30, 7, 90, 30)
+    ]
+    assert (horizon.of_all, horizon.latest) == (NOW_MS - 90 * DAY_MS, NOW_MS - 7 * DAY_MS)
+
+
+def test_a_topic_whose_name_looks_like_a_pattern_is_named_by_it():
+    horizon = Retention(age_s=DAY_S, topics={"audit[1]": 10 * DAY_S}).horizon(NOW_MS)
+    assert horizon.of_topic("audit[1]") == horizon.of_topic("audit1") == NOW_MS - 10 * DAY_MS
+
+
+def test_topics_alone_keep_all_others_for_ever():
+    horizon = Retention(topics={"debug": DAY_S}).horizon(NOW_MS)
+    assert (horizon.of_topic("orders"), horizon.of_all, horizon.of_topic("debug")) == (0, 0, NOW_MS - DAY_MS)
+
+
+def test_a_horizon_moves_in_steps_and_never_too_far():
+    for age_s in (1, 20, HOUR_S, DAY_S, 30 * DAY_S, 10**10):
+        rule, before, moves = Retention(age_s=age_s), 0, 0
+        for later_s in range(0, 2 * min(age_s, DAY_S), max(1, min(age_s, DAY_S) // 100)):
+            now_ms = NOW_MS + later_s * 1000 + 500
+            horizon = rule.horizon(now_ms).before_ms
+            assert horizon % 1000 == 0 and before <= horizon <= max(0, now_ms - age_s * 1000)
+            moves += horizon != before
+            before = horizon
+        assert moves <= 50
+
+
+def test_what_has_expired_stays_so_whatever_a_later_rule_says():
+    short, long = Horizon(10_000), Horizon(5_000, (("a*", 2_000),))
+    for first, second in ((short, long), (long, short)):
+        both = Expired((first,)).joined(Expired((second,)))
+        assert [both.before_ms(topic) for topic in ("orders", "abc")] == [10_000, 10_000]
+        assert both.horizons == (short,)
+
+
+def test_rules_whose_patterns_overlap_do_not_add_up_to_more_than_each_says():
+    one, other = Horizon(0, (("a*", 5_000), ("ab*", 1_000))), Horizon(0, (("a*", 1_000), ("ab*", 5_000)))
+    both = Expired((one,)).joined(Expired((other,)))
+    assert [both.before_ms(topic) for topic in ("abc", "ac", "b")] == [1_000, 5_000, 0]
+    assert both.joined(Expired((one,))) is both
+    later = Horizon(0, (("a*", 6_000), ("ab*", 6_000)))
+    assert both.joined(Expired((later,))).horizons == (later,)
+
+
+def test_no_horizon_of_nothing_is_stated():
+    assert NOTHING.joined(Expired((Horizon(),))) is NOTHING
+    assert not NOTHING
+    assert plan_expiry(Retention(), state_of(stored(1, 0, 1)), NOW_MS).objects == ()
+
+
+def test_whole_objects_go_and_others_are_told():
+    old, astride, young = stored(1, 0, 70), stored(2, 60, 80), stored(3, 71, 90)
+    plan = plan_expiry(Retention(age_s=30 * DAY_S), state_of(old, astride, young), NOW_MS)
+    assert (plan.objects, plan.mixed, plan.entries, plan.size_bytes) == ((old,), (astride,), 10, 1000)
+    assert plan.expired == Expired((Horizon(BASE_MS + 70 * DAY_MS),))
+
+
+def test_an_object_of_the_last_second_stays():
+    last = replace(stored(1, 0, 70), second_max=BASE_MS // 1000 + 70 * DAY_S)
+    assert plan_expiry(Retention(age_s=30 * DAY_S), state_of(last), NOW_MS).objects == ()
+
+
+def test_a_table_goes_with_its_last_shard():
+    shards = [
+        replace(stored(number, 0, last), shard=TableShard("table", 0, DAY_S, SlotMap(16, 1, 1), low, low + 8))
+        for number, (last, low) in enumerate(((60, 0), (75, 8)))
+    ]
+    state = state_of(*shards)
+    assert plan_expiry(Retention(age_s=30 * DAY_S), state, NOW_MS).objects == ()
+    assert plan_expiry(Retention(age_s=20 * DAY_S), state, NOW_MS).objects == tuple(shards)
+
+
+def test_entries_older_than_the_epoch():
+    seconds, ids = np.array([-5, 5, 15]), np.array([1, 2, 1])
+    some = Expired((Horizon(0, (("debug", 10_000),)),))
+    assert some.keeps(seconds, ids, {1: "orders", 2: "debug"}).tolist() == [True, False, True]
+    assert some.keeps(seconds, ids, {}).tolist() == [True, True, True]
+    assert NOTHING.keeps(seconds, ids, {1: "orders"}).all()
+    assert Expired((Horizon(10_000),)).keeps(seconds, ids, {}).tolist() == [False, False, True]
+
+
+def test_a_topic_of_a_longer_age_keeps_an_object():
+    one = stored(1, 0, 10)
+    rule = Retention(age_s=DAY_S, topics={"audit": 95 * DAY_S})
+    assert plan_expiry(rule, state_of(one), NOW_MS).objects == ()
+
+    def stats(*topics: str) -> dict[str, list[tuple[str, TopicStats | None]]]:
+        return {one.name: [(topic, TopicStats(1, 5, 9, one.second_min, one.second_max)) for topic in topics]}
+
+    plan = plan_expiry(rule, state_of(one), NOW_MS, stats("orders", "audit"))
+    assert (plan.objects, plan.mixed, plan.mixed_entries) == ((), (one,), 5)
+    assert plan_expiry(rule, state_of(one), NOW_MS, stats("orders", "x")).objects == (one,)
+    assert plan_expiry(rule, state_of(one), NOW_MS, {one.name: []}).objects == ()
+    assert plan_expiry(rule, state_of(one), NOW_MS, {one.name: [("orders", None)]}).objects == ()
+
+
+def test_the_oldest_bytes_go_and_what_goes_is_a_horizon():
+    objects = [stored(day, day, day + 1) for day in range(10)]
+    plan = plan_expiry(Retention(max_bytes=3500), state_of(*objects), NOW_MS)
+    assert plan.objects == tuple(objects[:7])
+    assert plan.expired.of_all_ms == BASE_MS + 7 * DAY_MS
+    again = plan_expiry(Retention(max_bytes=3500), state_of(*objects[7:]), NOW_MS)
+    assert (again.objects, again.expired) == ((), NOTHING)
+
+
+def test_bytes_of_a_time_to_come_do_not_expire_what_is_yet_to_be_put():
+    of_a_fast_clock = replace(stored(1, 0, 1, 5000), second_max=250_000_000_000)
+    plan = plan_expiry(Retention(max_bytes=3500), state_of(of_a_fast_clock), NOW_MS + 999)
+    assert (plan.objects, plan.expired.latest_ms) == ((), NOW_MS)
+
+
+def test_segments_go_from_the_beginning_of_their_store():
+    def segment(start: int, published_ms: int) -> ArchivedSegment:
+        return ArchivedSegment(f"segments/{start}", "log", start, 100, 0, 0, 150, published_ms)
+
+    segments = [segment(0, 5), segment(100, NOW_MS), segment(200, 5)]
+    state = LogState(archive={one.name: one for one in segments})
+    plan = plan_expiry(Retention(segments_age_s=DAY_S), state, NOW_MS)
+    assert (plan.segments, plan.expired.segments) == ((segments[0],), {"log": 100})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"age_s": 0},
+        {"age_s": float("nan")},
+        {"topics": {"x": -1}},
+        {"topics": {"": 10}},
+        {"max_bytes": -1},
+        {"segments_age_s": 0.5},
+        {"grace_s": 60},
+        {"age": 7},
+        {"age_s": "a week"},
+        {"max_bytes": "many"},
+    ],
+)
+def test_a_rule_that_can_not_be_right(wrong):
+    with pytest.raises(ConfigError, match="retention"):
+        IndexConfig(storage="memory://x", retention=wrong)
+
+
+def test_settings_from_file_and_environment(tmp_path, monkeypatch):
+    file = tmp_path / "index.toml"
+    file.write_text(
+        'storage = "memory://x"\n[retention]\nage_s = "365d"\nmax_bytes = "100GiB"\n'
+        '[retention.topics]\n"debug-*" = "7d"\naudit = 1000000\n'
+    )
+    monkeypatch.setenv("TIERED_INDEX_RETENTION__SEGMENTS_AGE_S", "90d")
+    rule = IndexConfig.load(file).retention
+    assert rule == Retention(
+        age_s=365 * DAY_S, topics={"debug-*": 7 * DAY_S, "audit": 10**6}, max_bytes=100 << 30, segments_age_s=90 * DAY_S
+    )
+    monkeypatch.setenv("TIERED_INDEX_RETENTION__TOPICS", '{"x": "1h"}')
+    assert IndexConfig.load(file).retention.topics == {"x": HOUR_S}
+
+
+def test_durations_and_sizes():
+    assert [parse_duration(text) for text in ("7d", "12h", "30m", "90s", "90")] == [604_800, 43_200, 1_800, 90, 90]
+    assert [parse_bytes(text) for text in ("100GiB", "1KiB", "2MiB", "1TiB", "17")] == [
+        100 << 30,
+        1024,
+        2 << 20,
+        1 << 40,
+        17,
+    ]
+    for text in ("", "7 d", "GiB", "1GB", "-1", "1.5GiB", "١"):
+        with pytest.raises(ValueError, match="no size"):
+            parse_bytes(text)

@@ -1,0 +1,186 @@
+"""`tiered-index export`: an index's entries as one table, or as RocketMQ's own index files.
+
+The file appears under its name once it is whole and durable. One thread; memory: some batches of entries.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Protocol
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typer import Option
+
+from tiered_index.cli.keys import json_rows
+from tiered_index.cli.options import time_option
+from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.rocketmq_files import RocketmqFiles, rocketmq_layout
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import DiskFull, InvalidArgument
+from tiered_index.service.lookup.export import Export
+from tiered_index.storage.disk import Disk
+
+Format = Literal["parquet", "ndjson", "arrow", "rocketmq"]
+# rows of a row group, and of one write
+_ROWS = 1 << 18
+
+
+class _Writer(Protocol):
+    def write_table(self, table: pa.Table) -> None: ...
+    def close(self) -> None: ...
+
+
+class _Ndjson:
+    """A JSON object a line: printable ASCII, bytes as hexadecimal text."""
+
+    def __init__(self, path: Path) -> None:
+        self._lines = path.open("w")
+
+    def write_table(self, table: pa.Table) -> None:
+        self._lines.writelines(f"{json.dumps(row)}\n" for row in json_rows(table))
+
+    def close(self) -> None:
+        self._lines.close()
+
+
+@command
+def export(
+    session: Session,
+    out: Annotated[
+        Path, Option(metavar="PATH", help="The file, or for rocketmq the folder, to make.", show_default=False)
+    ],
+    form: Annotated[Format, Option("--format", help="What is written.")] = "parquet",
+    topic: Annotated[list[str] | None, Option(help="Only this topic; several times.", show_default=False)] = None,
+    begin: Annotated[
+        int | None,
+        Option(parser=time_option, metavar="T", help="Only from here on: epoch ms or ISO 8601.", show_default=False),
+    ] = None,
+    end: Annotated[
+        int | None,
+        Option(parser=time_option, metavar="T", help="Only up to here, inclusive to the second.", show_default=False),
+    ] = None,
+    slots: Annotated[
+        int | None, Option(help="Of --format rocketmq: hash slots a file, as in the broker's configuration.")
+    ] = None,
+    items: Annotated[int | None, Option(help="Of --format rocketmq: items a file, as there.")] = None,
+) -> int:
+    """Export the entries of an index as one table: a row an entry, as of one position of the log.
+
+    A row has topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key (the index doesn't have the key
+    itself) and further columns of the index's own. `import` makes an index of it again; both print how many entries
+    there are and one checksum over them, which doesn't depend on their order.
+
+    [bold]Examples[/bold]
+
+      tiered-index export --storage s3://bucket/index --out entries.parquet
+
+      tiered-index export --root /data/index --topic orders --begin 2026-11-01 --out orders.ndjson --format ndjson
+
+      tiered-index export --storage file:///tmp/store --out tiered_index_file --format rocketmq --slots 5000000 --items
+      20000000
+    """
+    if (slots or items) and form != "rocketmq":
+        raise InvalidArgument(f"{'--slots' if slots else '--items'} is for --format rocketmq")
+    config = session.config()
+    started_s = time.monotonic()
+    with session.open_reader(config) as reader, reader.export(topic, begin, end) as entries:
+        lost = [one.told(None).to_dict() for one in reader.log_state.lost.values()]
+        with _made(out, form, entries, slots, items) as writer:
+            with session.progress("exporting", entries.most_entries) as progress:
+                for table in _tables(entries):
+                    writer.write_table(table)
+                    progress.update(entries.entries, f"{human_count(entries.entries)} entries")
+    size_bytes = sum(path.stat().st_size for path in (out.iterdir() if out.is_dir() else (out,)))
+    document: dict[str, Any] = {
+        "status": "complete",
+        "out": str(out),
+        "format": form,
+        "entries": entries.entries,
+        "checksum": f"{entries.checksum:016x}",
+        "log_number": entries.log_number,
+        "bytes": size_bytes,
+        "columns": [] if form == "rocketmq" else entries.schema.names,
+        "hash": entries.hash,
+        "lost": lost,
+        "elapsed_s": round(time.monotonic() - started_s, 3),
+    }
+    session.out.answer(document)
+    session.out.fields(
+        {
+            "written to": document["out"],
+            "entries": document["entries"],
+            "checksum": document["checksum"],
+            "log record": document["log_number"],
+            "size": human_bytes(size_bytes),
+            "time": human_seconds(document["elapsed_s"]),
+        }
+    )
+    if lost:
+        session.out.line(f"without what {counted(len(lost), 'file')} held that the storage lost for good")
+    return 0
+
+
+def _tables(entries: Export) -> Iterator[pa.Table]:
+    """Yield the batches of an export, small ones together, as tables of one chunk."""
+    held: list[pa.RecordBatch] = []
+    for batch in entries:
+        held.append(batch)
+        if sum(map(len, held)) >= _ROWS:
+            yield pa.Table.from_batches(held).combine_chunks()
+            held = []
+    if held:
+        yield pa.Table.from_batches(held).combine_chunks()
+
+
+@contextlib.contextmanager
+def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
+    """Yield what writes; after the block all is there, or nothing. Raises `InvalidArgument`, `DiskFull`."""
+    if out.exists():
+        raise InvalidArgument(f"--out {out} exists already: an export is written to a name of its own")
+    if not out.parent.is_dir():
+        raise InvalidArgument(f"--out {out}: there is no folder {out.parent}")
+    partial, disk = out.with_name(f".{out.name}.partial"), Disk()
+    try:
+        _remove(partial)
+        with contextlib.ExitStack() as stack:
+            writer: Any
+            if form == "parquet":
+                writer = pq.ParquetWriter(partial, entries.schema, compression="zstd")
+            elif form == "arrow":
+                writer = pa.ipc.new_file(stack.enter_context(pa.OSFile(str(partial), "wb")), entries.schema)
+            elif form == "ndjson":
+                writer = _Ndjson(partial)
+            else:
+                layout = rocketmq_layout(entries.entry_schema, entries.hash, slots, items)
+                partial.mkdir()
+                writer = RocketmqFiles(partial, layout)
+            stack.callback(writer.close)
+            yield writer
+        if form == "rocketmq":
+            disk.sync_folder(partial)
+        else:
+            descriptor = disk.open_rw(partial)
+            try:
+                disk.sync(descriptor)
+            finally:
+                disk.close(descriptor)
+        disk.rename(partial, out)
+        disk.sync_folder(out.parent)
+    except OSError as error:
+        raise DiskFull(f"--out {out} can't be written: {error.strerror or error}") from error
+    finally:
+        with contextlib.suppress(OSError):  # what led here counts
+            _remove(partial)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,269 @@
+"""`tiered-index import FILE`: puts the entries that `export` wrote into an index, hashes of keys as they are.
+
+The index itself keeps how many of a file's rows are durable, with the entries: killed at any moment and started again,
+the command puts what is missing. One thread beside the index's own; memory: a batch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import IO, Any, Literal
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from typer import Argument, Option
+
+from tiered_index.cli.follow import what_waits, write_what_waits
+from tiered_index.cli.options import Items, Patience, Slots, Wait
+from tiered_index.cli.output import human_count, human_seconds, states
+from tiered_index.cli.progress import PatientPut, settle
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.sources.messages import LocalFile, StoredFile, opened_place
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.format.hashing import HashRule
+from tiered_index.format.layout import Layout
+from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
+from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.export import METADATA, entries_checksum, export_schema
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+
+_ROWS = 1 << 17
+_TAIL_BYTES = 1 << 20
+_PLAIN = frozenset({"topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash"})
+
+
+@dataclass(frozen=True)
+class ExportedFile:
+    """A file that `export` wrote. `about`: what it says of itself; None: an NDJSON file, which says nothing."""
+
+    place: LocalFile | StoredFile
+    kind: Literal["parquet", "arrow", "ndjson"]
+    rows: int | None
+    columns: frozenset[str]
+    about: dict[str, Any] | None
+
+    @classmethod
+    def of(cls, place: LocalFile | StoredFile) -> ExportedFile:
+        """Return what is at a place, told by its first bytes. Raises `InvalidArgument`, `CorruptFile`."""
+        with place.open() as handle:
+            head = handle.read(8)
+            handle.seek(0)
+            line = handle.readline() if head[:1] == b"{" else b""
+        try:
+            if head.startswith(b"PAR1"):
+                with place.ranges() as handle, pq.ParquetFile(handle) as parquet:
+                    return cls._told(place, "parquet", parquet.metadata.num_rows, parquet.schema_arrow)
+            if head.startswith(b"ARROW1"):
+                with place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
+                    rows = sum(arrow.get_batch(number).num_rows for number in range(arrow.num_record_batches))
+                    return cls._told(place, "arrow", rows, arrow.schema)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptFile(str(place), f"can't be read: {error}") from error
+        if line or not head:
+            return cls(place, "ndjson", None, frozenset(_row(place, 1, line) if line else _PLAIN), None)
+        raise InvalidArgument(f"{place} is no file that `export` writes: neither Parquet nor Arrow nor NDJSON")
+
+    @classmethod
+    def _told(cls, place: LocalFile | StoredFile, kind: Any, rows: int, schema: Any) -> ExportedFile:
+        if METADATA not in (schema.metadata or {}):
+            raise InvalidArgument(
+                f"{place} doesn't say of which index its entries are: `export` did not write it. A table of messages "
+                "with their keys is for `ingest`"
+            )
+        return cls(place, kind, rows, frozenset(schema.names), json.loads(schema.metadata[METADATA]))
+
+    def settings(self, preset: str | None, rule: HashRule | None, root: Path | None) -> dict[str, Any]:
+        """Return the settings of an index that takes the entries; preset and rule are what the user says of NDJSON.
+
+        Raises `InvalidArgument` where that is not known, or where no index finds the keys.
+        """
+        if self.about is not None:
+            if preset or rule:
+                raise InvalidArgument(f"{'--preset' if preset else '--hash'} is for NDJSON; this file says its own")
+            layout = Layout.from_json(self.about["layout"])
+            preset, rule = layout.preset.name, layout.hash
+            more = {"item_type": layout.schema.item_type(), "offset_space": self.about["offset_space"]}
+        else:
+            more = {}
+            if preset == "rocketmq" and rule is None:
+                raise InvalidArgument("NDJSON doesn't say how its keys are hashed: --hash says it")
+            is_known = root is not None and Root(root, Disk()).read_marker() is not None
+            if preset is None and not is_known and self.columns != frozenset(export_schema(KEYED_SCHEMA).names):
+                raise InvalidArgument(
+                    f"{self.place} doesn't say of which schema its entries are: --preset rocketmq says it, a root that "
+                    "has an index of it, or an export as parquet or arrow"
+                )
+        if rule == "both":
+            raise InvalidArgument(
+                f"{self.place}: its keys are hashed by both rules, and an index would not find those of one: export "
+                "ranges whose files have one rule"
+            )
+        return {"preset": preset, "hash": rule if preset == "rocketmq" else None, **more}
+
+    def check(self, schema: Schema, rule: HashRule | None) -> None:
+        """Raise `InvalidArgument` where the file has other columns than exported entries of `schema`, or doesn't say by
+        which rule their keys are hashed, where there are two.
+        """
+        wanted = frozenset(export_schema(schema).names)
+        if self.columns == wanted:
+            if self.about is None and rule is None and schema == ROCKETMQ_SCHEMA:
+                raise InvalidArgument(f"{self.place} doesn't say how its keys are hashed: --preset and --hash say it")
+            return
+        lacks, more = sorted(wanted - self.columns), sorted(self.columns - wanted)
+        problem = f"lacks column {lacks[0]!r}" if lacks else f"has a column {more[0]!r} more"
+        hint = "" if self.about else "; NDJSON doesn't say its schema: --preset says it, or export as parquet or arrow"
+        raise InvalidArgument(f"{self.place} {problem} than entries of {schema.name} in this index{hint}")
+
+    def name(self) -> str:
+        """Return the name under which an index keeps the rows that it has: place, size and a hash of the end."""
+        with self.place.ranges() as handle:
+            size = handle.seek(0, io.SEEK_END)
+            handle.seek(max(0, size - _TAIL_BYTES))
+            return f"export:{self.place}#{size}-{hashlib.sha256(handle.read(_TAIL_BYTES)).hexdigest()[:16]}"
+
+    def batches(self, schema: Schema) -> Iterator[pa.RecordBatch]:
+        """Yield the rows as batches of `export_schema`, the same ones each time. Raises `CorruptFile`."""
+        wanted = export_schema(schema)
+        try:
+            if self.kind == "ndjson":
+                with self.place.open() as handle:
+                    yield from self._of_lines(handle, wanted)
+            elif self.kind == "parquet":
+                with self.place.ranges() as handle, pq.ParquetFile(handle, pre_buffer=True) as parquet:
+                    for batch in parquet.iter_batches(_ROWS):
+                        yield batch.select(wanted.names).cast(wanted)
+            else:
+                with self.place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
+                    for number in range(arrow.num_record_batches):
+                        yield arrow.get_batch(number).select(wanted.names).cast(wanted)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptFile(str(self.place), f"can't be read: {error}") from error
+
+    def _of_lines(self, handle: IO[bytes], wanted: Any) -> Iterator[pa.RecordBatch]:
+        packed = [field.name for field in wanted if pa.types.is_binary(field.type)]
+        number = 0
+        while lines := list(islice(handle, _ROWS)):
+            rows = [_row(self.place, number + place, line) for place, line in enumerate(lines, 1)]
+            number += len(lines)
+            try:
+                for name in packed:
+                    for row in rows:
+                        row[name] = bytes.fromhex(row[name])
+                yield pa.RecordBatch.from_pylist(rows, wanted)
+            except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
+                raise InvalidArgument(f"{self.place}, before line {number + 1:,}: {error}") from error
+
+
+def _row(place: object, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{place}, line {number:,}: not JSON: {error}") from error
+    if not isinstance(row, dict):
+        raise InvalidArgument(f"{place}, line {number:,}: not a JSON object: {line[:60]!r}")
+    return row
+
+
+def _put(put: PatientPut, batch: pa.RecordBatch, name: str, rows: int) -> int:
+    """Put rows with their topics' ids or, where one of these means another topic here, with ids of the index's own."""
+    try:
+        return put(batch, name, rows)
+    except InvalidArgument:
+        try:
+            return put(batch.select([one for one in batch.schema.names if one != "topic_id"]), name, rows)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name.partition('#')[0]}, before row {rows + 1:,}: {error}") from error
+
+
+@command
+def import_(
+    session: Session,
+    source: str = Argument(
+        metavar="FILE",
+        help="What `export` wrote: a Parquet, Arrow or NDJSON file, or s3://bucket/file.",
+        show_default=False,
+    ),
+    slots: Slots = None,
+    items: Items = None,
+    preset: Literal["native", "rocketmq"] | None = Option(
+        None, help="Of NDJSON, which doesn't say: of which file family the entries are."
+    ),
+    hash_rule: Literal["abs", "mask"] | None = Option(
+        None, "--hash", help="Of NDJSON of preset rocketmq: how its keys are hashed."
+    ),
+    wait: Wait = False,
+    patience: Patience = 60.0,
+) -> int:
+    """Make an index of what `export` wrote, or add it to one.
+
+    Entries are put as they are, hashes of keys among them, so that look-ups answer as those of the exported index. The
+    command prints how many entries the file has and the checksum that `export` printed. The same file again continues
+    where it stopped. Files of --format rocketmq are for RocketMQ.
+
+    [bold]Examples[/bold]
+
+      tiered-index import entries.parquet --root /data/index --storage s3://bucket/copy --wait
+
+      tiered-index import s3://bucket/entries.arrow --root ./index --storage file:///tmp/store --json
+    """
+    started_s = time.monotonic()
+    with contextlib.ExitStack() as stack:
+        place = stack.enter_context(opened_place(source, session.config()))
+        if not isinstance(place, LocalFile | StoredFile) or (isinstance(place, LocalFile) and place.path.is_dir()):
+            raise InvalidArgument(f"{source}: give one file that `export` wrote")
+        file = ExportedFile.of(place)
+        told = file.settings(preset, hash_rule, session.config().root)
+        config = session.config(slots=slots, items=items, **told)
+        index = stack.enter_context(IndexService.open(config))
+        file.check(index.schema, hash_rule)
+        name = file.name()
+        start = index.durable_position(name) or 0
+        put, rows, entries, checksum = PatientPut(index, patience), 0, 0, 0
+        with session.progress("importing", file.rows) as progress:
+            try:
+                for batch in file.batches(index.schema):
+                    begin, rows = rows, rows + len(batch)
+                    checksum += entries_checksum(batch, index.schema)
+                    if rows > start:
+                        entries += _put(put, batch.slice(max(0, start - begin)), name, rows)
+                    progress.update(rows, f"{human_count(rows)} entries")
+            except TieredIndexError:
+                index.flush()
+                raise
+        index.flush()
+        if wait:
+            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+        document: dict[str, Any] = {
+            "status": "complete",
+            "source": str(file.place),
+            "source_name": name,
+            "entries": rows,
+            "checksum": f"{checksum % 2**64:016x}",
+            "resumed_from": start,
+            "put": entries,
+            "quarantined": index.health()["quarantined_entries"],
+            "elapsed_s": round(time.monotonic() - started_s, 3),
+            **what_waits(index),
+        }
+    session.out.answer(document)
+    session.out.fields(
+        {
+            "source": document["source"],
+            "entries": rows,
+            "checksum": document["checksum"],
+            "put": entries,
+            "time": human_seconds(document["elapsed_s"]),
+            "files": states(document["files"]) or "none",
+        }
+    )
+    write_what_waits(session.out, document)
+    return 0

@@ -1,0 +1,93 @@
+"""`tiered-index du`: what is stored and what it costs."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from typer import Option
+
+from tiered_index.cli.options import CacheDir
+from tiered_index.cli.output import counted, human_bytes, human_count
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import InvalidArgument
+
+_GROUPS = ("topic", "day", "state")
+_SUMS = ("entries", "bytes", "usd_a_month")
+
+
+@command
+def du(
+    session: Session,
+    by: Annotated[
+        str, Option(metavar="topic,day,state", help="What rows are of: one of these words, or several by commas.")
+    ] = "topic,day,state",
+    cache_dir: CacheDir = None,
+) -> int:
+    """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state.
+
+    Days are of UTC. A topic has a share of a file's bytes as of its entries; the entries of a file of several days are
+    taken to be spread evenly over them (~). Dollars are of what lies in the storage, by the settings' prices (S3
+    Standard's list price by default), without requests. Archived segments are a row of their own. Objects that no
+    record names (`orphans`) and the log are not counted. It reads the directory of each stored file, as `topics` does.
+
+    [bold]Examples[/bold]
+
+      tiered-index du --storage s3://bucket/index --by topic
+
+      tiered-index du --root /data/index --json
+    """
+    groups = [name.strip() for name in by.split(",")]
+    if len(set(groups)) < len(groups) or not set(groups) <= set(_GROUPS):
+        raise InvalidArgument(f"--by {by!r}: give some of {', '.join(_GROUPS)}, each once, with commas between them")
+    config = session.config(cache_dir=cache_dir)
+    with session.open_reader(config) as reader:
+        table = reader.du()
+        state, genesis = reader.log_state, reader.genesis
+    sums = [(name, "sum") for name in _SUMS]
+    table = table.group_by(groups).aggregate([*sums, ("estimated", "any")])
+    table = table.select([*groups, *(f"{name}_sum" for name in _SUMS), "estimated_any"])
+    table = table.rename_columns([*groups, *_SUMS, "estimated"]).sort_by([(name, "ascending") for name in groups])
+    rows = table.to_pylist()
+    for row in rows:
+        if "day" not in groups:
+            row["estimated"] = False
+        elif row["day"] is not None:
+            row["day"] = row["day"].isoformat()
+    totals = {name: sum(row[name] for row in rows) for name in _SUMS}
+    session.out.answer(
+        {
+            "status": "complete",
+            "index_id": genesis.index_id,
+            "log_number": state.number,
+            "by": groups,
+            "prices_as_of": config.prices.as_of,
+            "usd_per_gib_month": config.prices.storage_per_gib_month_usd,
+            "rows": rows,
+            "totals": totals,
+        }
+    )
+    session.out.table(
+        (*groups, "entries", "bytes", "$ a month"),
+        [_shown(row, groups) for row in rows],
+        right="entries bytes $ a month",
+        brief=(*groups, "entries", "bytes", "$ a month"),
+    )
+    session.out.line(
+        f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}, "
+        f"${_dollars(totals['usd_a_month'])} a month at ${config.prices.storage_per_gib_month_usd:g} a GiB"
+    )
+    return 0
+
+
+def _shown(row: dict[str, Any], groups: list[str]) -> tuple[object, ...]:
+    about = "~" if row["estimated"] else ""
+    return (
+        *(row[name] for name in groups),
+        about + human_count(row["entries"]),
+        about + human_bytes(row["bytes"]),
+        _dollars(row["usd_a_month"]),
+    )
+
+
+def _dollars(usd: float) -> str:
+    return f"{usd:,.2f}" if usd >= 1 else f"{usd:.6f}"

@@ -1,0 +1,443 @@
+"""Files of messages: Parquet, one row a message, NDJSON, one JSON object a line, and CSV, whose first line names the
+columns; the last two plain or gzipped. One thread; memory: a few blocks.
+
+Further columns and blank lines are skipped, a message without key makes no entry. A position is a row number of a
+Parquet file, which its footer identifies and which doesn't grow, or a byte offset in uncompressed text. A block of
+lines is parsed at once by Arrow; where that fails or disagrees with the number of lines, its lines are parsed one by
+one, which decides. In CSV one record is one line; `keys` are separated by blanks, as RocketMQ has them; times are epoch
+milliseconds or ISO 8601.
+
+The name of a source, `file:PATH#LENGTH-HASH`, holds the absolute path or URI and a fingerprint of the content: it tells
+the same file, also one that has grown at its end, from another one at the same path. Where --column or --constant make
+other messages of it, ``/`` and a hash of what they say follow, so that the position of the one is not that of the
+other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import gzip
+import hashlib
+import io
+import json
+import re
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import IO, Any, cast
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.csv
+import pyarrow.json as pj
+import pyarrow.parquet as pq
+
+from tiered_index.cli.sources.messages import (
+    Batch,
+    Fields,
+    LocalFile,
+    Message,
+    Place,
+    Record,
+    Stdin,
+    StoredFile,
+    checked_message,
+    entry_columns,
+)
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.validation import milliseconds
+
+MAGIC = b"PAR1"
+BATCH_ROWS = 100_000
+_FOOTER_BYTES = 1 << 20
+
+
+class ParquetSource:
+    """One file. Raises `InvalidArgument` for missing columns or bad rows, `CorruptFile` for damage."""
+
+    unit = "rows"
+
+    def __init__(self, place: LocalFile | StoredFile, fields: Fields | None = None) -> None:
+        self.place = place
+        self.fields = fields or Fields()
+        try:
+            with self._opened() as file:
+                names = file.schema_arrow.names
+                self._groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
+        except pa.ArrowException as error:
+            raise CorruptFile(str(place), f"not a Parquet file that can be read: {error}") from error
+        self.fields.check_columns(names, str(place))
+        self._names = list(dict.fromkeys(name for name in self.fields.names.values() if name in names))
+        self.total: int | None = sum(self._groups)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[pq.ParquetFile]:
+        if isinstance(self.place, LocalFile):
+            with pq.ParquetFile(self.place.path, coerce_int96_timestamp_unit="ms") as file:
+                yield file
+        else:
+            with (
+                self.place.ranges() as handle,
+                pq.ParquetFile(handle, pre_buffer=True, coerce_int96_timestamp_unit="ms") as file,
+            ):
+                yield file
+
+    def fingerprint(self, length: int | None) -> tuple[int, str]:
+        """Return the file's size and a hash of its last bytes, where the footer describes every row group."""
+        with self.place.ranges() as handle:
+            size = handle.seek(0, io.SEEK_END)
+            handle.seek(max(0, size - _FOOTER_BYTES))
+            return size, hashlib.sha256(handle.read(_FOOTER_BYTES)).hexdigest()[:16]
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yield the rows from number `start` on."""
+        if self.total is not None and start > self.total:
+            raise InvalidArgument(
+                f"{self.place} is not what it was when it was taken up to row {start}: it has {self.total} rows"
+            )
+        first, before = 0, 0
+        while first < len(self._groups) and before + self._groups[first] <= start:
+            before += self._groups[first]
+            first += 1
+        position = before
+        try:
+            with self._opened() as file:
+                groups = list(range(first, len(self._groups)))
+                for rows in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=self._names):
+                    skip = min(len(rows), max(0, start - position))
+                    position += len(rows)
+                    if skip < len(rows):
+                        yield self._batch(rows.slice(skip), position)
+        except (pa.ArrowException, OSError) as error:
+            raise CorruptFile(str(self.place), f"rows from {position} on can't be read: {error}") from error
+
+    def _batch(self, rows: pa.RecordBatch, end: int) -> Batch:
+        table = self.fields.of_table(pa.Table.from_batches([rows]))
+        keys = table["keys" if "keys" in table.column_names else "key"]
+        with_key = table.filter(pc.is_valid(keys)) if keys.null_count else table
+        return Batch(entry_columns(with_key), len(rows), end, partial(self._records, table, end - len(rows)))
+
+    def _records(self, table: pa.Table, first: int) -> Iterator[Record]:
+        for number, fields in enumerate(table.to_pylist(), first):
+            where = f"row {number + 1}"
+            if fields.get("key", fields.get("keys")) is None:
+                fields["keys"] = []
+            try:
+                yield Record(where, number, number + 1, checked_message(fields, self.fields))
+            except InvalidArgument as error:
+                yield Record(where, number, number + 1, None, str(error))
+
+
+BLOCK_BYTES = 8 << 20
+MAX_LINE_BYTES = 16 << 20
+FINGERPRINT_BYTES = 1 << 20
+GZIP_MAGIC = b"\x1f\x8b"
+_INTEGERS = ("queue_id", "offset", "size", "topic_id")
+
+
+class TextSource(ABC):
+    """One file. Raises `InvalidArgument` for a line that is no message, `CorruptFile` for a damaged gzip file."""
+
+    unit = "bytes"
+    # Where the first message may begin.
+    begin = 0
+
+    def __init__(self, place: Place, fields: Fields) -> None:
+        self.place = place
+        self.fields = fields
+        self._gzipped, self.total = False, cast(int | None, None)
+        if not isinstance(place, Stdin):
+            with place.open() as raw:
+                self._gzipped = raw.read(2) == GZIP_MAGIC
+                self.total = None if self._gzipped else raw.seek(0, io.SEEK_END)
+
+    @abstractmethod
+    def _table(self, block: bytes, lines: int) -> pa.Table | None:
+        """Return the fields of a block's messages; None where it has not one message a line, or Arrow can't tell."""
+
+    @abstractmethod
+    def _message(self, line: bytes) -> Message:
+        """Return one line's message. Raises `InvalidArgument`."""
+
+    def fingerprint(self, length: int | None) -> tuple[int, str]:
+        """Return how many of the first bytes (a MiB at most) the hash covers, and their hash."""
+        with self._open() as handle:
+            head = self._checked(handle.read, FINGERPRINT_BYTES if length is None else length)
+        return len(head), hashlib.sha256(head).hexdigest()[:16]
+
+    def batches(self, start: int) -> Iterator[Batch]:
+        """Yield the lines behind byte `start`, which must be the end of a line."""
+        with self._open() as handle:
+            position = max(start, self.begin)
+            read = self.place.read if isinstance(self.place, Stdin) else handle.read
+            if not isinstance(self.place, Stdin):
+                self._seek(handle, position)
+            # lines before the block, None where they are counted once somebody asks
+            number = None if start else int(self.begin > 0)
+            while block := self._checked(read, BLOCK_BYTES):
+                if not block.endswith(b"\n"):
+                    rest = self._checked(handle.readline, MAX_LINE_BYTES)
+                    if len(rest) == MAX_LINE_BYTES:
+                        begun = position + block.rfind(b"\n") + 1
+                        raise InvalidArgument(f"{self.place}: the line at byte {begun} is longer than 16 MiB")
+                    block += rest
+                end = position + len(block)
+                columns, messages = self._columns(block)
+                yield Batch(columns, messages, end, partial(self._records, block, position, number))
+                position = end
+                number = None if number is None else number + block.count(b"\n")
+
+    @contextlib.contextmanager
+    def _open(self) -> Iterator[IO[bytes]]:
+        with self.place.open() as raw:
+            yield cast(IO[bytes], gzip.GzipFile(fileobj=raw)) if self._gzipped else raw
+
+    def _seek(self, handle: IO[bytes], start: int) -> None:
+        if not start:
+            return
+        changed = f"{self.place} is not what it was when it was taken up to byte {start}: "
+        if self._checked(handle.seek, start - 1) != start - 1:
+            raise InvalidArgument(changed + "it is shorter")
+        before = self._checked(handle.read, 1)
+        if before == b"\n":
+            return
+        # the last line may have had no end then; now it must have one, or still be the last
+        if not before or self._checked(handle.read, 1) not in (b"", b"\n", b"\r"):
+            raise InvalidArgument(changed + ("no line ends there" if before else "it is shorter"))
+        self._checked(handle.seek, start)
+
+    def _checked(self, read: Any, argument: int) -> Any:
+        try:
+            return read(argument)
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise CorruptFile(str(self.place), f"damaged gzip file: {error}") from error
+
+    def _records(self, block: bytes, position: int, number: int | None) -> Iterator[Record]:
+        number = self._lines_before(position) if number is None else number
+        for line in io.BytesIO(block):
+            number += 1
+            start, position = position, position + len(line)
+            if not line.strip():
+                continue
+            try:
+                yield Record(f"line {number}", start, position, self._message(line))
+            except InvalidArgument as error:
+                yield Record(f"line {number}", start, position, None, str(error))
+
+    def _lines_before(self, position: int) -> int:
+        lines = 0
+        with self._open() as handle:
+            while position > 0 and (piece := self._checked(handle.read, min(position, BLOCK_BYTES))):
+                lines += piece.count(b"\n")
+                position -= len(piece)
+        return lines
+
+    def _columns(self, block: bytes) -> tuple[pa.RecordBatch | None, int]:
+        """Return a block's entries and how many messages it has; None where a line needs a closer look."""
+        lines = sum(1 for line in block.split(b"\n") if line.strip())
+        if not lines:
+            return None, 0
+        try:
+            block.decode()  # Arrow takes any bytes for text
+            table = self._table(block, lines)
+        except (UnicodeDecodeError, pa.ArrowException, InvalidArgument):
+            return None, lines
+        return (entry_columns(table) if table is not None else None), lines
+
+
+class NdjsonSource(TextSource):
+    """One NDJSON file."""
+
+    def __init__(self, place: Place, fields: Fields | None = None) -> None:
+        super().__init__(place, fields or Fields())
+        types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
+        # `key` is one key, or a list of them; the kind that was found last is tried first
+        self._options = [
+            pj.ParseOptions(
+                explicit_schema=pa.schema(
+                    {column: {"key": key, **types}.get(n, pa.int64()) for n, column in self.fields.names.items()}
+                ),
+                unexpected_field_behavior="ignore",
+            )
+            for key in (pa.string(), pa.list_(pa.string()))
+        ]
+
+    def _table(self, block: bytes, lines: int) -> pa.Table | None:
+        options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
+        try:
+            table = pj.read_json(io.BytesIO(block), options, self._options[0])
+        except pa.ArrowException:
+            if b'"' + self.fields.names.get("key", "").encode() + b'"' not in block:
+                raise
+            table = pj.read_json(io.BytesIO(block), options, self._options[1])
+            self._options.reverse()
+        return self.fields.of_table(table) if len(table) == lines else None
+
+    def _message(self, line: bytes) -> Message:
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"not JSON: {error}") from error
+        if not isinstance(row, dict):
+            raise InvalidArgument(f"not a JSON object: {line[:60]!r}")
+        return checked_message(self.fields.of_row(row), self.fields)
+
+
+class CsvSource(TextSource):
+    """One CSV file, separated by commas. Raises `InvalidArgument` for missing columns, too."""
+
+    def __init__(self, place: Place, fields: Fields | None = None) -> None:
+        super().__init__(place, fields or Fields())
+        with self._open() as handle:
+            line = self._checked(handle.readline, MAX_LINE_BYTES)
+        self.begin = len(line)
+        self._header = self._cells(line.removeprefix(b"\xef\xbb\xbf"))
+        self.fields.check_columns(self._header, str(place))
+
+    def _cells(self, line: bytes) -> list[str]:
+        try:
+            if line.count(b'"') % 2:  # else the end of a value of two lines would pass for a record
+                raise csv.Error("a quote is left open")
+            return next(csv.reader([line.decode().rstrip("\r\n")], strict=True), [])
+        except (ValueError, csv.Error) as error:
+            raise InvalidArgument(f"not CSV of one record a line: {error}") from error
+
+    def _table(self, block: bytes, lines: int) -> pa.Table | None:
+        if b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
+            return None
+        names = [item for item in self.fields.names.items() if item[1] in self._header]
+        # what is a number and something else, too, is read as text and looked at more closely
+        kinds = {column: pa.int64() for name, column in names if name in _INTEGERS}
+        kinds |= {column: pa.string() for name, column in names if name not in _INTEGERS}
+        table = pyarrow.csv.read_csv(
+            io.BytesIO(block),
+            pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=self._header),
+            pyarrow.csv.ParseOptions(),
+            pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=list(kinds)),
+        )
+        if len(table) != lines:
+            return None
+        table = self.fields.of_table(table)
+        if pa.types.is_string(table["timestamp_ms"].type):
+            table = _with(table, "timestamp_ms", _times_ms(table["timestamp_ms"]))
+        if "key" in table.column_names:
+            return table.filter(pc.not_equal(table["key"], ""))
+        keys = pc.utf8_trim_whitespace(table["keys"])
+        table = _with(table, "keys", pc.utf8_split_whitespace(keys))
+        return table.filter(pc.not_equal(keys, ""))
+
+    def _message(self, line: bytes) -> Message:
+        cells = self._cells(line)
+        if len(cells) != len(self._header):
+            raise InvalidArgument(f"{len(cells)} columns, not {len(self._header)}")
+        fields = self.fields.of_row(dict(zip(self._header, cells, strict=True)))
+        for name in _INTEGERS:
+            if re.fullmatch(r"-?[0-9]{1,20}", str(fields.get(name, ""))):
+                fields[name] = int(fields[name])
+        if isinstance(time := fields["timestamp_ms"], str):
+            try:
+                fields["timestamp_ms"] = _times_ms(pa.chunked_array([[time]]))[0].as_py()
+            except pa.ArrowException as error:
+                raise InvalidArgument(f"timestamp_ms is epoch milliseconds or ISO 8601, not {time!r:.80}") from error
+        fields["topic_id"] = None if fields.get("topic_id") == "" else fields.get("topic_id")
+        if "key" in fields:
+            fields["key"] = fields["key"] or None
+        else:
+            fields["keys"] = fields["keys"].split()
+        return checked_message(fields, self.fields)
+
+
+def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
+    return table.set_column(table.column_names.index(name), name, values)
+
+
+def _times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return epoch milliseconds of texts: numbers of them, or ISO 8601, UTC where no zone is given.
+
+    Raises an `ArrowException` where the texts are not all of one of these kinds.
+    """
+    for kind in (pa.int64(), pa.timestamp("us", "UTC")):
+        with contextlib.suppress(pa.ArrowInvalid):
+            times = texts.cast(kind)
+            return times if pa.types.is_integer(kind) else milliseconds(times)
+    return milliseconds(texts.cast(pa.timestamp("us")))
+
+
+_NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?", re.DOTALL)
+_NDJSON_SUFFIXES = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+_CSV_SUFFIXES = (".csv", ".csv.gz")
+_HEAD_BYTES = 4096
+
+
+Source = NdjsonSource | CsvSource | ParquetSource
+
+
+def open_source(place: Place, fields: Fields | None = None) -> Source:
+    """Return the source at `place`, told by its first bytes. Raises `InvalidArgument`, `CorruptFile`."""
+    if isinstance(place, LocalFile) and place.path.is_dir():
+        raise InvalidArgument(f"{place} is a folder; give one NDJSON, CSV or Parquet file")
+    name = str(place)
+    with place.open() as handle:
+        head = _head(place, handle)
+    if head.startswith(MAGIC):
+        if isinstance(place, Stdin):
+            raise InvalidArgument("Parquet can't be read from stdin, whose end has to be read first: give a file")
+        return ParquetSource(place, fields)
+    if name.endswith(".parquet"):
+        raise CorruptFile(name, "not a Parquet file", offset=0, expected=MAGIC, found=head[:4])
+    if name.endswith(_CSV_SUFFIXES):
+        return CsvSource(place, fields)
+    if (
+        not name.endswith(_NDJSON_SUFFIXES)
+        and not head.lstrip().startswith(b"{")
+        and (head or not isinstance(place, Stdin))
+    ):
+        if b"," in head.partition(b"\n")[0]:
+            return CsvSource(place, fields)
+        raise InvalidArgument(f"{place} is neither NDJSON nor CSV nor Parquet")
+    return NdjsonSource(place, fields)
+
+
+def _head(place: Place, handle: IO[bytes]) -> bytes:
+    """Return the first bytes of the text, or of a Parquet file."""
+    if isinstance(place, Stdin):
+        return place.head()
+    head = handle.read(_HEAD_BYTES)
+    if not head.startswith(GZIP_MAGIC):
+        return head
+    handle.seek(0)
+    try:
+        return gzip.GzipFile(fileobj=handle).read(_HEAD_BYTES)
+    except (EOFError, OSError, zlib.error) as error:
+        raise CorruptFile(str(place), f"damaged gzip file: {error}") from error
+
+
+def source_name(source: Source, known: Iterable[str], *, restart: bool) -> str | None:
+    """Return the name of `source` in an index with the `known` ones; None for what can't be read again.
+
+    Raises `InvalidArgument` where it changed.
+    """
+    if isinstance(source.place, Stdin):
+        return None
+    fields = source.fields.fingerprint()
+    changed = same = False
+    for name in known:
+        match = _NAME.fullmatch(name)
+        if match is None or match["path"] != str(source.place):
+            continue
+        length, found = source.fingerprint(int(match["length"]))
+        if (length, found) != (int(match["length"]), match["hash"]):
+            changed = True
+        elif (match["fields"] or "") == fields:
+            return name
+        else:
+            same = True
+    if changed and not same and not restart:
+        raise InvalidArgument(
+            f"{source.place} is not the file that was taken before: its beginning differs. Give it another name, "
+            "or take it from its start with --restart"
+        )
+    length, found = source.fingerprint(None)
+    return f"file:{source.place}#{length}-{found}{fields}"

@@ -1,0 +1,290 @@
+"""`tiered-index spark lookup` and `audit`: answers for a file of keys, an index proved and compared with its source; by
+executors.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from typer import Option
+
+from tiered_index.cli.explaining import lost_text
+from tiered_index.cli.maintenance import write_findings
+from tiered_index.cli.options import Column, Conf, Constant, Master, Ship, given_columns, pairs, time_option
+from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
+from tiered_index.cli.session import Session, command
+from tiered_index.cli.spark import given_storage, progress_of, spark_columns, spark_of
+from tiered_index.errors import InvalidArgument
+from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from tiered_index.spark.audit.audit import AuditResult
+    from tiered_index.spark.audit.differences import Difference
+    from tiered_index.spark.lookup.lookup import LookupResult
+
+
+_PARTIAL = 6
+_FAILED_SHOWN = 5
+_FIGURES = (
+    *("rows", "skipped_null", "objects", "tasks", "log_number"),
+    *("requests", "bytes_read", "cost_usd", "plans", "dry_run"),
+)
+
+
+@command
+def lookup(
+    session: Session,
+    keys: str = Option(
+        metavar="FILE", help="Parquet, NDJSON or CSV file or folder of keys; Parquet also as s3:// URI."
+    ),
+    out: str | None = Option(
+        None, metavar="FOLDER", help="Where answers go: a new folder of Parquet (NDJSON if named .ndjson), or a URI."
+    ),
+    column: Column = None,
+    topic: str | None = Option(None, help="One topic for all keys."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or later."),
+    end: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or earlier."),
+    max_count: int = Option(64, "--max", min=1, help="Entries a key, the newest."),
+    nested: bool = Option(False, "--nested", help="One row a key, its entries in an array."),
+    allow_partial: bool = Option(False, "--allow-partial", help="Name files that can't be read, don't fail."),
+    skip_null: bool = Option(False, "--skip-null", help="Leave out rows without topic or key, and count them."),
+    max_requests: int | None = Option(None, min=0, help="Most requests of all tasks."),
+    max_bytes: int | None = Option(None, min=0, help="Most bytes that all tasks read."),
+    messages: str | None = Option(
+        None, metavar="archive|FOLDER", help="Join the messages: archived ones, or those of a RocketMQ store."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="Show objects, requests, bytes and cost; read no entries."),
+    master: Master = None,
+    conf: Conf = None,
+) -> int:
+    """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number
+    of keys.
+
+    Fields of a row: topic, key, optionally begin_ms and end_ms (epoch ms or ISO 8601); --begin and --end stand for all
+    rows. Other columns are carried through.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark lookup --keys keys.parquet --storage s3://bucket/index --out answers/
+
+      tiered-index spark lookup --keys orders.csv --column key=order_id --topic orders --storage file:///tmp/index
+      --dry-run
+    """
+    config = session.config()
+    storage = given_storage(config)
+    if out is None and not dry_run:
+        raise InvalidArgument("no place for the answers is given: --out FOLDER, or --dry-run")
+    columns: dict[str, Any] = dict(pairs("--column", column))
+    given = {"topic": topic, "begin_ms": begin, "end_ms": end}
+    if both := [name for name, value in given.items() if value is not None and name in columns]:
+        raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
+    from tiered_index.spark.lookup.keys import check_out, read_keys, write_answers
+
+    if out is not None:
+        # before Spark, which takes seconds to start
+        check_out(out, config.s3)
+    spark = spark_of(master, conf)
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    from tiered_index.spark.lookup.lookup import look_up
+
+    kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
+    columns |= {name: F.lit(value).cast(kinds[name]) for name, value in given.items() if value is not None}
+    begun = time.monotonic()
+    result = look_up(
+        spark,
+        read_keys(spark, keys, config.s3),
+        storage=storage,
+        columns=columns,
+        max_count=max_count,
+        nested=nested,
+        allow_partial=allow_partial,
+        skip_null=skip_null,
+        max_requests=max_requests,
+        max_bytes=max_bytes,
+        messages=messages,
+        config=config,
+        dry_run=dry_run,
+        progress=progress_of(session),
+    )
+    try:
+        if result.frame is not None and out is not None:
+            write_answers(result.frame, out, config.s3)
+        statuses = result.statuses
+    finally:
+        result.release()
+    _write_looked_up(session.out, result, statuses, time.monotonic() - begun)
+    return _PARTIAL if statuses.get("partial") else 0
+
+
+def _write_looked_up(out: Output, result: LookupResult, statuses: dict[str, int], elapsed_s: float) -> None:
+    out.answer(
+        {
+            "status": "planned" if result.dry_run else "partial" if statuses.get("partial") else "done",
+            **{name: getattr(result, name) for name in _FIGURES},
+            "lookups": statuses,
+            "failed": [{"file": file, "error": error} for file, error in result.failed],
+            "lost": [one.to_dict() for one in result.lost],
+            "expired_before_ms": result.expired_before_ms,
+            "elapsed_s": round(elapsed_s, 3),
+        }
+    )
+    cost = f"{counted(result.requests, 'request')}, {human_bytes(result.bytes_read)}, ${result.cost_usd:.6f}"
+    if result.skipped_null:
+        out.line(f"{counted(result.skipped_null, 'row')} without topic or key left out")
+    if result.dry_run:
+        out.line(
+            f"{counted(result.rows, 'row')} would be looked up in {counted(result.objects, 'object')} by "
+            f"{counted(result.tasks, 'task')}: at most about {cost}; nothing was read"
+        )
+        return
+    told = ", ".join(f"{count:,} {status}" for status, count in sorted(statuses.items()))
+    lookups = counted(sum(statuses.values()), "different lookup")
+    out.line(f"{counted(result.rows, 'row')}, {lookups}{f' ({told})' if told else ''}")
+    out.line(f"{counted(result.objects, 'object')} opened: {cost}, {human_seconds(elapsed_s)}")
+    if result.lost:
+        out.line(f"lost for good: {lost_text(result.lost)}")
+    failed = [f"not read: {file}: {error}" for file, error in result.failed]
+    out.first(_FAILED_SHOWN, failed, lambda rest: f"not read: {rest:,} more", remark=True)
+
+
+_FOUND = 1
+_SHOWN = 20
+
+
+@command
+def audit(
+    session: Session,
+    source: list[str] | None = Option(
+        None, help="What the index was made of, as `spark build` takes it; none: the index is not compared."
+    ),
+    column: Column = None,
+    constant: Constant = None,
+    begin: int | None = Option(
+        None, parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight."
+    ),
+    end: int | None = Option(
+        None, parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."
+    ),
+    report: str | None = Option(
+        None, metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."
+    ),
+    list_: int = Option(
+        1000, "--list", min=0, help="Differences of each kind to keep for report and JSON; all are counted."
+    ),
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+) -> int:
+    """Check every record and every byte of an index, and that it holds its source's entries: none missing, extra or
+    wrong. Changes nothing.
+
+    Exit code 1: something is wrong. 3: something could not be read. Without --source this is `tiered-index verify
+    --deep`, by many.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark audit --storage s3://bucket/index
+
+      tiered-index spark audit --storage s3://bucket/index --source orders.parquet --column key=order_id --report
+      audit.parquet
+
+      tiered-index spark audit --storage s3://bucket/index --source archive:s3://bucket/index --begin 2026-11-01 --end
+      2026-11-30T23:59:59
+    """
+    config = session.config()
+    storage = given_storage(config)
+    columns, constants = given_columns(column, constant)
+    if not source and (columns or constants or begin is not None or end is not None):
+        raise InvalidArgument(
+            "--column, --constant, --begin and --end say how to compare with a --source, and none is given"
+        )
+    if begin is not None and end is not None and begin // 1000 > end // 1000:
+        raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
+    from tiered_index.spark.audit.audit import audit as audit_index
+    from tiered_index.spark.audit.audit import check_report_name, write_report
+
+    if report is not None:
+        check_report_name(report, config.s3)
+    spark = spark_of(master, conf, ship=ship)
+    begun = time.monotonic()
+    result = audit_index(
+        spark,
+        source or None,
+        storage=storage,
+        columns=spark_columns(columns, constants),
+        begin_ms=begin,
+        end_ms=end,
+        most_listed=list_,
+        config=config,
+        progress=progress_of(session),
+    )
+    elapsed_s = time.monotonic() - begun
+    session.out.answer(_document(result, elapsed_s))
+    _write_audited(session.out, result, elapsed_s, bounded=begin is not None or end is not None)
+    if report is not None:
+        write_report(result, report, config.s3)  # last: what was found is reported even if this fails
+    if result.status == "findings":
+        return _FOUND
+    return 0 if result.status == "ok" else 3
+
+
+def _document(result: AuditResult, elapsed_s: float) -> dict[str, object]:
+    from tiered_index.spark.audit.audit import plain
+
+    differences = None if result.differences is None else asdict(result.differences)
+    if differences is not None:
+        for one in differences["listed"]:
+            one |= {name: plain(one[name]) for name in ("expected", "found")}
+    return {
+        **result.report.to_dict(),
+        **{name: getattr(result, name) for name in ("status", "entries", "objects", "log_number")},
+        "differences": differences,
+        "metrics": result.metrics.to_json(),
+        "elapsed_s": round(elapsed_s, 3),
+    }
+
+
+def _write_audited(out: Output, result: AuditResult, elapsed_s: float, *, bounded: bool) -> None:
+    report, line = result.report, out.line
+    write_findings(out, report, _SHOWN)
+    entries, read = counted(result.entries, "entry", "entries"), human_bytes(report.checked["object_bytes"])
+    found = counted(len(report.findings), "finding")
+    line(f"log record {result.log_number}: {counted(result.objects, 'object')} with {entries}, {read} checked, {found}")
+    if result.differences is not None:
+        compared = result.differences
+        for kind, number in compared.counts.items():
+            shown = [one for one in compared.listed if one.kind == kind][:_SHOWN]
+            for one in shown:
+                line(_told(one))
+            if number > len(shown):
+                line(f"and {number - len(shown):,} further {kind}")
+        counts = ", ".join(f"{number:,} {kind}" for kind, number in compared.counts.items())
+        in_source = counted(compared.source_entries, "entry", "entries")
+        line(f"source: {in_source}, index: {compared.index_entries:,}; {counts}")
+        for remark in compared.remarks:
+            line(remark)
+        if not (compared.source_entries or compared.index_entries):
+            line("nothing was compared: neither side has an entry" + (" between the bounds" if bounded else ""))
+    line(f"{result.status}, {human_seconds(elapsed_s)}")
+
+
+def _told(one: Difference) -> str:
+    said = one.expected or one.found or {}
+    name = f"{one.topic} {one.key}" if one.key is not None else f"key hash {one.key_hash}"
+    where = f"queue {one.queue_id}, offset {one.offset}, {_time(said['second'])}, {counted(said['size'], 'byte')}"
+    text = f"{one.kind.upper()} {name}: {where}"
+    if one.kind == "wrong" and one.found is not None:
+        differing = {field: value for field, value in one.found.items() if (one.expected or {}).get(field) != value}
+        held = [f"time {_time(v)}" if field == "second" else f"{field} {v}" for field, v in differing.items()]
+        text += f"; the index says {', '.join(held)}"
+    return text + (f" ({one.object})" if one.object is not None else "")
+
+
+def _time(second: int) -> str:
+    try:
+        return format_time(second * 1000)
+    except OverflowError:
+        return f"second {second}"

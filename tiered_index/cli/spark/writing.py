@@ -1,0 +1,253 @@
+"""`tiered-index spark build`, `compact` and `merge`: what writes to a storage, by executors."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from typer import Option
+
+from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
+from tiered_index.cli.options import (
+    Begin,
+    Column,
+    Conf,
+    Constant,
+    DryRun,
+    End,
+    Master,
+    MinAge,
+    Ship,
+    SkipLost,
+    Tiers,
+    Window,
+    given_columns,
+    human_duration,
+)
+from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
+from tiered_index.cli.spark import given_storage, job_document, progress_of, spark_columns, spark_of
+from tiered_index.errors import InvalidArgument
+from tiered_index.spark.metrics import JobMetrics
+from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from tiered_index.spark.build.build import BuildResult
+    from tiered_index.spark.build.merge import CompactReport
+
+_WINDOWS_SHOWN, _SHOWN = 20, 5
+_UNAVAILABLE, _CORRUPT = 3, 4
+
+
+@command
+def build(
+    session: Session,
+    source: list[str] = Option(
+        help="Parquet or NDJSON: files, folders, s3:// URIs; RocketMQ stores; archive:STORAGE-URI."
+    ),
+    window: str = Option("1d", metavar="1h|1d|30d", help="Length of a window, from the epoch on."),
+    column: Column = None,
+    constant: Constant = None,
+    shards: str = Option("auto", metavar="auto|N", help="Shards of a window."),
+    mode: str = Option("error", metavar="error|append|replace", help="What to do where a window has tables already."),
+    max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
+    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
+    slots: int | None = Option(None, help="Base slots, where the index is made."),
+    dry_run: bool = Option(False, "--dry-run", help="Show windows, shards, bytes, requests and cost; change nothing."),
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+) -> int:
+    """Build window tables from files or a commit log, on Spark, and publish them with one log record.
+
+    Nothing is visible until all of it is. Timestamps that can't be right (settings max_late_s, max_early_s) go to
+    windows of their own, and are counted.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark build --source messages/ --storage file:///tmp/index --window 1d
+
+      tiered-index spark build --source orders.parquet --column key=order_id --constant topic=orders --storage
+      s3://bucket/index --dry-run
+
+      tiered-index spark build --source 'archive:s3://bucket/index?store=broker-a' --storage s3://bucket/rebuilt
+    """
+    config = session.config(slots=slots)
+    storage = given_storage(config)
+    if shards != "auto" and not shards.isdecimal():
+        raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
+    columns, constants = given_columns(column, constant)
+    spark = spark_of(master, conf, ship=ship)
+    from tiered_index.spark.build.build import build as build_tables
+
+    begun = time.monotonic()
+    result = build_tables(
+        spark,
+        source,
+        storage=storage,
+        window=window,
+        shards="auto" if shards == "auto" else int(shards),
+        columns=spark_columns(columns, constants),
+        mode=mode,
+        config=config,
+        max_windows=max_windows,
+        skip_corrupt=skip_corrupt,
+        dry_run=dry_run,
+        progress=progress_of(session),
+    )
+    _write_built(session.out, result, time.monotonic() - begun)
+    return 0
+
+
+def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
+    windows = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
+    skipped = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
+    document = {"status": "planned" if result.dry_run else "built", **job_document(result)}
+    out.answer({**document, "windows": windows, "skipped": skipped, "elapsed_s": round(elapsed_s, 3)})
+    shown = result.windows[:_WINDOWS_SHOWN]
+    out.table(
+        ("window", "length", "entries"),
+        [(format_time(begin * 1000), human_duration(length), human_count(entries)) for begin, length, entries in shown],
+        right="length entries",
+    )
+    if len(result.windows) > len(shown):
+        out.line(f"and {counted(len(result.windows) - len(shown), 'further window')}")
+    became = f"{counted(result.entries, 'entry', 'entries')} {'would become' if result.dry_run else 'became'}"
+    shards = f"{counted(result.shards, 'shard')}, {human_bytes(result.written_bytes)}"
+    out.line(f"{became} {counted(len(result.windows), 'table')} of {shards}")
+    if result.quarantined:
+        wrong = counted(result.quarantined, "entry", "entries")
+        out.line(f"{wrong} with a time that can't be right went to quarantine")
+    if result.without_key:
+        out.line(f"{counted(result.without_key, 'message')} without key made no entry")
+    if result.skipped_ranges:
+        stretches = counted(result.skipped_ranges, "damaged stretch", "damaged stretches")
+        size = human_bytes(result.skipped_bytes)
+        out.line(f"{stretches} passed over, {size}: how many messages they had is not known")
+        for file, begin, end, problem in result.skipped[:_SHOWN]:
+            out.remark(f"passed over: {file}: offsets {begin} to {end}: {problem}")
+    if result.removed_objects:
+        out.line(f"{counted(result.removed_objects, 'object')} replaced")
+    if result.dry_run:
+        out.line(f"about {counted(result.requests, 'request')}, ${result.cost_usd:.6f}; nothing was changed")
+    else:
+        out.line(f"log record {result.log_number}, {human_seconds(elapsed_s)}")
+
+
+@command
+def compact(
+    session: Session,
+    dry_run: bool = Option(False, "--dry-run", help="Show what is staged and what it would cost; start no Spark."),
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+) -> int:
+    """Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log
+    record.
+
+    A cron job that runs it takes compaction off the writers' hosts. Exit code 4 where a staged file is damaged: it is
+    left to its writer; 3 where storage or disk failed a file: the others are published, the next run tries it again.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark compact --storage s3://bucket/index
+
+      tiered-index spark compact --storage s3://bucket/index --dry-run --json
+    """
+    config = session.config()
+    uri = storage_uri(config)
+    from tiered_index.spark.build.merge import compact as compact_staged_files
+    from tiered_index.spark.build.merge import plan_compaction
+
+    begun = time.monotonic()
+    if dry_run:
+        report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
+    else:
+        spark = spark_of(master, conf, ship=ship)
+        report = compact_staged_files(
+            spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session)
+        )
+    _write_compacted(session.out, report, time.monotonic() - begun)
+    return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
+
+
+def _write_compacted(out: Output, report: CompactReport, elapsed_s: float) -> None:
+    status = "planned" if report.dry_run else "compacted" if report.files else "nothing to do"
+    lists = {name: [list(pair) for pair in getattr(report, name)] for name in ("left", "damaged", "failed")}
+    document = job_document(report)
+    metrics = document.pop("metrics")
+    # nothing was measured where nothing was done
+    measured = {} if report.dry_run else {"metrics": metrics}
+    out.answer({"status": status, **document, **lists, **measured, "elapsed_s": round(elapsed_s, 3)})
+    entries = counted(report.entries, "entry", "entries")
+    what = f"{counted(report.files, 'staged file')} with {entries}, {human_bytes(report.read_bytes)}"
+    if report.dry_run:
+        out.line(f"{what}: would become about {human_bytes(report.written_bytes)}; nothing was changed")
+    elif report.files:
+        became = f"became {human_bytes(report.written_bytes)}: log record {report.log_number}"
+        out.line(f"{what}, {became}, {human_seconds(elapsed_s)}")
+    else:
+        out.line("nothing to compact")
+    about = "about " if report.dry_run else ""
+    out.line(f"{about}{counted(sum(report.requests.values()), 'request')}, about ${report.cost_usd:.6f}")
+    named = {"left as it is": report.left, "damaged, left to its writer": report.damaged, "failed": report.failed}
+    for what, files in named.items():
+        texts = [f"{what}: {file_id}: {reason}" for file_id, reason in files]
+        out.first(_SHOWN, texts, lambda rest, what=what: f"{what}: {rest:,} more", remark=True)  # type: ignore[misc]
+
+
+@command
+def merge(
+    session: Session,
+    window: Window = 86400,
+    tiers: Tiers = None,
+    begin: Begin = None,
+    end: End = None,
+    min_age: MinAge = 3600,
+    shard_bytes: int = Option(256 << 20, help="Size of a shard at which a window is cut, about; one a task."),
+    dry_run: DryRun = False,
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+    skip_lost: SkipLost = False,
+) -> int:
+    """Merge uploaded files, and tables of shorter windows, into window tables: `tiered-index merge` by any number of
+    executors.
+
+    With --dry-run Spark is not started.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark merge --storage s3://bucket/index --window 1d --dry-run
+
+      tiered-index spark merge --storage s3://bucket/index --tiers 1d,30d --master spark://host:7077
+    """
+    options = merge_options(window, tiers, begin, end, min_age, shard_bytes, skip_lost)
+    config = session.config()
+    if dry_run:
+        with open_stored_index(config) as index:
+            show_plans(session, index, options, config.prices)
+        return 0
+    spark = spark_of(master, conf, ship=ship)
+    from tiered_index.spark.build.merge import merge as merge_tables
+
+    told: list[dict[str, Any]] = []
+    metrics: list[JobMetrics] = []
+    for chosen in options:
+        result = merge_tables(
+            spark,
+            storage=storage_uri(config),
+            window=chosen.window_s,
+            options=chosen,
+            s3=config.s3,
+            prices=config.prices,
+            progress=progress_of(session),
+        )
+        left = [list(pair) for pair in result.left]
+        told.append({"window_s": chosen.window_s, **job_document(result), "left": left})
+        metrics.append(result.metrics)
+        write_report(session, chosen.window_s, result)
+    whole = JobMetrics(stages=tuple(stage for job in metrics for stage in job.stages))
+    costs = {name: getattr(whole, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
+    write_total(session, told, result.log_number, costs)
+    return 0

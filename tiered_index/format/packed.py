@@ -1,0 +1,433 @@
+"""Packed runs: the items of a slot group or block, column-wise in as many bits as they need. SPEC.md section 11.
+
+What the entries of a key share is stored once a key; hashes are steps from key to key, since a table's entries rise by
+`hash_rank`; of a time what is left when a line through the file's offsets and times was taken off, since both grow
+together. What was packed comes back byte for byte, in whatever order it was. Pure; safe under threads.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import CorruptFile
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.format.slots import SlotMap, hash_rank
+from tiered_index.format.time_line import TimeLine
+from tiered_index.kernels import compiled
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
+
+MOST_ITEMS = 1 << 14
+"""Items of a run, at most: one of 256 KiB of unpacked items has less."""
+_CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
+# stored once a key, beside the hash
+_OF_KEYS = ("topic_id", "fingerprint")
+# bytes of an item's 28 that are about saved: of hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
+_SAVED = 19
+# bits of a column that are read or written at once: with 7 before them they are in 8 bytes
+_AT_ONCE = 56
+_MASK = 2**64 - 1
+# runs that are unpacked together: what they take fits the cache
+_TOGETHER = 32
+# items that are read one by one
+_FEW = 16
+
+
+def packed_bytes(schema: Schema, count: int) -> int:
+    """Return about how many bytes packed items have, for estimates: fingerprints, offsets and extra columns most."""
+    return count * (schema.item.itemsize - _SAVED)
+
+
+class Packing:
+    """How the runs of one file are packed: `base` are the base slots, by which hashes have their rank."""
+
+    def __init__(self, schema: Schema, base: int, line: TimeLine) -> None:
+        self._schema, self._base, self._line = schema, base, line
+        self._words = _words_of(schema)
+        names = self._words.names or ()
+        self._of_keys = [name for name in names if name in _OF_KEYS]
+        self._of_items = [name for name in names if name not in (*_OF_KEYS, "key_hash", "offset", "time_diff_s")]
+        codes = [_CODES[self._words[name].str[1:]] for name in (*self._of_keys, *self._of_items)]
+        self._order = ("key_hash", *self._of_keys, *self._of_items, "offset", "time_diff_s")
+        fields: Mapping[str, Any] = self._words.fields or {}
+        # the same fields in the order in which they are stored
+        self._ordered = np.dtype(
+            {
+                "names": self._order,
+                "formats": [fields[name][0] for name in self._order],
+                "offsets": [fields[name][1] for name in self._order],
+                "itemsize": schema.item.itemsize,
+            }
+        )
+        self._quotients = SlotMap(base).quotients
+        # kind of hashes | keys | for each column its bits and its smallest value
+        self._header = struct.Struct(">BI" + "".join("B" + code for code in ("q", *codes, "q", "q")))
+
+    def pack(self, items: Array) -> bytes:
+        """Return the packed form of a run's items (structured as the schema's, n), one at least."""
+        return self.pack_runs(items, [len(items)])[0]
+
+    def pack_runs(self, items: Array, counts: Sequence[int]) -> list[bytes]:
+        """Return the packed forms of several runs; `items` are theirs, one behind the other, `counts` of each."""
+        starts = np.cumsum([0, *counts])
+        words = items.view(self._words)
+        shared = [items["key_hash"].astype(np.int64), *(_native(words[name]) for name in self._of_keys)]
+        new = np.zeros(len(items), bool)
+        for column in shared:
+            new[1:] |= column[1:] != column[:-1]
+        new[starts[:-1]] = True
+        rows = np.flatnonzero(new)
+        raw, *others = shared if len(rows) == len(items) else [column[rows] for column in shared]
+        key_starts = np.searchsorted(rows, starts)
+        ranks = hash_rank(normal_hashes(raw), self._base).astype(np.int64)
+        steps = np.diff(ranks, prepend=ranks[:1])
+        steps[key_starts[:-1]] = 0
+        is_ranked = (np.minimum.reduceat(np.minimum(steps, raw), key_starts[:-1]) >= 0).tolist()
+        offsets = _native(items["offset"])
+        line = items["time_diff_s"] - self._line.at(offsets)
+        loops = compiled(len(items))
+        of_keys, as_steps = (_Rows([first, *others], key_starts, loops) for first in (raw, steps))
+        of_items = _Rows([*(_native(words[name]) for name in self._of_items), offsets, line], starts, loops)
+        packed = []
+        for run, (start, stop) in enumerate(itertools.pairwise(starts.tolist())):
+            mine = as_steps if is_ranked[run] else of_keys
+            about = [number for rows in (mine, of_items) for column in rows.columns for number in column.about[run]]
+            if is_ranked[run]:
+                about[1] = int(ranks[key_starts[run]])
+            count = int(key_starts[run + 1] - key_starts[run])
+            parts = [
+                self._header.pack(is_ranked[run], count, *about),
+                mine.packed(run),
+                b"" if count == stop - start else np.packbits(new[start:stop], bitorder="little").tobytes(),
+                of_items.packed(run),
+            ]
+            packed.append(b"".join(parts))
+        return packed
+
+    def unpack(self, data: bytes | memoryview, count: int, file: str, key_hash: int | None = None) -> Array:
+        """Return the `count` items (structured) of a run, in a new array; where a normal `key_hash` is given, those
+        from the first to the last of it. Raises `CorruptFile` where `data` is no packed run of `count` items.
+        """
+        run = self._open(data, count, file)
+        part = _Part(run, 0, run.keys, 0, count) if key_hash is None else self._find(run, key_hash)
+        few = self._few(part) if part.stop - part.start <= _FEW else None
+        return self._rows([part]) if few is None else few
+
+    def unpack_runs(self, runs: Iterable[tuple[bytes | memoryview, int]], file: str) -> Array:
+        """Return the items of several runs, one behind the other, each given by its data and count, as `unpack`."""
+        given = list(runs)
+        items = np.empty(sum(count for _, count in given), self._schema.item)
+        at = 0
+        for first in range(0, len(given), _TOGETHER):
+            opened = [self._open(data, count, file) for data, count in given[first : first + _TOGETHER]]
+            some = self._rows([_Part(run, 0, run.keys, 0, run.count) for run in opened])
+            # as bytes, since NumPy copies records column by column
+            items.view(np.void)[at : at + len(some)] = some.view(np.void)
+            at += len(some)
+        return items
+
+    def _open(self, data: bytes | memoryview, count: int, file: str) -> _Run:
+        size = self._header.size
+        try:
+            is_ranked, n, *about = self._header.unpack_from(data)
+        except struct.error as error:
+            raise CorruptFile(file, "a packed run is too short", expected=size, found=len(data)) from error
+        widths, least = about[::2], about[1::2]
+        keys = 1 + len(self._of_keys)
+        key_widths, item_widths = widths[:keys], widths[keys:]
+        starts_at = size + _bytes_of(n * sum(key_widths))
+        items_at = starts_at + (_bytes_of(count) if n < count else 0)
+        expected = items_at + _bytes_of(count * sum(item_widths))
+        if is_ranked > 1 or not 0 < n <= count <= MOST_ITEMS or max(widths) > 64 or len(data) != expected:
+            raise CorruptFile(file, f"not a packed run of {count} items", expected=expected, found=len(data))
+        bits = _Bits(data)
+        codes = bits.column(8 * size, sum(key_widths), widths[0], n).view(np.int64)
+        codes = (np.cumsum(codes) if is_ranked else codes) + least[0]
+        limit = self._quotients * self._base if is_ranked else 2**31
+        if widths[0] > 32 or not -(2**31) <= least[0] < limit or codes.max() >= limit:
+            raise CorruptFile(file, "a packed run has hashes of more than 32 bits")
+        starts = None
+        if n < count:
+            held = np.frombuffer(bits.data, np.uint8, items_at - starts_at, starts_at)
+            starts = np.unpackbits(held, bitorder="little").nonzero()[0]
+            if len(starts) != n or starts[0] or starts[-1] >= count:
+                raise CorruptFile(file, f"a packed run has not the {n} keys that it says")
+        return _Run(
+            bits, bool(is_ranked), n, count, codes, starts, key_widths, item_widths, least, 8 * size, 8 * items_at
+        )
+
+    def _find(self, run: _Run, key_hash: int) -> _Part:
+        """Return the part of a run from the first to the last key of a hash."""
+        if run.is_ranked:
+            rank = key_hash % self._base * self._quotients + key_hash // self._base
+            low, high = int(run.codes.searchsorted(rank)), int(run.codes.searchsorted(rank, "right"))
+        else:
+            there = np.flatnonzero(run.codes == key_hash if key_hash else run.codes <= 0)
+            low, high = (int(there[0]), int(there[-1]) + 1) if len(there) else (0, 0)
+        if run.starts is None:
+            return _Part(run, low, high, low, high)
+        start, stop = (int(run.starts[key]) if key < run.keys else run.count for key in (low, high))
+        return _Part(run, low, high, start, stop)
+
+    def _rows(self, parts: Sequence[_Part]) -> Array:
+        """Return the items of parts of runs, one behind the other."""
+        items = np.empty(sum(part.stop - part.start for part in parts), self._schema.item)
+        if not len(items):
+            return items
+        if (loops := compiled(len(items))) is not None:
+            of_keys = [
+                _joined(list(map(self._hashes, parts))),
+                *_unpacked(loops, ((part.run.bits, part.of_keys()) for part in parts))[1:],
+            ]
+            of_items = [*_unpacked(loops, ((part.run.bits, part.of_items()) for part in parts))]
+        else:
+            columns = ([self._hashes(part), *part.run.bits.columns(*part.of_keys())[1:]] for part in parts)
+            of_keys = [_joined(some) for some in zip(*columns, strict=True)]
+            of_items = [
+                _joined(some) for some in zip(*(part.run.bits.columns(*part.of_items()) for part in parts), strict=True)
+            ]
+        if any(part.run.starts is not None for part in parts):
+            repeats = _joined([part.repeats() for part in parts])
+            of_keys = [np.repeat(column, repeats) for column in of_keys]
+        offsets, times = (column.view(np.int64) for column in of_items[-2:])
+        of_items[-1] = (times + self._line.at(offsets)).view(np.uint64)
+        words = items.view(self._words)
+        for name, column in zip(self._order, (*of_keys, *of_items), strict=True):
+            words[name] = column
+        return items
+
+    def _hashes(self, part: _Part) -> Int64:
+        """Return the hashes of a part's keys."""
+        hashes = part.run.codes[part.low : part.high]
+        if part.run.is_ranked:
+            slots, above = np.divmod(hashes, self._quotients)
+            hashes = above * self._base + slots
+        return hashes
+
+    def _few(self, part: _Part) -> Array | None:
+        """Return the same as `_rows` by plain numbers, which is faster for a few; None where one is too large."""
+        run, of_keys, rows = part.run, [], []
+        for key, repeats in zip(range(part.low, part.high), part.repeats().tolist(), strict=True):
+            code, values = int(run.codes[key]), run.bits.row(run.keys_at, run.key_widths, key)
+            if run.is_ranked:
+                slot, above = divmod(code, self._quotients)
+                code = above * self._base + slot
+            of_keys += [(code, *map(operator.add, values[1:], run.least[1:]))] * repeats
+        item_least = run.least[len(run.key_widths) :]
+        for of_key, number in zip(of_keys, range(part.start, part.stop), strict=True):
+            values = run.bits.row(run.items_at, run.item_widths, number)
+            *values, offset, time = map(operator.add, values, item_least)
+            rows.append((*of_key, *values, offset, time + self._line.at_one(offset)))
+        try:
+            return np.array(rows, self._ordered).view(self._schema.item)
+        except OverflowError:
+            return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """An open run: its keys, their ranks or hashes, and where their items start (None: each has one); where in its
+    bits the rows of keys and of items begin, and how they are divided.
+    """
+
+    bits: _Bits
+    is_ranked: bool
+    keys: int
+    count: int
+    codes: Int64
+    starts: Int64 | None
+    key_widths: Sequence[int]
+    item_widths: Sequence[int]
+    least: Sequence[int]
+    keys_at: int
+    items_at: int
+
+
+_Place = tuple[int, Sequence[int], Sequence[int], int, int]
+
+
+class _Part(NamedTuple):
+    """The keys [low, high) of a run, which have the items [start, stop)."""
+
+    run: _Run
+    low: int
+    high: int
+    start: int
+    stop: int
+
+    def repeats(self) -> Int64:
+        """Return how many items each key has."""
+        if self.run.starts is None:
+            return np.ones(self.high - self.low, np.int64)
+        return np.diff(self.run.starts[self.low : self.high], append=self.stop)
+
+    def of_keys(self) -> _Place:
+        """Return where the keys are, as `_Bits.columns` takes it: of the hashes the codes."""
+        run = self.run
+        return run.keys_at, run.key_widths, run.least[: len(run.key_widths)], self.low, self.high
+
+    def of_items(self) -> _Place:
+        """Return where the items are, as `_Bits.columns` takes it."""
+        run = self.run
+        return run.items_at, run.item_widths, run.least[len(run.key_widths) :], self.start, self.stop
+
+
+class _Column:
+    """A column of the rows of several runs, each of which begins at one of `starts`, the end last."""
+
+    def __init__(self, values: Array, starts: Int64) -> None:
+        self._values, self._starts = values, starts.tolist()
+        self._least = np.minimum.reduceat(values, starts[:-1])
+        bounds = zip(self._least.tolist(), np.maximum.reduceat(values, starts[:-1]).tolist(), strict=True)
+        # of each run the bits that its values need, and the smallest one
+        self.about = [((most - least).bit_length(), least) for least, most in bounds]
+
+    def above(self, run: int) -> UInt64:
+        """Return by how much each of a run's values (u64, n) is above the smallest one."""
+        part: Array = self._values[self._starts[run] : self._starts[run + 1]] - self._least[run]
+        return part.view(np.uint64)
+
+
+class _Rows:
+    """Columns of the rows of several runs, each of which begins at one of `starts`, the end last."""
+
+    def __init__(self, columns: Sequence[Array], starts: Int64, loops: ModuleType | None) -> None:
+        self.columns = [_Column(values, starts) for values in columns]
+        self._starts, self._loops = starts.tolist(), loops
+        self._matrix = np.array([values.view(np.uint64) for values in columns]) if loops is not None else None
+
+    def packed(self, run: int) -> bytes:
+        """Return a run's rows, as `_Bits` reads them."""
+        start, stop = self._starts[run : run + 2]
+        about = [column.about[run] for column in self.columns]
+        widths = [width for width, _ in about]
+        bits, n = sum(widths), stop - start
+        if not bits:
+            return b""
+        if self._loops is not None:
+            packed = np.empty(_bytes_of(n * bits), np.uint8)
+            least = np.array([smallest & _MASK for _, smallest in about], np.uint64)
+            self._loops.pack_bits(self._matrix, start, stop, least, np.array(widths), packed)
+            return packed.tobytes()
+        stride = _bytes_of(bits) + 8
+        rows = np.zeros((n, stride), np.uint8)
+        at = 0
+        for column, width in zip(self.columns, widths, strict=True):
+            if width:
+                values = column.above(run)
+                # at most so many bits at once
+                for low in range(0, width, _AT_ONCE):
+                    part = values if width <= _AT_ONCE else values >> np.uint64(low) & np.uint64((1 << _AT_ONCE) - 1)
+                    where = np.ndarray((n,), "<u8", rows, at + low >> 3, (stride,))
+                    where |= part << np.uint64(at + low & 7)
+                at += width
+        return np.packbits(np.unpackbits(rows, axis=1, count=bits, bitorder="little"), bitorder="little").tobytes()
+
+
+class _Bits:
+    """Packed data as one long little-endian number, of which rows of columns are read."""
+
+    def __init__(self, data: bytes | memoryview) -> None:
+        self.data = bytes(data) + bytes(8)  # 8 bytes can be read from each byte on
+        self._from = np.ndarray((len(data) + 1,), "<u8", self.data, 0, (1,))
+
+    def column(self, at: int, row_bits: int, width: int, rows: int) -> UInt64:
+        """Return a column (u64, `rows`) of `width` bits, of which the first row begins at bit `at`."""
+        if not width:
+            return np.zeros(rows, np.uint64)
+        if width > _AT_ONCE:
+            high = self.column(at + _AT_ONCE, row_bits, width - _AT_ONCE, rows)
+            return self.column(at, row_bits, _AT_ONCE, rows) | high << np.uint64(_AT_ONCE)
+        bytes_, shifts = _places(row_bits, at & 7, max(512, 1 << (rows - 1).bit_length()))
+        column = self._from[at >> 3 :].take(bytes_[:rows])
+        column >>= shifts[:rows]
+        column &= np.uint64((1 << width) - 1)
+        return column
+
+    def columns(self, at: int, widths: Sequence[int], least: Sequence[int], start: int, stop: int) -> list[UInt64]:
+        """Return the columns (u64, n each) of rows [start, stop), `least` added; row 0 begins at bit `at`."""
+        row_bits = sum(widths)
+        at += start * row_bits
+        columns = []
+        for width, smallest in zip(widths, least, strict=False):
+            column = self.column(at, row_bits, width, stop - start)
+            column += np.uint64(smallest & _MASK)
+            columns.append(column)
+            at += width
+        return columns
+
+    def row(self, at: int, widths: Sequence[int], number: int) -> list[int]:
+        """Return one row; row 0 begins at bit `at`."""
+        row_bits = sum(widths)
+        at += number * row_bits
+        value = int.from_bytes(self.data[at >> 3 : at + row_bits + 7 >> 3], "little") >> (at & 7)
+        values = []
+        for width in widths:
+            values.append(value & (1 << width) - 1)
+            value >>= width
+        return values
+
+
+def _unpacked(loops: ModuleType, parts: Iterable[tuple[_Bits, _Place]]) -> UInt64:
+    """Return the columns (u64, columns x n) of several runs' rows, as `_Bits.columns` returns those of one."""
+    given = list(parts)
+    columns = np.empty((len(given[0][1][1]), sum(stop - start for _, (*_, start, stop) in given)), np.uint64)
+    to = 0
+    for bits, (at, widths, least, start, stop) in given:
+        smallest = np.array([value & _MASK for value in least], np.uint64)
+        packed = np.frombuffer(bits.data, np.uint8)
+        loops.unpack_bits(packed, at, np.array(widths, np.int64), smallest, start, stop, columns, to)
+        to += stop - start
+    return columns
+
+
+@lru_cache(256)
+def _places(row_bits: int, first: int, rows: int) -> tuple[Int64, UInt64]:
+    """Return in which byte (n) each row begins, and at which of its bits, where row 0 begins at bit `first`."""
+    begins = np.arange(rows) * row_bits + first
+    return begins >> 3, (begins & 7).astype(np.uint64)
+
+
+def _native(column: Array) -> Array:
+    """Return a column's values as i64, or u64 where they are unsigned."""
+    return column.astype(np.int64 if column.dtype.kind == "i" else np.uint64)
+
+
+def _joined(columns: Sequence[Array]) -> Array:
+    return columns[0] if len(columns) == 1 else np.concatenate(columns)
+
+
+def _bytes_of(bits: int) -> int:
+    return -(-bits // 8)
+
+
+def _words_of(schema: Schema) -> np.dtype[Any]:
+    """Return a dtype of the same bytes whose columns are numbers: floats by their bits, bytes 8 at a time and less."""
+    names, formats, offsets = [], [], []
+    for name, (dtype, at, *_) in (schema.item.fields or {}).items():
+        if dtype.kind in "iu":
+            sizes = [(name, dtype.str, at)]
+        else:
+            sizes, left = [], dtype.itemsize
+            while left:
+                size = min(8, 1 << left.bit_length() - 1)
+                sizes.append((f"{name} {left}", f">u{size}", at + dtype.itemsize - left))
+                left -= size
+        for word, code, place in sizes:
+            names.append(word)
+            formats.append(code)
+            offsets.append(place)
+    return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": schema.item.itemsize})

@@ -1,0 +1,88 @@
+"""The line of time of a packed file: about what an entry's time is by its offset. SPEC.md section 11.
+
+Offsets and times grow together in a log, so what is left of a time when the line is taken off has a few bits. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.documents import Malformed, integer, list_of, record
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+# points of a line, and entries for each of them
+_MOST_POINTS, _ENTRIES_A_POINT = 256, 2048
+_MOST_SHIFT = 62
+
+
+@dataclass(frozen=True)
+class TimeLine:
+    """About what an entry's time is by its offset: `seconds` (`time_diff_s`) at offset `base` and after each 2**`shift`
+    bytes, at least two, and straight lines through them.
+    """
+
+    base: int
+    shift: int
+    seconds: tuple[int, ...]
+
+    @classmethod
+    def through(cls, items: Array) -> TimeLine:
+        """Return a line through the times of items (n, in any order), one at least."""
+        order = np.argsort(items["offset"], kind="stable")
+        offsets, seconds = items["offset"][order].astype(np.int64), items["time_diff_s"][order]
+        base, last = int(offsets[0]), int(offsets[-1])
+        points = 1 + min(_MOST_POINTS, 1 + len(items) // _ENTRIES_A_POINT)
+        shift = min(_MOST_SHIFT, ((last - base) // (points - 1)).bit_length())
+        places = np.arange(2 + (last - base >> shift)) * 2.0**shift
+        return cls(base, shift, tuple(np.rint(np.interp(places, offsets - base, seconds)).astype(np.int64).tolist()))
+
+    @cached_property
+    def _table(self) -> tuple[Int64, Int64]:
+        """Seconds at the points, and how much they rise to the next (i64 each)."""
+        seconds = np.array(self.seconds, np.int64)
+        return seconds[:-1], np.diff(seconds)
+
+    def at(self, offsets: Int64) -> Int64:
+        """Return the line's times (i64, n) at offsets (i64, n), modulo 2**64."""
+        seconds, rises = self._table
+        above = offsets - self.base
+        points = (above >> self.shift).clip(0, len(rises) - 1)
+        above -= points << self.shift
+        above *= rises[points]
+        above >>= self.shift
+        above += seconds[points]
+        return above
+
+    def at_one(self, offset: int) -> int:
+        """Return the line's time at one offset."""
+        above = _signed(offset - self.base)
+        point = min(max(0, above >> self.shift), len(self.seconds) - 2)
+        second, next_one = self.seconds[point : point + 2]
+        return _signed(second + (_signed((above - (point << self.shift)) * (next_one - second)) >> self.shift))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the line as stored."""
+        return {"base": self.base, "shift": self.shift, "seconds": self.seconds}
+
+
+def _line(**fields: Any) -> TimeLine:
+    line = TimeLine(**fields)
+    if len(line.seconds) < 2:
+        raise Malformed("two seconds at least", line.seconds, ".seconds")
+    return line
+
+
+_SECOND = integer(-(2**31), 2**31 - 1)
+read_line = record(_line, base=integer(-(2**63), 2**63 - 1), shift=integer(0, _MOST_SHIFT), seconds=list_of(_SECOND))
+"""Check the line of a metadata document. Raises `Malformed`."""
+
+
+def _signed(number: int) -> int:
+    """Return a number modulo 2**64, as a signed one."""
+    return (number + 2**63) % 2**64 - 2**63

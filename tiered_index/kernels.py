@@ -1,0 +1,79 @@
+"""Whether loops are compiled: the door to `tiered_index.loops`, which needs numba (``pip install tiered_index[fast]``).
+
+Numba takes half a second to load, and some seconds once on a machine, until its cache is filled. So a process begins
+with NumPy, and once it has worked on as many rows as make up for the time, a thread loads the loops beside it: no call
+waits for them, a short process never loads them. Where numba is missing or can't be used NumPy goes on.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import threading
+from typing import TYPE_CHECKING
+
+try:  # 10 times as fast as zlib's from some hundred bytes on
+    from isal.isal_zlib import crc32 as _crc32
+except ImportError:
+    from zlib import crc32 as _crc32
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import ModuleType
+
+__all__ = ["compiled", "crc32", "load"]
+
+crc32: Callable[..., int] = _crc32
+# Rows of a batch for which NumPy is as good
+_FEW = 1 << 10
+# Rows after which loading has paid: NumPy takes about 0.1 us longer for each
+_ENOUGH = 1 << 22
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+
+
+class _State:
+    """What this process has: rows so far, whether somebody loads or has loaded, and the module once it is there."""
+
+    rows = 0
+    begun = False
+    loops: ModuleType | None = None
+
+
+def compiled(rows: int) -> ModuleType | None:
+    """Return the module of compiled loops for a batch of `rows`; None: NumPy does it. Any thread."""
+    if rows < _FEW:
+        return None
+    if not _State.begun:
+        _State.rows += rows
+        if _State.rows >= _ENOUGH and _begin():
+            # no daemon: a process does not end within the compiler
+            thread = threading.Thread(target=_load, name="tiered-index-kernels", daemon=False)
+            try:
+                thread.start()
+            except RuntimeError as error:  # no more threads, or the process is ending
+                _log.warning("loops are not compiled, NumPy goes on: %s", error)
+    return _State.loops
+
+
+def load() -> ModuleType | None:
+    """Load the loops now, unless somebody has begun to; return what there is. For tests and benchmarks."""
+    if _begin():
+        _load()
+    return _State.loops
+
+
+def _begin() -> bool:
+    """Return whether the caller is the first, and there is something to load."""
+    with _lock:
+        first, _State.begun = not _State.begun, True
+    return first and importlib.util.find_spec("numba") is not None
+
+
+def _load() -> None:
+    try:
+        from tiered_index import loops
+    except Exception as error:  # noqa: BLE001 - whatever numba does, NumPy goes on
+        _log.warning("loops are not compiled, NumPy goes on: %s: %s", type(error).__name__, error)
+    else:
+        _State.loops = loops

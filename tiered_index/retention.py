@@ -1,0 +1,218 @@
+"""Retention: how long entries are kept (`Retention`, a rule), and what has expired so far (`Expired`, of the log).
+
+A rule looks at a clock, its horizons don't: once the log states them every reader leaves out the same entries, whenever
+it asks. Horizons never go back: what has expired under one rule stays so under the next. An entry of second s has
+expired where s * 1000 < `before_ms` of its topic. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.documents import MILLISECONDS, Optional, integer, list_of, map_of, record
+from tiered_index.errors import ConfigError
+
+_UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+_UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_LONGEST_S = 253_402_300_799  # to the end of the year 9999
+# a horizon moves in steps of this part of its age, at most an hour: a step is a log record
+_STEPS = 24
+_LONGEST_STEP_S = 3600
+LEAST_GRACE_S = 3600.0
+
+
+def parse_duration(text: str) -> int:
+    """Return the seconds of ``1d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises `ValueError` naming the text."""
+    number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    if not (number.isascii() and number.isdigit()):
+        raise ValueError(f"{text!r} is no duration: give a whole number and d, h, m or s, such as 1d or 12h")
+    if (seconds := int(number) * _UNITS_S[unit]) > _LONGEST_S:
+        raise ValueError(f"{text!r} is longer than all time there is")
+    return seconds
+
+
+def parse_bytes(text: str) -> int:
+    """Return the bytes of ``100GiB`` (or KiB, MiB, TiB) or of a number. Raises `ValueError` naming the text."""
+    number, unit = (text[:-3], text[-3:]) if text[-3:] in _UNITS_BYTES else (text, "")
+    if not (number.isascii() and number.isdigit() and len(number) <= 18):
+        raise ValueError(f"{text!r} is no size: give a whole number of bytes, or of KiB, MiB, GiB or TiB")
+    return int(number) * _UNITS_BYTES.get(unit, 1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """What is kept, and how long. As settings, ages may be given as ``7d`` and bytes as ``100GiB``.
+
+    Raises `ConfigError` for a value that can't be right.
+    """
+
+    # Entries older than this expire; None: they don't.
+    age_s: float | None = None
+    # Ages of topics, by name or pattern (`debug-*`), instead of `age_s`. Of several that match the longest counts.
+    topics: Mapping[str, float] = field(default_factory=dict)
+    # Bytes of files and window tables in the storage; the oldest go beyond. None: no bound.
+    max_bytes: int | None = None
+    # Archived segments older than this expire; None: they don't.
+    segments_age_s: float | None = None
+    # How long the bytes of what has been removed stay, for readers at work.
+    grace_s: float = 86400.0
+
+    def __post_init__(self) -> None:
+        ages = {"age_s": self.age_s, "segments_age_s": self.segments_age_s}
+        ages |= {f"topics.{pattern}": age_s for pattern, age_s in self.topics.items()}
+        for name, age_s in ages.items():
+            if age_s is not None and not (math.isfinite(age_s) and 1 <= age_s <= _LONGEST_S):
+                raise ConfigError(f"{name} must be a second at least, not {age_s!r}")
+        if "" in self.topics:
+            raise ConfigError("topics must not name an empty topic")
+        if self.max_bytes is not None and self.max_bytes < 0:
+            raise ConfigError(f"max_bytes must not be negative, not {self.max_bytes!r}")
+        if not LEAST_GRACE_S <= self.grace_s <= _LONGEST_S:
+            raise ConfigError(
+                f"grace_s must be {LEAST_GRACE_S:.0f} or more, not {self.grace_s!r}: readers may be at work"
+            )
+
+    @property
+    def any(self) -> bool:
+        """Whether anything can expire."""
+        return bool(self.topics) or any(v is not None for v in (self.age_s, self.max_bytes, self.segments_age_s))
+
+    def horizon(self, now_ms: int) -> Horizon:
+        """Return what the ages say at a moment."""
+        topics = sorted((pattern, _before_ms(age_s, now_ms)) for pattern, age_s in self.topics.items())
+        return Horizon(_before_ms(self.age_s, now_ms), tuple(topics))
+
+
+def _before_ms(age_s: float | None, now_ms: int) -> int:
+    if age_s is None:
+        return 0
+    step_s = max(1, min(_LONGEST_STEP_S, int(age_s) // _STEPS))
+    return max(0, int(now_ms / 1000 - age_s) // step_s * step_s * 1000)
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """What has expired: entries before `before_ms`, of topics that match a pattern those before its own one (of several
+    the earliest). Epoch milliseconds, whole seconds; 0: nothing has.
+    """
+
+    before_ms: int = 0
+    topics: tuple[tuple[str, int], ...] = ()
+
+    def of_topic(self, topic: str) -> int:
+        """Return before when entries of a topic have expired."""
+        return min(
+            [ms for pattern, ms in self.topics if topic == pattern or fnmatchcase(topic, pattern)],
+            default=self.before_ms,
+        )
+
+    @property
+    def of_all(self) -> int:
+        """Before when entries have expired whatever their topic is."""
+        return min(self.before_ms, *(ms for _, ms in self.topics)) if self.topics else self.before_ms
+
+    @property
+    def latest(self) -> int:
+        """Before when entries of any topic may have expired."""
+        return max(self.before_ms, *(ms for _, ms in self.topics)) if self.topics else self.before_ms
+
+    def has(self, other: Horizon) -> bool:
+        """Return whether all that has expired by `other` has by this one."""
+        if self.of_all >= other.latest:
+            return True
+        return (
+            [p for p, _ in self.topics] == [p for p, _ in other.topics]
+            and all(mine >= its for (_, mine), (_, its) in zip(self.topics, other.topics, strict=True))
+            and self.before_ms >= other.before_ms
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {"before_ms": self.before_ms, "topics": dict(self.topics)}
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """What has expired of an index at a position of its log: by each of `horizons`; `segments`, by store, that end at
+    an offset or before.
+    """
+
+    horizons: tuple[Horizon, ...] = ()
+    segments: Mapping[str, int] = field(default_factory=dict)
+
+    def before_ms(self, topic: str) -> int:
+        """Return before when entries of a topic have expired; 0: none has."""
+        return max([horizon.of_topic(topic) for horizon in self.horizons], default=0)
+
+    @property
+    def of_all_ms(self) -> int:
+        """Before when entries have expired whatever their topic is; 0: none has."""
+        return max([horizon.of_all for horizon in self.horizons], default=0)
+
+    @property
+    def latest_ms(self) -> int:
+        """Before when entries of any topic may have expired; 0: none has."""
+        return max([horizon.latest for horizon in self.horizons], default=0)
+
+    def keeps(
+        self, seconds: npt.NDArray[Any], topic_ids: npt.NDArray[Any], topics: Mapping[int, str]
+    ) -> npt.NDArray[np.bool_]:
+        """Return which entries (bool, n) have not expired, by their epoch seconds (n) and topic ids (n); of ids without
+        a name in `topics` only what has expired whatever its topic is.
+        """
+        if not self.latest_ms or not len(seconds) or int(seconds.min()) * 1000 >= self.latest_ms:
+            return np.ones(len(seconds), np.bool_)
+        begins = np.full(len(seconds), _begin_s(self.of_all_ms))
+        for topic_id in np.unique(topic_ids).tolist():
+            if (name := topics.get(topic_id)) is not None:
+                begins[topic_ids == topic_id] = _begin_s(self.before_ms(name))
+        return np.asarray(seconds >= begins)
+
+    def joined(self, other: Expired) -> Expired:
+        """Return what has expired by either. One whose content the other has is returned as it is."""
+        horizons = self.horizons
+        for horizon in other.horizons:
+            if horizon.latest and not any(known.has(horizon) for known in horizons):
+                horizons = (*(known for known in horizons if not horizon.has(known)), horizon)
+        segments = dict(self.segments)
+        for store, end in other.segments.items():
+            segments[store] = max(end, segments.get(store, 0))
+        joined = Expired(horizons, segments)
+        return self if joined == self else joined
+
+    def __bool__(self) -> bool:
+        return bool(self.horizons or self.segments)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        return {"horizons": [horizon.to_json() for horizon in self.horizons], "segments": dict(self.segments)}
+
+
+def _begin_s(before_ms: int) -> int:
+    """Return the first second that has not expired; entries may be older than the epoch."""
+    return before_ms // 1000 if before_ms else -(2**62)
+
+
+NOTHING = Expired()
+
+
+def _horizon(before_ms: int, topics: dict[str, int]) -> Horizon:
+    return Horizon(before_ms, tuple(sorted(topics.items())))
+
+
+EXPIRED = Optional(
+    record(
+        Expired,
+        horizons=list_of(record(_horizon, before_ms=MILLISECONDS, topics=map_of(MILLISECONDS))),
+        segments=map_of(integer(0, 2**62)),
+    ),
+    NOTHING,
+)
+"""The check of a record's member."""

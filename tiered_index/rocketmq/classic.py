@@ -1,0 +1,445 @@
+"""The broker's classic index: its files, read and written byte for byte as the broker does, and the import of their
+entries into an index.
+
+```
+header, 40 bytes: i64 begin (ms), i64 end (ms), i64 begin offset, i64 end offset,
+                  i32 slots in use, i32 count (one more than entries)
+slots x i32: index of the newest entry
+items x 20 bytes: i32 key hash, i64 commit log offset, i32 seconds since begin,
+                  i32 index of the previous entry of the slot
+```
+
+Entry 0 is unused, so a file of n items holds n - 1. The geometry isn't stored: the broker's default is 5,000,000 slots
+and 20,000,000 items, others are found by `infer_geometry`. Files are sorted by their names, the times they were made. A
+new one inherits end offset and end timestamp of the one before it, and a message below the newest end offset is ignored
+(RocketMQ's `IndexFile`, `IndexHeader`, `IndexService`).
+
+The import reads the log from the first entry of a file to its last, and puts those keys whose hash an entry has. An
+entry is dropped, and counted, where its message is missing, hidden, or has no key of that hash. The source is
+`classic:FOLDER`, its position the commit log offset before which every entry was handled; it stays before the last
+message while further keys of that one may come, since the broker writes them one by one.
+
+One thread writes a file, or uses a `ClassicImport`; any thread reads a file that is not being written.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.format.hashing import absolute_hash, code_units, hash_batch
+from tiered_index.rocketmq.follow.dispatcher import check_one_store
+from tiered_index.rocketmq.log.columns import IndexBatch, decode_index_columns
+from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
+from tiered_index.rocketmq.log.layout import TRANSACTION_MASK, TRANSACTION_ROLLBACK
+from tiered_index.rocketmq.log.segments import local_errors, pread
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.index import IndexService
+
+HEADER_BYTES = 40
+SLOT_BYTES = 4
+# One entry; packed, big-endian.
+ENTRY = np.dtype([("key_hash", ">i4"), ("offset", ">i8"), ("seconds", ">i4"), ("previous", ">i4")])
+ENTRY_BYTES = ENTRY.itemsize
+
+_header = struct.Struct(">4q2i")
+_entry = struct.Struct(">iqii")
+_slot = struct.Struct(">i")
+_MAX_SECONDS = 2**31 - 1
+
+
+class Geometry(NamedTuple):
+    """How many slots and items a file has room for."""
+
+    slots: int
+    items: int
+
+    @property
+    def entries_at(self) -> int:
+        """Byte position of entry 0."""
+        return HEADER_BYTES + SLOT_BYTES * self.slots
+
+    @property
+    def file_bytes(self) -> int:
+        """Size of every file of this geometry."""
+        return self.entries_at + ENTRY_BYTES * self.items
+
+
+DEFAULT_GEOMETRY = Geometry(5_000_000, 20_000_000)
+
+
+class ClassicHeader(NamedTuple):
+    """The header's fields in their order; times in epoch milliseconds."""
+
+    begin_ms: int
+    end_ms: int
+    begin_offset: int
+    end_offset: int
+    slots_in_use: int
+    # One more than there are entries; never below 1.
+    index_count: int
+
+
+def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
+    """Return the header in the first 40 bytes of `data`; raises `CorruptFile` where it is cut short or can't be one."""
+    if len(data) < HEADER_BYTES:
+        raise CorruptFile(file, "the header is cut short", offset=len(data), expected=HEADER_BYTES, found=len(data))
+    header = ClassicHeader(*_header.unpack_from(data))
+    header = header._replace(index_count=max(header.index_count, 1))
+    if header.slots_in_use < 0 or header.begin_offset < 0 or header.end_offset < 0:
+        raise CorruptFile(file, "the header holds a negative count or offset", offset=0, found=header)
+    return header
+
+
+class ClassicIndexFile:
+    """A classic index file in memory."""
+
+    def __init__(
+        self, data: bytes | bytearray, geometry: Geometry = DEFAULT_GEOMETRY, *, file: str = "index file"
+    ) -> None:
+        """Take a whole file's bytes (a `bytearray` can be written to); `CorruptFile` where the geometry is another."""
+        _check_geometry(geometry)
+        if len(data) != geometry.file_bytes:
+            problem = f"size of a file of {geometry.slots:,} slots and {geometry.items:,} items"
+            raise CorruptFile(file, problem, expected=geometry.file_bytes, found=len(data))
+        self.data = data
+        self.geometry = geometry
+        self.file = file
+        self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
+        if self.header.index_count > geometry.items:
+            found = self.header.index_count
+            raise CorruptFile(file, "more entries than items", offset=36, expected=geometry.items, found=found)
+
+    @classmethod
+    def create(
+        cls, geometry: Geometry, *, end_offset: int = 0, end_ms: int = 0, file: str = "index file"
+    ) -> ClassicIndexFile:
+        """Return a new file that inherits end offset and end timestamp of the one before it (0: there is none)."""
+        _check_geometry(geometry)
+        made = cls(bytearray(geometry.file_bytes), geometry, file=file)
+        time, offset = max(end_ms, 0), max(end_offset, 0)
+        made._set(ClassicHeader(time, time, offset, offset, 0, 1))
+        return made
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next `put_key` is refused."""
+        return self.header.index_count >= self.geometry.items
+
+    def _set(self, header: ClassicHeader) -> None:
+        if not isinstance(self.data, bytearray):
+            raise InvalidArgument(f"{self.file} was opened for reading")
+        _header.pack_into(self.data, 0, *header)
+        self.header = header
+
+    def put_key(self, key: str, offset: int, store_ms: int) -> bool:
+        """Add an entry for `key` (`topic#key`) as Java does; False where the file is full."""
+        header = self.header
+        if self.is_full:
+            return False
+        if not isinstance(self.data, bytearray):
+            raise InvalidArgument(f"{self.file} was opened for reading")
+        hashed = absolute_hash(key)
+        slot_at = HEADER_BYTES + SLOT_BYTES * (hashed % self.geometry.slots)
+        (newest,) = _slot.unpack_from(self.data, slot_at)
+        if not 0 < newest <= header.index_count:
+            newest = 0
+        late = store_ms - header.begin_ms
+        # toward zero as in Java, then cut to what the field holds; late ones count as none
+        seconds = min(late // 1000, _MAX_SECONDS) if header.begin_ms > 0 and late > 0 else 0
+        _entry.pack_into(
+            self.data, self.geometry.entries_at + ENTRY_BYTES * header.index_count, hashed, offset, seconds, newest
+        )
+        _slot.pack_into(self.data, slot_at, header.index_count)
+        first = header.index_count <= 1
+        self._set(
+            ClassicHeader(
+                store_ms if first else header.begin_ms,
+                store_ms,
+                offset if first else header.begin_offset,
+                offset,
+                header.slots_in_use + (newest == 0),
+                header.index_count + 1,
+            )
+        )
+        return True
+
+    def entries(self) -> npt.NDArray[np.void]:
+        """Return all entries (`ENTRY`, n) in order of insertion: a copy."""
+        return np.frombuffer(
+            self.data, ENTRY, self.header.index_count - 1, self.geometry.entries_at + ENTRY_BYTES
+        ).copy()
+
+
+def _check_geometry(geometry: Geometry) -> None:
+    if geometry.slots < 1 or geometry.items < 2 or geometry.file_bytes > 2**31 - 1:
+        raise InvalidArgument(f"{geometry} can't be: at least 1 slot and 2 items, and a file below 2 GiB")
+
+
+def infer_geometry(data: bytes | bytearray, file: str = "index file") -> Geometry:
+    """Return the geometry of a file out of its contents: the one under which every entry is in the chain of its slot.
+
+    A file without entries says nothing, and is taken for the broker's ratio of one slot to four items. Raises
+    `CorruptFile` where no geometry fits. Tries every slot count that suits the size, but looks closer only where the
+    first entry has the header's begin offset.
+    """
+    header = decode_header(bytes(data[:HEADER_BYTES]), file)
+    room = len(data) - HEADER_BYTES
+    usual = Geometry(room // 84, room // 84 * 4)
+    if usual.slots and usual.file_bytes == len(data) and _fits(data, usual, header):
+        return usual
+    first_slots = room // SLOT_BYTES % 5 or 5
+    # 4 * slots + 20 * items is the room, so slot counts that suit it differ by 5, and their first entries' positions by
+    # 20 bytes
+    most = (room - 2 * ENTRY_BYTES) // SLOT_BYTES
+    if room % SLOT_BYTES == 0 and most >= first_slots:
+        begin = HEADER_BYTES + SLOT_BYTES * first_slots + ENTRY_BYTES
+        offsets = np.frombuffer(data, ENTRY, (most - first_slots) // 5 + 1, begin)["offset"]
+        for place in np.flatnonzero(offsets == header.begin_offset).tolist():
+            slots = first_slots + 5 * place
+            geometry = Geometry(slots, (room - SLOT_BYTES * slots) // ENTRY_BYTES)
+            if header.index_count > 1 and _fits(data, geometry, header):
+                return geometry
+    raise CorruptFile(
+        file, f"no geometry fits a file of {len(data):,} bytes and its {header.index_count - 1:,} entries"
+    )
+
+
+def _fits(data: bytes | bytearray, geometry: Geometry, header: ClassicHeader) -> bool:
+    """Return whether each slot's newest entry is one of its own: those of a file of this geometry are."""
+    if header.index_count > geometry.items or not (header.index_count > 1) <= header.slots_in_use <= geometry.slots:
+        return False
+    entries = np.frombuffer(data, ENTRY, header.index_count - 1, geometry.entries_at + ENTRY_BYTES)
+    heads = np.frombuffer(data, ">i4", geometry.slots, HEADER_BYTES)
+    used = np.flatnonzero(heads)
+    newest = heads[used].astype(np.int64)
+    if len(newest) != header.slots_in_use or (
+        len(newest) and not (newest.min() > 0 and newest.max() < header.index_count)
+    ):
+        return False
+    return bool((entries["key_hash"][newest - 1] % geometry.slots == used).all())
+
+
+@dataclass(slots=True)
+class ClassicIndex:
+    """Index files in the order of their names; `geometry` is that of files made here, and `new_name` names them."""
+
+    geometry: Geometry = DEFAULT_GEOMETRY
+    files: list[ClassicIndexFile] = field(default_factory=list)
+    new_name: Callable[[], str] = lambda: "index file"
+
+    def put(
+        self, topic: str, uniq_key: str | None, keys: str | None, offset: int, store_ms: int, sys_flag: int
+    ) -> None:
+        """Index one message as the broker does (`buildIndex`).
+
+        `keys` is the KEYS property as it stands. Rolled-back messages are left out, prepared ones aren't, and a key
+        that equals the unique key or another one is put again: RocketMQ's bytes depend on it.
+        """
+        newest = self._writable()
+        if offset >= newest.header.end_offset and sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK:
+            for key in ([] if uniq_key is None else [uniq_key]) + [key for key in (keys or "").split(" ") if key]:
+                if not newest.put_key(f"{topic}#{key}", offset, store_ms):
+                    newest = self._writable()
+                    newest.put_key(f"{topic}#{key}", offset, store_ms)
+
+    def _writable(self) -> ClassicIndexFile:
+        """Return the newest file, or a new one where it is full."""
+        newest = self.files[-1] if self.files else None
+        if newest is not None and not newest.is_full:
+            return newest
+        inherited = {} if newest is None else {"end_offset": newest.header.end_offset, "end_ms": newest.header.end_ms}
+        made = ClassicIndexFile.create(self.geometry, file=self.new_name(), **inherited)
+        self.files.append(made)
+        return made
+
+
+def classic_file_names(folder: Path) -> list[str]:
+    """Return the names of the index files in a folder, oldest first; a missing folder is empty."""
+    with local_errors(folder):
+        try:
+            entries = [entry.name for entry in os.scandir(folder) if entry.is_file()]
+        except FileNotFoundError:
+            return []
+    return sorted(name for name in entries if name.isascii() and name.isdecimal())
+
+
+def load_classic_index(
+    folder: Path, geometry: Geometry | None = None, *, names: Iterable[str] | None = None
+) -> ClassicIndex:
+    """Read the index files of a folder (`names`: some) whole. Raises `CorruptFile`, `StorageMisconfigured`."""
+    files = []
+    for name in classic_file_names(folder) if names is None else sorted(names):
+        path = folder / name
+        with local_errors(path):
+            size_bytes = path.stat().st_size
+        data = pread(path, min(size_bytes, 2**31), 0)
+        files.append(ClassicIndexFile(data, geometry or infer_geometry(data, str(path)), file=str(path)))
+    return ClassicIndex(geometry or (files[-1].geometry if files else DEFAULT_GEOMETRY), files)
+
+
+Int64 = npt.NDArray[np.int64]
+_NAME_DIGITS = 17
+# At most so many offsets of missing messages are named.
+_NAMED = 100
+
+
+@dataclass
+class ClassicImport:
+    """One import and its counts. `put` stands in for `index.put_batch`, to wait out back-pressure."""
+
+    index: IndexService
+    folder: Path
+    store: StoreDirectory
+    put: Callable[[Any, str, int], int]
+    restart: bool = False
+    position: int = 0
+    files: int = 0
+    # Entries in the files from the position on.
+    read: int = 0
+    # Entries put: each key of a message once.
+    entries: int = 0
+    # Messages that are in no segment, or can't be read there; `missing_offsets` names the first of them.
+    missing: int = 0
+    missing_offsets: list[int] = field(default_factory=list)
+    hidden: int = 0
+    # Entries whose message has no key of their hash.
+    mismatched: int = 0
+
+    def __post_init__(self) -> None:
+        if not self._names():
+            raise InvalidArgument(f"{self.folder} holds no classic index file (named by 17 digits)")
+        check_one_store(self.index, self.store.source, restart=self.restart)
+        self.position = 0 if self.restart else self.index.durable_position(self.source) or 0
+        self._reader = CommitLogReader(self.store.commitlog)
+        # the last message that was counted as missing or hidden; the next file may have keys of it, too
+        self._judged = -1
+        self._last = -1
+        self._last_hashes: set[int] = set()  # of the entries seen of the message at `_last`
+
+    @property
+    def source(self) -> str:
+        """The name under which the index keeps the position."""
+        return f"classic:{self.folder.resolve()}"
+
+    @property
+    def end_offset(self) -> int:
+        """The offset of the last entry of the newest file."""
+        return self._header(self._names()[-1]).end_offset
+
+    def run(self) -> Iterator[int]:
+        """Import everything, yielding the position now and then. Raises `CorruptFile`, and what `put` raises."""
+        for name in self._names():
+            if self._header(name).index_count > 1:  # an empty one says nothing, not even its geometry
+                (file,) = load_classic_index(self.folder, names=[name]).files
+                yield from self._file(file)
+            self.files += 1
+        if self._last >= 0 and self._is_settled():
+            self._advance(self._last + 1)
+            yield self.position
+
+    def _is_settled(self) -> bool:
+        """Return whether no further entry of the last message can give anything."""
+        if self._judged == self._last:
+            return True
+        try:
+            message = self._reader.read(self._last)
+        except (CorruptFile, InvalidArgument):
+            return False  # deleted since
+        keys = message.index_keys
+        hashed, _ = hash_batch(
+            [message.topic], np.zeros(len(keys), np.int64), code_units(pa.array(keys, pa.large_string()))
+        )
+        return set(hashed.tolist()) <= self._last_hashes
+
+    def _advance(self, position: int) -> None:
+        self.put(decode_index_columns(b"", position).columns, self.source, position)
+        self.position = position
+
+    def _names(self) -> list[str]:
+        return [name for name in classic_file_names(self.folder) if len(name) == _NAME_DIGITS]
+
+    def _header(self, name: str) -> ClassicHeader:
+        path = self.folder / name
+        return decode_header(pread(path, HEADER_BYTES, 0), str(path))
+
+    def _file(self, file: ClassicIndexFile) -> Iterator[int]:
+        entries = file.entries()
+        offsets, hashes = entries["offset"].astype(np.int64), entries["key_hash"].astype(np.int64)
+        new = offsets >= self.position
+        offsets, hashes = offsets[new], hashes[new]
+        if not len(offsets):
+            return
+        order = np.lexsort((hashes, offsets))
+        offsets, hashes = offsets[order], hashes[order]
+        self.read += len(offsets)
+        last = int(offsets[-1])
+        known = self._last_hashes if last == self._last else set()
+        self._last, self._last_hashes = last, known | set(hashes[offsets == last].tolist())
+        unmatched: list[Int64] = []
+        done = 0
+        for batch in self._batches(int(offsets[0]), last):
+            low, high = np.searchsorted(offsets, (batch.begin, batch.end))
+            unmatched += [offsets[done:low], self._take(batch, offsets[low:high], hashes[low:high], last)]
+            done = int(high)
+            yield self.position
+        self._judge(np.concatenate([*unmatched, offsets[done:]]))
+        # a message's further keys may be in the next file
+        self._advance(last)
+
+    def _batches(self, first: int, last: int) -> Iterator[IndexBatch]:
+        """Yield the readable batches of the log from an entry's offset on to the one that has the last."""
+        try:
+            for batch in self._reader.batches(first, skip_corrupt=True, skip_missing=True):
+                yield batch
+                if batch.end > last:
+                    return
+        except MissingOffsets:  # the log ends before
+            return
+
+    def _take(self, batch: IndexBatch, offsets: Int64, hashes: Int64, last: int) -> Int64:
+        """Put the keys that entries have; return the offsets of entries that no key has."""
+        columns = batch.columns
+        topics = columns.column("topic")
+        names, keys = topics.dictionary.to_pylist(), columns.column("key")
+        if not len(columns) or not len(offsets):
+            return offsets
+        hashed, _ = hash_batch(names, topics.indices.to_numpy().astype(np.int64), code_units(keys))
+        at = columns.column("offset").to_numpy()
+        # (offset, hash) as one number: a batch has less than 2**31 bytes
+        have = (at - batch.begin) << 32 | hashed.astype(np.int64)
+        want = (offsets - batch.begin) << 32 | hashes
+        picked = columns.filter(pa.array(np.isin(have, want)))
+        if len(picked):
+            self.entries += self.put(picked, self.source, min(batch.end, last))
+            self.position = min(batch.end, last)
+        return offsets[~np.isin(want, have)]
+
+    def _judge(self, offsets: Int64) -> None:
+        """Count why entries are dropped."""
+        distinct, counts = np.unique(offsets, return_counts=True)
+        for offset, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+            try:
+                message = self._reader.read(offset)
+            except (CorruptFile, InvalidArgument):
+                if offset == self._judged:
+                    continue
+                self._judged = offset
+                self.missing += 1
+                if len(self.missing_offsets) < _NAMED:
+                    self.missing_offsets.append(offset)
+                continue
+            if message.is_visible:
+                self.mismatched += count
+            elif offset != self._judged:
+                self._judged = offset
+                self.hidden += 1

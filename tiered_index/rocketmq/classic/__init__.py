@@ -1,1 +1,0 @@
-"""The broker's classic index files: read, written, imported. May import follow, log."""

@@ -1,0 +1,301 @@
+"""Exports: every entry of topics and of a time range, once, as Arrow batches of one position of the log.
+
+What the log names is read from the storage, or from a local copy that verifies; local files that it doesn't name are
+read as far as they were flushed. An entry has hashes of its key, not the key. Memory: the directory of one object, a
+window of 8 MiB of its items and what Arrow makes of a batch. Threads: one an export; writers and lookups go on beside
+it, and a writer deletes no local file that an open export may still read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, Self, cast
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.format.hashing import HashRule, joint_rule, normal_hashes
+from tiered_index.format.schema import Schema
+from tiered_index.format.shard import entry_checksum
+from tiered_index.service.answers.validation import assigned_topic_id
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.cold.path import ColdPath, ColdSettings, MissingObject, lost_error
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, verify_runs
+from tiered_index.service.files.search import FileBytes, scan_runs
+from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Storage
+
+Array = npt.NDArray[Any]
+Items = tuple[Array, int, Mapping[int, str]]
+"""Items or entries (structured, n), the second that their times count from, and the names of their topics."""
+METADATA = b"tiered_index"
+"""Key of the Arrow schema's metadata under which an export says, as JSON, what it is of."""
+_WINDOW_BYTES = 8 << 20
+_BATCH_ROWS = 1 << 16
+_MASK = (1 << 64) - 1
+
+
+class _Flushed(Handle, Protocol):
+    """A local file that is not compacted."""
+
+    def snapshot(self) -> Items: ...
+
+
+@dataclass(frozen=True)
+class ExportRange:
+    """What is exported: `topics` (None: all) within inclusive epoch seconds."""
+
+    topics: frozenset[str] | None
+    second_min: int
+    second_max: int
+
+    def overlaps(self, second_min: int, second_max: int) -> bool:
+        """Return whether an interval has seconds of the range."""
+        return second_min <= self.second_max and second_max >= self.second_min
+
+
+@dataclass(frozen=True)
+class _File:
+    """One file that has entries of the range."""
+
+    name: str
+    second_min: int
+    count: int
+    hash: HashRule
+    read: Callable[[], Iterator[Items]]
+
+
+class Export(Iterator[pa.RecordBatch]):
+    """An iterator of batches, a row an entry, in no order; close it, or use it as a context manager.
+
+    Columns: topic (text; null where a file names none), topic_id, queue_id, offset, size, timestamp_ms (int64, whole
+    seconds), key_hash, and the schema's further ones by their names: numbers of their stored width (half floats as
+    float32), bytes as binary. `entries` and `checksum` (u64, as of `entries_checksum`) count what was given so far, so
+    that both are those of the whole export at its end. `most_entries` bounds the number of entries. `log_number` is the
+    position of the storage's log.
+
+    A batch raises `CorruptFile` or `StorageUnavailable` where a file can't be read, and `InvalidArgument` where the
+    index was closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow take it by
+    `__arrow_c_stream__`.
+    """
+
+    def __init__(
+        self,
+        wanted: ExportRange,
+        schema: Schema,
+        state: LogState,
+        found: Sequence[Handle],
+        storage: Storage,
+        check_open: Callable[[], None],
+        read_log: Callable[[str], LogState],
+        held: contextlib.ExitStack,
+    ) -> None:
+        """`held` ends with the export: what keeps its files as they are. The other arguments are of the index."""
+        assert state.genesis is not None
+        self._wanted, self._state = wanted, state
+        self.entry_schema = schema
+        self._check_open, self._read_log, self._held = check_open, read_log, held
+        settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
+        self._cold = ColdPath(storage, keyed=schema.keyed, settings=settings)
+        held.callback(self._cold.close)
+        self._files = sorted(self._chosen(found), key=lambda file: (file.second_min, file.name))
+        self.most_entries = sum(file.count for file in self._files)
+        self.log_number = state.number
+        self.hash = joint_rule(file.hash for file in self._files) if self._files else state.genesis.layout.hash
+        layout = {**state.genesis.layout.to_json(), "hash": self.hash}
+        about = {
+            "index_id": state.genesis.index_id,
+            "log_number": state.number,
+            "offset_space": state.genesis.offset_space,
+            "layout": layout,
+        }
+        self.schema = export_schema(schema).with_metadata({METADATA: json.dumps(about).encode()})
+        self.entries = self.checksum = 0
+        self._batches = self._all()
+        # one that is dropped half-way must not keep a writer from deleting files
+        weakref.finalize(self, held.close)
+
+    def __next__(self) -> pa.RecordBatch:
+        try:
+            self._check_open()
+            batch = next(self._batches)
+        except BaseException as error:  # whatever it is, the end among it: nothing more is read
+            self.close()
+            if not isinstance(error, MissingObject):
+                raise
+            if error.name in self._read_log(error.uri).objects:
+                raise lost_error(error.name) from error
+            raise StorageUnavailable(
+                f"{error.name} was merged away and deleted since the export began: begin the export again"
+            ) from error
+        self.entries += len(batch)
+        self.checksum = (self.checksum + entries_checksum(batch, self.entry_schema)) & _MASK
+        return batch
+
+    def close(self) -> None:
+        """Let go of the files. Idempotent."""
+        self._batches.close()
+        self._held.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        """Return the batches as an Arrow stream."""
+        return pa.RecordBatchReader.from_batches(self.schema, self).__arrow_c_stream__(requested_schema)
+
+    def _chosen(self, found: Sequence[Handle]) -> Iterator[_File]:
+        """Yield what holds the entries, each once. Raises the error of a file that can't be read."""
+        files, copies = self._state.files, dict[str, CompactedFile]()
+        for handle in found:
+            if isinstance(handle, DamagedFile):
+                raise handle.error.with_traceback(None)
+            # what lies in the storage comes from the log's state; the buffer was flushed before
+            if isinstance(handle, WindowTable) or handle.place == "buffer":
+                continue
+            if isinstance(handle, CompactedFile):
+                if handle.local is None:
+                    continue
+                if handle.file_id in files:
+                    copies[handle.file_id] = handle
+                elif not handle.is_left_over(files):
+                    yield self._file(handle, handle.count, partial(self._of, handle.local))
+            elif handle.file_id not in files and not getattr(handle, "published", False):
+                items, begin_s, names = cast(_Flushed, handle).snapshot()
+                yield self._file(handle, len(items), partial(iter, [(items, begin_s, names)]))
+        for stored in self._state.objects.values():
+            if not self._wanted.overlaps(stored.second_min, stored.second_max):
+                continue
+            copy = copies.get(stored.file_id) if stored.shard is None else None
+            read = partial(self._of, StorageBytes(self._cold, stored)) if copy is None else partial(self._of_copy, copy)
+            yield _File(stored.name, stored.second_min, stored.count, stored.hash, read)
+
+    def _file(self, handle: Handle, count: int, read: Callable[[], Iterator[Items]]) -> _File:
+        return _File(handle.file_id, handle.second_min, count, handle.hash, read)
+
+    def _of_copy(self, copy: CompactedFile) -> Iterator[Items]:
+        assert copy.local is not None
+        source: FileBytes = copy.local
+        try:
+            verify_runs(copy)  # all of it, before an entry is given
+        except (CorruptFile, StorageUnavailable):
+            source = StorageBytes(self._cold, self._state.files[copy.file_id])
+        return self._of(source)
+
+    def _of(self, source: FileBytes) -> Iterator[Items]:
+        trailer, wanted = source.trailer(), self._wanted
+        metadata = trailer.metadata
+        if wanted.topics is not None:
+            if not metadata.topics:
+                raise InvalidArgument(f"{source.file} doesn't name its topics: export all topics")
+            if not metadata.topic_names & wanted.topics:
+                return
+        runs = [run for run in trailer.directory.all_runs() if wanted.overlaps(run.second_min, run.second_max)]
+        names = dict(metadata.topics)
+        for _, items in scan_runs(source, runs, _WINDOW_BYTES):
+            yield items, metadata.begin_ms // 1000, names
+
+    def _all(self) -> Generator[pa.RecordBatch]:
+        for file in self._files:
+            for items, begin_s, names in file.read():
+                for start in range(0, len(items), _BATCH_ROWS):
+                    batch = self._batch(items[start : start + _BATCH_ROWS], begin_s, names)
+                    if len(batch):
+                        yield batch
+
+    def _batch(self, items: Array, begin_s: int, names: Mapping[int, str]) -> pa.RecordBatch:
+        wanted = self._wanted
+        seconds = items["time_diff_s"].astype(np.int64) + begin_s
+        kept = (seconds >= wanted.second_min) & (seconds <= wanted.second_max)
+        kept &= self._state.expired.keeps(seconds, items["topic_id"], names)
+        if wanted.topics is not None:
+            kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in names.items() if name in wanted.topics])
+        if not kept.all():
+            items, seconds = items[kept], seconds[kept]
+        arrays = []
+        for field in self.schema:
+            if field.name == "topic":
+                arrays.append(_topics(items["topic_id"], names))
+            elif field.name == "timestamp_ms":
+                arrays.append(pa.array(seconds * 1000))
+            elif field.name == "key_hash":
+                arrays.append(pa.array(normal_hashes(items["key_hash"])))
+            elif pa.types.is_binary(field.type):
+                arrays.append(pa.array(items[field.name].tolist(), field.type))
+            else:
+                values = items[field.name]
+                arrays.append(pa.array(values.astype(values.dtype.newbyteorder("="))).cast(field.type))
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def export_schema(schema: Schema) -> Any:
+    """Return the Arrow schema of exported entries of a schema."""
+    fields = {"topic": pa.string(), "topic_id": pa.int32(), "queue_id": pa.int32(), "offset": pa.int64()}
+    fields |= {"size": pa.int32(), "timestamp_ms": pa.int64(), "key_hash": pa.int32()}
+    for column in schema.extra:
+        dtype = np.dtype(column.dtype)
+        # few programs know half floats
+        kind = np.dtype("f4") if dtype.str == ">f2" else dtype.newbyteorder("=")
+        fields[column.name] = pa.binary() if dtype.kind == "S" else pa.from_numpy_dtype(kind)
+    return pa.schema(fields)
+
+
+def entries_checksum(batch: pa.RecordBatch, schema: Schema) -> int:
+    """Return the sum (u64) of one mixed hash of each exported entry: equal for equal multisets, in whatever order.
+
+    All columns take part but topic_id, which differs between files: the topic's name does.
+    """
+    items = np.zeros(len(batch), schema.item)
+    for name in schema.item.names or ():
+        if name not in ("topic_id", "time_diff_s"):
+            column = batch.column(name)
+            is_bytes = items.dtype[name].kind == "S"
+            items[name] = column.to_pylist() if is_bytes else column.to_numpy(zero_copy_only=False)
+    topics = batch.column("topic").dictionary_encode()
+    # the last one is that of rows without a topic
+    ids = np.array([*map(assigned_topic_id, topics.dictionary.to_pylist()), 0], np.int32)
+    items["topic_id"] = ids[topics.indices.fill_null(len(ids) - 1).to_numpy(zero_copy_only=False)]
+    return entry_checksum(items, batch.column("timestamp_ms").to_numpy(zero_copy_only=False) // 1000)
+
+
+def _topics(ids: Array, names: Mapping[int, str]) -> pa.Array:
+    """Return the name of each topic id, null for one without. Raises `InvalidArgument` for what Arrow can't hold."""
+    used, places = np.unique(ids, return_inverse=True)
+    known = [names.get(topic_id) for topic_id in used.tolist()]
+    try:
+        texts = pa.array(known, pa.string())
+    except UnicodeEncodeError as error:
+        bad = next(name for name in known if name is not None and not _is_unicode(name))
+        raise InvalidArgument(
+            f"topic {bad!r:.80} has half a character (a lone surrogate), which no exported text can hold"
+        ) from error
+    return texts.take(pa.array(places))
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def topics_of(topics: str | Iterable[str] | None) -> list[str] | None:
+    """Return the topics that are given, None for all. Raises `InvalidArgument` for anything but text."""
+    if topics is None or isinstance(topics, str):
+        return None if topics is None else [topics]
+    try:
+        return list(topics)
+    except TypeError as error:
+        raise InvalidArgument(f"topics must be text or an iterable of text, not {topics!r:.80}") from error

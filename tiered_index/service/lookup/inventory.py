@@ -1,0 +1,156 @@
+"""What an index stores: its files, and what they take and cost by topic, day and state. Threads: any."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import numpy as np
+
+from tiered_index.format.metadata import NamedStats
+from tiered_index.format.names import UNSEALED, UPLOADED
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile
+from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.metering import PriceTable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_DAY_S = 86400
+_EPOCH = dt.date(1970, 1, 1)
+_QUARANTINE = "quarantine"
+# a topic, a day since the epoch, how many entries, and whether that is an estimate
+Piece = tuple[str | None, int | None, int, bool]
+
+
+class _Unsealed(Handle, Protocol):
+    path: Path
+
+    @property
+    def count(self) -> int: ...
+    @property
+    def size_bytes(self) -> int: ...
+
+
+def describe_handle(handle: Handle) -> dict[str, Any]:
+    """Return what is known of a file without reading its entries, JSON-ready."""
+    known: dict[str, Any] = dict.fromkeys(("entries", "bytes", "path", "object", "table", "error"))
+    if isinstance(handle, CompactedFile):
+        known["entries"] = handle.count
+        if handle.local is not None:
+            known |= {"path": handle.local.file, "bytes": handle.local.size_bytes}
+        if handle.stored is not None:
+            known |= {"object": handle.stored.stored.name, "bytes": handle.stored.stored.size_bytes}
+    elif isinstance(handle, WindowTable):
+        known |= {"entries": handle.count, "bytes": sum(stored.size_bytes for stored in handle.shards)}
+        known["table"] = {
+            "begin_ms": handle.begin_s * 1000,
+            "window_s": handle.window_s,
+            "slots": handle.slots.slots,
+            "shards": [stored.name for stored in handle.shards],
+        }
+    elif isinstance(handle, DamagedFile):
+        known["error"] = str(handle.error)
+    elif handle.place == UNSEALED:
+        file = cast(_Unsealed, handle)
+        known |= {"entries": file.count, "path": str(file.path), "bytes": file.size_bytes}
+    return {
+        "file_id": handle.file_id,
+        "state": handle.place,
+        "lane": handle.lane,
+        "sequence": handle.sequence,
+        "begin_ms": handle.second_min * 1000,
+        "end_ms": handle.second_max * 1000,
+        **known,
+    }
+
+
+def files_table(handles: Iterable[Handle]) -> pa.Table:
+    """Return `describe_handle` of each file as a row; `table` is a struct, null for what is no window table."""
+    # loaded when used: commands that show files need no Arrow
+    import pyarrow as pa
+
+    text, number = pa.string(), pa.int64()
+    table = pa.struct({"begin_ms": number, "window_s": number, "slots": number, "shards": pa.list_(text)})
+    kinds = {"file_id": text, "state": text, "lane": text, "sequence": number, "begin_ms": number, "end_ms": number}
+    kinds |= {"entries": number, "bytes": number, "path": text, "object": text, "table": table, "error": text}
+    return pa.Table.from_pylist(list(map(describe_handle, handles)), pa.schema(kinds))
+
+
+def du_table(stats: Sequence[tuple[Handle, NamedStats]], state: LogState, prices: PriceTable) -> pa.Table:
+    """Return what files take and cost, as `Lookups.du` says; `stats` is what each holds of each topic."""
+    import pyarrow as pa
+
+    sums: dict[tuple[str | None, int | None, str], list[Any]] = {}
+
+    def add(topic: str | None, day: int | None, place: str, entries: int, size: int, estimated: bool) -> None:
+        row = sums.setdefault((topic, day, place), [0, 0, False])
+        row[0] += entries
+        row[1] += size
+        row[2] = row[2] or estimated
+
+    for handle, named in stats:
+        if isinstance(handle, CompactedFile) and handle.is_left_over(state.files):
+            continue
+        pieces = list(_pieces(handle, named))
+        sizes = _shared(int(describe_handle(handle)["bytes"] or 0), [piece[2] for piece in pieces])
+        for (topic, day, entries, estimated), size in zip(pieces, sizes, strict=True):
+            add(topic, day, handle.place, entries, size, estimated)
+    if state.archive:
+        add(None, None, "archived", 0, sum(segment.object_bytes for segment in state.archive.values()), False)
+    rows = []
+    for (topic, day, place), (entries, size, estimated) in sums.items():
+        is_stored = place in (UPLOADED, "storage", "archived")
+        rows.append(
+            {
+                "topic": topic,
+                "day": None if day is None else _EPOCH + dt.timedelta(days=day),
+                "state": place,
+                "entries": entries,
+                "bytes": size,
+                "usd_a_month": prices.month_usd(size) if is_stored else 0.0,
+                "estimated": estimated,
+            }
+        )
+    kinds = {"topic": pa.string(), "day": pa.date32(), "state": pa.string(), "entries": pa.int64(), "bytes": pa.int64()}
+    kinds |= {"usd_a_month": pa.float64(), "estimated": pa.bool_()}
+    order = [(name, "ascending") for name in ("topic", "day", "state")]
+    return pa.Table.from_pylist(rows, pa.schema(kinds)).sort_by(order)
+
+
+def _pieces(handle: Handle, named: NamedStats) -> Iterator[Piece]:
+    """Yield how many entries a file has of each topic and day."""
+    if any(stats is None for _, stats in named) or not named:
+        # a file of an older version doesn't say; which of its entries are whose is not known then
+        topic = named[0][0] if len(named) == 1 else None
+        yield from _days(handle, topic, describe_handle(handle)["entries"] or 0, handle.second_min, handle.second_max)
+        return
+    for topic, stats in named:
+        if stats is not None:
+            yield from _days(handle, topic, stats.entries, stats.second_min, stats.second_max)
+
+
+def _days(handle: Handle, topic: str | None, entries: int, second_min: int, second_max: int) -> Iterator[Piece]:
+    first, last = second_min // _DAY_S, second_max // _DAY_S
+    if first == last:
+        yield topic, first, entries, False
+    elif handle.lane == _QUARANTINE:  # clocks that are wrong by years say nothing of days
+        yield topic, None, entries, False
+    else:
+        edges = np.clip(np.arange(first, last + 2) * _DAY_S, second_min, second_max + 1)
+        for day, count in enumerate(_shared(entries, np.diff(edges).tolist()), first):
+            if count:
+                yield topic, day, count, True
+
+
+def _shared(total: int, weights: Sequence[int]) -> list[int]:
+    """Return whole shares of `total` by weights; their sum is `total`."""
+    reached = np.cumsum(np.asarray(weights, np.float64))
+    if not len(reached) or not reached[-1]:
+        return [total, *[0] * (len(weights) - 1)] if weights else []
+    cuts = np.rint(reached / reached[-1] * total).astype(np.int64)
+    return np.diff(cuts, prepend=0).tolist()  # type: ignore[no-any-return]
