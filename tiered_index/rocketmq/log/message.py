@@ -11,7 +11,6 @@ import json
 import struct
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
@@ -110,6 +109,8 @@ _HEADS = {
 }
 _FIELDS = layout.header_dtype(0).names or ()
 _values_of = attrgetter(*_FIELDS[:-1])
+_BORN_HOST, _STORE_HOST = _FIELDS.index("born_host"), _FIELDS.index("store_host")
+_BORN_HOST, _STORE_HOST = _FIELDS.index("born_host"), _FIELDS.index("store_host")
 # As much as any message's fixed part has.
 HEAD_BYTES = _HEADS[layout.BORN_V6 | layout.STORE_V6].size
 _MAX_TOPIC_BYTES = 32_767
@@ -205,8 +206,7 @@ def body_crc(body: Buffer) -> int:
     return zlib.crc32(body) & BODY_CRC_MASK
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class Message(NamedTuple):
     """Every stored field. Times are epoch milliseconds, offsets bytes of the commit log (`queue_offset`: messages)."""
 
     topic: str
@@ -274,7 +274,8 @@ class Message:
 
     def encode(self) -> bytes:
         """Return the stored bytes, `size` and `body_crc` as they are: a decoded message gives its own bytes."""
-        values = [layout.pack_host(value) if isinstance(value, Host) else value for value in _values_of(self)]
+        values = list(_values_of(self))
+        values[_BORN_HOST], values[_STORE_HOST] = layout.pack_host(self.born_host), layout.pack_host(self.store_host)
         head = _HEADS[self.sys_flag & (layout.BORN_V6 | layout.STORE_V6)].pack(*values, len(self.raw_body))
         topic, properties = self.topic.encode(), self.raw_properties
         topic_length = len(topic).to_bytes(1 if self.magic == layout.MAGIC_V1 else 2, "big", signed=True)
