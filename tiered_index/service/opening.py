@@ -40,9 +40,8 @@ from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import apply_log_state
 from tiered_index.service.lifecycle.context import LifecycleContext
 from tiered_index.service.lifecycle.lifecycle import Lifecycle
-from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.recovery import Recovered, recover_root
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import Removals, StorageLog
 from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState

@@ -59,4 +59,12 @@ MUTANTS = (
         'items["topic_id"] = 0 * ids[',
         (f"{EXPORT}::test_the_checksum_tells_topics_and_values_but_not_ids_or_order",),
     ),
+    Mutant(
+        "export-of-a-dead-writers-root-twice",
+        "a file that was published unheard and merged since is counted with what it was merged into",
+        "service/lookup/inventory.py",
+        "over |= begun.keys() & self._removals.files(state, min(begun.values()))",
+        "pass",
+        (f"{EXPORT}::test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once",),
+    ),
 )

@@ -140,7 +140,7 @@ MUTANTS = (
     Mutant(
         "unheard-upload-twice",
         "a file whose record came through unheard is published again after a merge",
-        "service/lifecycle/publication.py",
+        "service/log/log.py",
         "        self._files.update(name",
         "        set().update(name",
         (f"{BESIDE}::test_an_upload_whose_record_came_through_unheard_is_not_published_again_after_a_merge",),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from dataclasses import dataclass
 
@@ -93,6 +94,30 @@ def test_local_copies_of_merged_files_do_not_count_twice(open_index, storage, cl
         assert rows(beside.export()) == before
     index.run_lifecycle()
     assert rows(index.export()) == before
+
+
+@pytest.mark.parametrize("place", ["compacted", "unsealed"])
+def test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once(open_index, faulty, clock, tmp_path, place):
+    index = open_index("root", storage_backend=faulty)
+    put(index, range(30))
+    index.seal()
+    before = rows(index.export())
+    shutil.copytree(tmp_path / "root", tmp_path / "unsealed")
+    faulty.fail("put_if_absent", name_prefix="log/", when="after")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    index.abandon()
+    (tmp_path / "root").rename(tmp_path / "compacted")
+    clock.advance(40 * 86400)
+    merge_all(faulty, clock)
+    with IndexReader.open(root=tmp_path / place, storage_backend=faulty, clock=clock) as beside:
+        assert place in {handle.place for handle in beside.files()}
+        assert rows(beside.export()) == before
+        assert [(one.topic, one.entries) for one in beside.topics().topics] == [("t", before.total())]
+        assert sum(beside.du().column("entries").to_pylist()) == before.total()
+    again = open_index(place, storage_backend=faulty, lease_ttl_s=1)
+    assert rows(again.export()) == before
+    assert sum(one.entries for one in again.topics().topics) == before.total()
 
 
 def test_an_export_stays_at_its_position_beside_writes_and_merges(open_index, storage, clock, tmp_path):

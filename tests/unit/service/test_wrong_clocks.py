@@ -10,8 +10,7 @@ from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.format.names import log_name
 from tiered_index.service.lifecycle.orphans import find_orphans
-from tiered_index.service.lifecycle.publication import Removals
-from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.log import Removals, StorageLog
 from tiered_index.service.log.records import decode_document, encode_document
 from tiered_index.testing.storage_faults import FaultStorage
 

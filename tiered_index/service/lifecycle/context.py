@@ -23,7 +23,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, StorageBytes, open_stored
 from tiered_index.service.files.unsealed import UnsealedFile
 from tiered_index.service.files.window_table import WindowTable, apply_log_state
-from tiered_index.service.lifecycle.publication import Removals
+from tiered_index.service.log.log import Removals
 from tiered_index.service.log.records import StoredObject, max_positions
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState

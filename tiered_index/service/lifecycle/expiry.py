@@ -141,9 +141,12 @@ def _expired_segments(rule: Retention, state: LogState, now_ms: int) -> dict[str
     before_ms = now_ms - rule.segments_age_s * 1000
     ends: dict[str, int] = {}
     for store in state.stores:
+        end = state.expired.segments.get(store)
         for segment in state.segments_of(store):
-            if segment.published_ms >= before_ms:
+            # what is missing before it may be archived yet, and would count as expired
+            if segment.published_ms >= before_ms or (end is not None and segment.start > end):
                 break
+            end = segment.end
             ends[store] = segment.end
     return ends
 

@@ -25,9 +25,8 @@ from tiered_index.format.names import (
     TICKET_SUFFIX,
     is_foreign,
 )
-from tiered_index.service.lifecycle.publication import Removals
 from tiered_index.service.lifecycle.staged import Ticket
-from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.log import Removals, StorageLog, own_objects
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
 from tiered_index.storage.opening import PROBE_PREFIX

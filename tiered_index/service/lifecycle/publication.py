@@ -25,7 +25,6 @@ from tiered_index.errors import (
     TieredIndexError,
     WriterFenced,
 )
-from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.log import Make, StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
@@ -258,32 +257,6 @@ def _take_back(objects: Sequence[SentObject], storage: Storage) -> None:
 def _delete(storage: Storage, name: str) -> None:
     with contextlib.suppress(StorageError):  # an orphan costs only space
         storage.delete(name)
-
-
-class Removals:
-    """Files of which a record (by number: hosts' clocks differ) has removed an object, each read once. One thread."""
-
-    def __init__(self, log: StorageLog) -> None:
-        self._log = log
-        self._first = self._last = 0  # records behind `_first` up to `_last` have been read
-        self._files: set[str] = set()
-
-    def files(self, state: LogState, after: int = 0) -> set[str]:
-        """Return ids of files that records behind number `after` removed, maybe older ones'. Raises as the storage."""
-        if after >= self._last:
-            self._files = set()
-            self._first = self._last = max(state.number, after)
-        while self._last < state.number:
-            self._read(self._last + 1)
-            self._last += 1
-        while self._first > after:
-            self._read(self._first)
-            self._first -= 1
-        return self._files
-
-    def _read(self, number: int) -> None:
-        removed = self._log.record(number).remove
-        self._files.update(name.split("/")[1] for name in removed if name.startswith(DATA_PREFIX))
 
 
 def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:

@@ -31,8 +31,8 @@ from tiered_index.format.compacted import SealedFile
 from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name, staged_name, ticket_name
 from tiered_index.format.trailer import FORMAT_VERSION, parse_trailer
-from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Removals, Upload, stored_file
-from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Upload, stored_file
+from tiered_index.service.log.log import Removals, StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, decode_document, encode_document
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import numpy as np
 
+from tiered_index.clock import SystemClock
 from tiered_index.format.metadata import NamedStats
-from tiered_index.format.names import UNSEALED, UPLOADED
+from tiered_index.format.names import COMPACTED, UNSEALED, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import WindowTable
+from tiered_index.service.log.log import Removals, StorageLog
 from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 
 if TYPE_CHECKING:
@@ -29,11 +33,41 @@ Piece = tuple[str | None, int | None, int, bool]
 
 class _Unsealed(Handle, Protocol):
     path: Path
+    log_number: int
 
     @property
     def count(self) -> int: ...
     @property
     def size_bytes(self) -> int: ...
+
+
+class Leftovers:
+    """Finds local files whose objects a record has removed: what they were merged into has their entries. Where a
+    writer died in between, only the records since a file was begun say so: a request each, once. Threads: any.
+    """
+
+    def __init__(self, storage: Storage) -> None:
+        self._removals = Removals(StorageLog(storage, SystemClock()))
+        self._lock = threading.Lock()
+
+    def without(self, found: Sequence[Handle], state: LogState) -> Sequence[Handle]:
+        """Return those of `found` that are none of them at a state of the log. Raises as the storage."""
+        over: set[str] = set()
+        begun: dict[str, int] = {}
+        for handle in found:
+            if handle.file_id in state.files:
+                continue
+            if isinstance(handle, CompactedFile):
+                if handle.is_left_over(state.files):
+                    over.add(handle.file_id)
+                elif handle.folder == COMPACTED:
+                    begun[handle.file_id] = int(handle.metadata().more.get("log_number", 0))
+            elif handle.place == UNSEALED and getattr(handle, "sealed", False):
+                begun[handle.file_id] = cast(_Unsealed, handle).log_number
+        if begun:
+            with self._lock:
+                over |= begun.keys() & self._removals.files(state, min(begun.values()))
+        return [handle for handle in found if handle.file_id not in over] if over else found
 
 
 def describe_handle(handle: Handle) -> dict[str, Any]:

@@ -9,10 +9,11 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Generic, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import check_lookups, check_range, check_topic, unseen
@@ -22,7 +23,7 @@ from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
-from tiered_index.service.lookup.inventory import du_table, files_table
+from tiered_index.service.lookup.inventory import Leftovers, du_table, files_table
 from tiered_index.service.lookup.messages import MessageLookup, MessageSource, MessagesResult
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
@@ -55,6 +56,7 @@ class Lookups(ABC, Generic[ItemT]):
     _prices: PriceTable
     # whether requests can be made beside those for files, so that each lookup needs a budget of its own
     _always_budgeted = True
+    _leftovers: Leftovers | None = None
 
     def query(
         self,
@@ -174,7 +176,11 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
         limits = _limits(max_requests, max_bytes, timeout_s)
-        return self._answer(self._engine.topics, (second_min, second_max), allow_partial, limits)
+
+        def answer(files: Files, *rest: Any) -> TopicsResult:
+            return self._engine.topics(self._once(files), *rest)
+
+        return self._answer(answer, (second_min, second_max), allow_partial, limits)
 
     def export(
         self, topics: str | Iterable[str] | None = None, begin_ms: int | None = None, end_ms: int | None = None
@@ -199,7 +205,7 @@ class Lookups(ABC, Generic[ItemT]):
             with contextlib.ExitStack() as held:
                 held.enter_context(self._catalogs[0].reading())
                 before = self._log_states()[0]
-                found = self._begin().handles(second_min, second_max)
+                found = self._once(self._begin()).handles(second_min, second_max)
                 if isinstance(found, RootOnly):
                     raise StorageUnavailable(f"an export needs the storage: {found.freshness.not_asked}")
                 # else local files may have become objects, or these others, in between
@@ -230,7 +236,11 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         self._check_one_index()
         within = check_range(None, None, 1)[:2]
-        stats = self._answer(self._engine.file_stats, within, False, _NO_LIMITS)
+
+        def answer(files: Files, *rest: Any) -> list[tuple[Handle, NamedStats]]:
+            return self._engine.file_stats(self._once(files), *rest)
+
+        stats = self._answer(answer, within, False, _NO_LIMITS)
         return du_table(stats, self.log_state, self._prices)
 
     @property
@@ -320,6 +330,21 @@ class Lookups(ABC, Generic[ItemT]):
     @abstractmethod
     def _check_open(self) -> None:
         """Raise `InvalidArgument` where it is closed."""
+
+    def _once(self, files: Files) -> Files:
+        """Return `files` without local ones that a record has removed."""
+        if len(self._catalogs) > 1:
+            return files  # of several indexes no root is read
+
+        def handles(second_min: int, second_max: int) -> Sequence[Handle]:
+            found = files.handles(second_min, second_max)
+            if isinstance(found, RootOnly):
+                return found
+            if self._leftovers is None:
+                self._leftovers = Leftovers(self._cold_paths[0].storage)
+            return self._leftovers.without(found, self._log_states()[0])
+
+        return files._replace(handles=handles)
 
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` where several indexes are read as one."""

@@ -45,6 +45,8 @@ class UnsealedView(LocalHandle):
         self.lane = journal.lane
         self.hash = journal.layout.hash
         self.sequence = journal.sequence
+        self.sealed = journal.sealed
+        self.log_number = journal.log_number
         self.count = journal.count
         self.second_min, self.second_max = journal.seconds or (journal.begin_ms // 1000, journal.begin_ms // 1000)
         with path.open("rb") as handle:
@@ -202,7 +204,7 @@ class RootView:
         if journal is None or not journal.count:
             return None
         if known is not None and known.count == journal.count:
-            known.state = state  # a seal, or a position, says nothing new of the entries
+            known.state, known.sealed = state, journal.sealed  # the entries are as they were
             return known
         return UnsealedView(self._root.index_path(UNSEALED, file_id), journal, state)
 
