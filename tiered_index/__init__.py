@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from tiered_index.retention import Retention
     from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.index import IndexService
+    from tiered_index.service.lifecycle.copying import CopyReport
+    from tiered_index.service.lifecycle.copying import copy_index as copy
     from tiered_index.service.lifecycle.expiry import ExpiryPlan
     from tiered_index.service.lifecycle.expiry import expire_index as expire
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
@@ -41,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AsyncIndexReader",
+    "CopyReport",
     "ExpiryPlan",
     "Fetched",
     "FileReport",
@@ -62,6 +65,7 @@ __all__ = [
     "TopicsResult",
     "__version__",
     "column",
+    "copy",
     "expire",
     "hash_key",
     "hash_key_sql",
@@ -69,7 +73,7 @@ __all__ = [
 ]
 
 # What is called otherwise where it is made
-_THERE = {"expire": "expire_index", "hash_key": "key_hash", "merge": "merge_index"}
+_THERE = {"copy": "copy_index", "expire": "expire_index", "hash_key": "key_hash", "merge": "merge_index"}
 # Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
 _NAMES = {
     "config": ("IndexConfig",),
@@ -78,6 +82,7 @@ _NAMES = {
     "retention": ("Retention",),
     "service.async_reader": ("AsyncIndexReader",),
     "service.index": ("IndexService",),
+    "service.lifecycle.copying": ("CopyReport", "copy"),
     "service.lifecycle.expiry": ("ExpiryPlan", "expire"),
     "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),

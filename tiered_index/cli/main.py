@@ -79,6 +79,10 @@ _COMMANDS = {
         "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
         "window."
     ),
+    "copying:copy": (
+        "Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or "
+        "backend."
+    ),
     "expire:expire": (
         "Let expire what is older than the rule says: the options' where one is given, else the setting retention."
     ),

@@ -224,7 +224,10 @@ class StorageLog:
 
     def create(self, descriptor: IndexDescriptor) -> LogState:
         """Write record 1 unless there is one; return the state with whoever's descriptor it is."""
-        record = LogRecord(1, "create", 0, secrets.token_hex(8), self.clock.now_ms(), genesis=descriptor)
+        return self.begin(LogRecord(1, "create", 0, secrets.token_hex(8), self.clock.now_ms(), genesis=descriptor))
+
+    def begin(self, record: LogRecord) -> LogState:
+        """As `create`, with all that record 1 is to say."""
         data = record.encode()
         with self._append_lock:
             try:

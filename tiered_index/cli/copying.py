@@ -1,0 +1,162 @@
+"""`tiered-index copy`: an index into another storage, once or followed."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import asdict
+
+from typer import Option
+
+from tiered_index.cli.options import duration_option
+from tiered_index.cli.output import counted, human_bytes, human_seconds
+from tiered_index.cli.progress import Ending
+from tiered_index.cli.session import Session, command, storage_uri
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import DiskFull, InvalidArgument, StorageUnavailable
+from tiered_index.service.lifecycle.copying import Copier, CopyReport, CopyStopped
+from tiered_index.service.lifecycle.orphans import Orphans
+from tiered_index.service.lifecycle.publication import JobOverdue
+from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.opening import open_storage
+from tiered_index.types import format_time
+
+_SWEEP_S = 3600.0
+
+
+@command
+def copy(
+    session: Session,
+    source: str | None = Option(
+        None, "--from", metavar="URI", help="The index to copy; by default --storage.", show_default=False
+    ),
+    to: str = Option(
+        ..., "--to", metavar="URI", help="Where the copy is to lie: no index, or an earlier copy of this one."
+    ),
+    threads: int = Option(4, min=1, help="Objects at the same time."),
+    follow: bool = Option(False, "--follow", help="Keep the copy up to date until SIGTERM or SIGINT."),
+    interval: int = Option(
+        60, parser=duration_option, metavar="1m", help="With --follow: how often to look.", show_default="1m"
+    ),
+    grace: int = Option(
+        86400,
+        parser=duration_option,
+        metavar="1d",
+        help="With --follow: how long the bytes of what was removed stay in the copy, 1h at least.",
+        show_default="1d",
+    ),
+) -> int:
+    """Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or backend.
+
+    Every object is checked byte by byte on its way; then one record makes the copy visible, whole. Run again, it goes
+    on where it was interrupted, and brings an earlier copy up to date. Writers, merges and readers may be at work on
+    the source. The copy is an index of its own: a writer takes it over with a root of its own, and from then on nothing
+    is copied into it any more.
+
+    With --follow the copy stays up to date as a standby. What the source's log removes is removed from the copy's log,
+    and its bytes from the copy after --grace, as by `tiered-index orphans`; nothing else is deleted. Exit code 3: the
+    storage can't be reached; with --follow it is asked again.
+
+    [bold]Examples[/bold]
+
+      tiered-index copy --from s3://bucket/index --to s3://other-bucket/index?region=eu-west-1
+
+      tiered-index copy --from file:///srv/index --to s3://bucket/index --json
+
+      tiered-index copy --from s3://bucket/index --to s3://standby/index --follow --interval 30s
+    """
+    if grace < 3600 or interval < 1:
+        raise InvalidArgument("--grace is 1h or more, and --interval 1s or more: readers may be at work")
+    config = session.config(**({"storage": source} if source is not None else {}))
+    with _copier(config, storage_uri(config), to, threads) as copier:
+        if follow:
+            return _follow(session, copier, interval, grace)
+        copier.open()
+        _tell(session, copier, _round(session, copier), "copied")
+    return 0
+
+
+@contextlib.contextmanager
+def _copier(config: IndexConfig, source: str, to: str, threads: int) -> Iterator[Copier]:
+    with contextlib.ExitStack() as closing:
+
+        def metered(uri: str) -> MeteredStorage:
+            storage = open_storage(uri, options=config.s3, parallel_reads=threads)
+            return closing.enter_context(contextlib.closing(MeteredStorage(storage, config.prices)))
+
+        yield Copier(metered(source), metered(to), SystemClock(), threads)
+
+
+def _round(session: Session, copier: Copier) -> CopyReport:
+    """Copy, with a progress display of bytes."""
+    lock, done = threading.Lock(), 0
+    total = copier.missing_bytes()
+    with session.progress("copying", total) as progress:
+
+        def count(size_bytes: int) -> None:
+            nonlocal done
+            with lock:
+                done += size_bytes
+                progress.update(done, f"{human_bytes(done)} of {human_bytes(total)}")
+
+        copier.progress = count
+        return copier.run_once()
+
+
+def _follow(session: Session, copier: Copier, interval_s: int, grace_s: int) -> int:
+    """Copy again and again until the command is to end; a storage that doesn't answer is asked again."""
+    swept_s, last = float("-inf"), None
+    with Ending() as ending:
+        copier.stop = ending.event
+        while not ending.event.is_set():
+            try:
+                if last is None:
+                    copier.open()
+                report = _round(session, copier)
+                swept: Orphans | None = None
+                if copier.clock.monotonic_s() - swept_s >= _SWEEP_S:
+                    swept, swept_s = copier.sweep(grace_s), copier.clock.monotonic_s()
+                if last is None or report.records or (swept and swept.objects):
+                    _tell(session, copier, report, "following", swept)
+                last = report
+            except (StorageUnavailable, DiskFull, JobOverdue) as error:
+                behind = f"; the copy is as of {format_time(last.as_of_ms)}" if last is not None else ""
+                session.out.note(f"{error}{behind}; tried again in {interval_s} s")
+            except CopyStopped:
+                break
+            ending.event.wait(interval_s)
+        if last is not None:
+            _tell(session, copier, last, "stopped")
+        else:
+            session.out.answer({"status": "stopped"}, streamed=True)
+    return ending.exit_code
+
+
+def _tell(session: Session, copier: Copier, report: CopyReport, status: str, swept: Orphans | None = None) -> None:
+    read, written = copier.source, copier.target
+    assert isinstance(read, MeteredStorage) and isinstance(written, MeteredStorage)
+    lag_s = max(0, copier.clock.now_ms() - report.as_of_ms) / 1000
+    gone = swept.objects if swept is not None else ()
+    document = {
+        "status": status,
+        **asdict(report),
+        "lag_s": lag_s,
+        "removed": list(report.removed),
+        "deleted": {"objects": len(gone), "bytes": sum(info.size_bytes for info in gone)},
+        "requests": {"source": read.total.requests_by_kind, "target": written.total.requests_by_kind},
+        "bytes_read": read.total.bytes_read + written.total.bytes_read,
+        "bytes_written": written.total.bytes_written,
+        "cost_usd": read.total.cost_usd + written.total.cost_usd,
+    }
+    session.out.answer(document, streamed=status != "copied")
+    kept = f", {counted(report.kept, 'object')} of an earlier try checked" if report.kept else ""
+    removed = f", {counted(len(report.removed), 'object')} removed" if report.removed else ""
+    deleted = f", {counted(len(gone), 'object')} deleted" if gone else ""
+    what = f"{counted(report.sent, 'object')} copied, {human_bytes(report.sent_bytes)}{kept}{removed}{deleted}"
+    requests = sum(read.total.requests_by_kind.values()) + sum(written.total.requests_by_kind.values())
+    session.out.line(
+        f"{status}: {what if report.records else 'nothing new' + deleted}; as of record {report.source_number} of the "
+        f"source, {human_seconds(lag_s)} ago; {counted(requests, 'request')}, about ${document['cost_usd']:.6f}"
+    )

@@ -1,0 +1,402 @@
+"""Copies: an index's state at one position of its log becomes another index in another storage, and follows it.
+
+Objects go first, each checked byte by byte on its way, then one log record names them all: a target is no index or a
+complete one. The copy has an index id of its own, so that no writer's root belongs to both, and no epoch or lease. Its
+log says in the source position ``copy:ID`` up to which record of index ID it holds everything; each of its records is a
+copy's, which another one follows only directly, so that whoever else has written to it ends the copying for good.
+A crash leaves objects that no record names: the next round goes on with them. Threads: one a `Copier`, and its pool.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
+from tiered_index.format.archived import PIECE_BYTES, SegmentTable
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
+from tiered_index.retention import Retention
+from tiered_index.service.lifecycle.expiry import sweep
+from tiered_index.service.lifecycle.orphans import Orphans
+from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
+from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import ObjectInfo, PartInfo, Storage, UploadHandle
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.s3.options import S3Options
+
+_KIND = "copy"
+_TRIES = 10
+# members of a state that a record does not take over as they are
+_OWN = ("number", "epoch", "genesis", "objects", "archive")
+
+Part = StoredObject | ArchivedSegment
+"""What a log's state names."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopyReport:
+    """What one round did. Counts are of objects, bytes and log records.
+
+    `source_number` is the record of the source's log up to which the target, whose log ends at `log_number`, holds
+    everything; `records` of them are new. `sent` objects were copied, `kept` were there, whole, of an earlier try;
+    `removed` are names that the target's log no longer has. `as_of_ms`: when that log was read, by the copier's clock.
+    """
+
+    as_of_ms: int
+    source_number: int
+    log_number: int
+    records: int
+    sent: int
+    sent_bytes: int
+    kept: int
+    kept_bytes: int
+    removed: tuple[str, ...]
+
+
+class CopyStopped(TieredIndexError):
+    """`stop` was set: nothing was published, and what was sent is kept for the next round."""
+
+
+@dataclass(eq=False)
+class Copier:
+    """Copies one index into another storage, a round at a time; `source` and `target` are metered or not.
+
+    `progress` gets the bytes done since it was called last, from any of `threads` threads.
+    """
+
+    source: Storage
+    target: Storage
+    clock: Clock
+    threads: int = 4
+    progress: Callable[[int], None] = lambda size_bytes: None
+    stop: threading.Event = field(default_factory=threading.Event)
+    # names that the target has, whole; and of this round whether they had to be sent
+    _checked: set[str] = field(default_factory=set)
+    _done: dict[str, tuple[bool, int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.log, self.copied = StorageLog(self.source, self.clock), StorageLog(self.target, self.clock)
+
+    def open(self) -> LogState:
+        """Read both logs; return the source's state. Raises `NotAnIndex` (the source), `InvalidArgument` where the
+        target is something else than a copy of it, `StorageMisconfigured`, as the storages.
+        """
+        state = self.log.open()
+        with contextlib.suppress(NotAnIndex):
+            self._check_target(self.copied.open())
+        probe_put_if_absent(self.target)
+        return state
+
+    def missing_bytes(self) -> int:
+        """Return how many bytes the next round looks for in the target, as far as the logs were read: no request."""
+        there = _parts(self.copied.state)
+        return sum(_size(one) for name, one in _parts(self.log.state).items() if name not in there)
+
+    def run_once(self) -> CopyReport:
+        """Bring the target to the end of the source's log. Raises `CorruptFile` (of the source; lost, too),
+        `CopyStopped`, `InvalidArgument`, `JobOverdue`, as the storages; the target is then what it was.
+        """
+        self._done.clear()
+        as_of_ms = self.clock.now_ms()
+        state = self.log.refresh()
+        if self.copied.state.number:
+            self._check_target(self.copied.refresh())
+        for _ in range(_TRIES):
+            before = self.copied.state
+            waiting = self._waiting({name: one for name, one in _parts(state).items() if name not in _parts(before)})
+            if not waiting:
+                break
+            try:
+                self._send(waiting)
+            except ObjectNotFound:
+                # merged or expired meanwhile; what the source's log still names it has lost
+                as_of_ms = self.clock.now_ms()
+                state = self.log.refresh()
+                self._check_lost(waiting, state)
+        else:
+            raise JobOverdue(
+                f"{self.target.uri}: objects went as fast as they were copied, or took more than "
+                f"{MAX_AGE_S // 3600} hours: nothing was published"
+            )
+        after, key = self._publish(state), _key(state)
+        self._checked.clear()
+        sent = [size for was_sent, size in self._done.values() if was_sent]
+        kept = [size for was_sent, size in self._done.values() if not was_sent]
+        return CopyReport(
+            as_of_ms=as_of_ms,
+            source_number=after.positions[key],
+            log_number=after.number,
+            records=after.positions[key] - before.positions.get(key, 0),
+            sent=len(sent),
+            sent_bytes=sum(sent),
+            kept=len(kept),
+            kept_bytes=sum(kept),
+            removed=tuple(name for name in _parts(before) if name not in _parts(after)),
+        )
+
+    def sweep(self, grace_s: float) -> Orphans:
+        """Delete from the target what its log removed `grace_s` ago, and what no record has named for a day."""
+        return sweep(self.target, self.copied, self.clock, Retention(grace_s=round(grace_s)), delete=True)
+
+    # What is there
+
+    def _waiting(self, lacking: dict[str, Part]) -> list[Part]:
+        """Return what the target has not, or not for sure: what an earlier try left is told by `_checked` alone. What
+        is so old that a sweep of the target may be about to delete it counts as not there.
+        """
+        found: dict[str, ObjectInfo] = {}
+        for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) if lacking else ():
+            found |= {info.name: info for info in own_objects(self.target, prefix) if info.name in lacking}
+        swept_ms = MAX_AGE_S * 1000 if self.copied.state.number else float("inf")
+        waiting = []
+        for name, one in lacking.items():
+            info = found.get(name)
+            if info is None or info.size_bytes != _size(one) or abs(self.clock.now_ms() - info.modified_ms) > swept_ms:
+                self._checked.discard(name)
+                waiting.append(one)
+            elif name not in self._checked:
+                waiting.append(one)
+        return waiting
+
+    def _check_lost(self, parts: list[Part], state: LogState) -> None:
+        for one in parts:
+            if one.name in _parts(state):
+                try:
+                    self.source.head(one.name)
+                except ObjectNotFound as error:
+                    raise CorruptFile(
+                        one.name,
+                        "the log names this object, but the storage does not have it: `recover --lost` gives it up",
+                    ) from error
+
+    # Sending
+
+    def _send(self, parts: list[Part]) -> None:
+        """Send what the target does not have whole. Raises as `run_once`, `ObjectNotFound` of the source."""
+        with ThreadPoolExecutor(self.threads, "tiered-index-copy") as pool, contextlib.ExitStack() as cancelling:
+            cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
+            for future in [pool.submit(self._bring, one) for one in parts]:
+                future.result()
+
+    def _bring(self, one: Part) -> None:
+        """See that the target has an object, whole."""
+        if self.stop.is_set():
+            raise CopyStopped
+        was_sent = not self._is_there(one)
+        if was_sent:
+            upload = _Sending(self.target, one.name, _size(one))
+            try:
+                _check(self.source, one, upload.take)
+                upload.finish()
+            except BaseException:
+                upload.abandon()
+                raise
+        self._checked.add(one.name)
+        self._done[one.name] = was_sent, _size(one)
+        self.progress(_size(one))
+
+    def _is_there(self, one: Part) -> bool:
+        """Return whether an earlier try has sent an object: every byte is read and checked."""
+        try:
+            if self.target.head(one.name).size_bytes != _size(one):
+                return False
+            _check(self.target, one, lambda start, window: None)
+        except (ObjectNotFound, CorruptFile):
+            return False
+        # it may be another whole object of this size, by a hand that is no copy's: the ends tell them apart
+        length = min(_size(one), 1 << 16)
+        return self.source.get_suffix(one.name, length) == self.target.get_suffix(one.name, length)
+
+    # The record
+
+    def _publish(self, state: LogState) -> LogState:
+        """Append the record that makes the target's log name what `state` does; return the target's state."""
+        assert state.genesis is not None
+        if not self.copied.state.number:
+            own = replace(state.genesis, index_id=secrets.token_hex(8))
+            first = replace(
+                difference(LogState(), state, _key(state)),
+                number=1,
+                attempt=secrets.token_hex(8),
+                created_ms=self.clock.now_ms(),
+                genesis=own,
+            )
+            made = self.copied.begin(first)
+            if made.genesis == own:
+                return made
+            self._check_target(made)
+
+        def make(there: LogState) -> LogRecord | None:
+            self._check_target(there)
+            if there.positions[_key(state)] >= state.number:
+                return None  # an earlier try got as far as the log, or another copier did
+            return difference(there, state, _key(state))
+
+        return self.copied.append("a copy", None, make)
+
+    def _check_target(self, there: LogState) -> None:
+        """Raise `InvalidArgument` unless the target is a copy of the source, and nobody else has written to it."""
+        state = self.log.state
+        if _key(state) not in there.positions:
+            raise InvalidArgument(
+                f"{self.target.uri} holds an index that is no copy of {self.source.uri}: give a storage that holds none"
+            )
+        if self.copied.record(there.number).kind != _KIND:
+            raise InvalidArgument(
+                f"{self.target.uri} was written to by somebody else since it was copied (record {there.number} of its "
+                f"log): it is an index of its own now, and not changed"
+            )
+        if there.positions[_key(state)] > state.number:
+            raise InvalidArgument(
+                f"{self.target.uri} is a copy of record {there.positions[_key(state)]}, and the log of "
+                f"{self.source.uri} ends at {state.number}: this is not the storage that was copied"
+            )
+
+
+def _key(state: LogState) -> str:
+    """Return the source position by which a copy knows what it is a copy of."""
+    assert state.genesis is not None
+    return f"copy:{state.genesis.index_id}"
+
+
+def _parts(state: LogState) -> dict[str, Part]:
+    return {**state.objects, **state.archive}
+
+
+def _size(one: Part) -> int:
+    return one.size_bytes if isinstance(one, StoredObject) else one.object_bytes
+
+
+def difference(before: LogState, after: LogState, key: str) -> LogRecord:
+    """Return the record that leads a copy from `before` to `after`, a state of the source, member by member whatever a
+    state has. Raises `CorruptFile` where it would not: `after` is no later state then.
+    """
+    members = {member.name: member for member in fields(LogRecord)}
+    taken: dict[str, Any] = {}
+    for member in fields(LogState):
+        if member.name not in _OWN and member.name in members:
+            value = getattr(after, member.name)
+            taken[member.name] = tuple(value.values()) if members[member.name].default == () else value
+    taken["positions"] = after.positions | {key: after.number}
+    made = LogRecord(
+        before.number + 1,
+        _KIND,
+        0,
+        "",
+        0,
+        genesis=None if before.number else after.genesis,
+        add=tuple(one for name, one in after.objects.items() if name not in before.objects),
+        archive=tuple(one for name, one in after.archive.items() if name not in before.archive),
+        remove=tuple(name for name in _parts(before) if name not in _parts(after)),
+        **taken,
+    )
+    reached = before.apply(made, "copy")
+    expected = replace(
+        after, number=made.number, epoch=before.epoch, genesis=reached.genesis, positions=taken["positions"]
+    )
+    if reached != expected:
+        raise CorruptFile("copy", f"no record leads from record {before.number} of the copy to the source's state")
+    return made
+
+
+# Bytes on their way
+
+
+def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> None:
+    """Read an object of `storage` whole, in windows of 8 MiB, and check each byte; `seen(start, window)` gets them all,
+    in any order. Raises `CorruptFile` (the first defect), as the storage.
+    """
+    sums: dict[int, int] = {}
+
+    def once(start: int, window: bytes) -> None:
+        # a window may be read again, for another part of the check: the bytes that were passed on are the checked ones
+        crc32 = zlib.crc32(window)
+        if start not in sums:
+            sums[start] = crc32
+            seen(start, window)
+        CorruptFile.unless_equal(one.name, "two reads of the same bytes differ", sums[start], crc32)
+
+    size = _size(one)
+    CorruptFile.unless_equal(one.name, "has another size than the log says", size, storage.head(one.name).size_bytes)
+    read = WindowedRead(lambda start, length: storage.get_range(one.name, start, length), size, once)
+    if isinstance(one, StoredObject):
+        found = (verify_compacted if one.shard is None else verify_shard)(read, size, one.name)
+        read.finish()
+        if found:
+            raise CorruptFile(one.name, f"{found[0].part}: {found[0].problem}", offset=found[0].offset)
+        return
+    crc32 = 0
+    for at in range(0, one.size_bytes, PIECE_BYTES):
+        crc32 = zlib.crc32(read(at, min(PIECE_BYTES, one.size_bytes - at)), crc32)
+    table = SegmentTable.decode(read(one.size_bytes, size - one.size_bytes), size, one.name)
+    logged = (one.start, one.size_bytes, one.crc32, one.crc32)
+    problem = "start, size or CRC32 are not what the log says"
+    CorruptFile.unless_equal(one.name, problem, logged, (table.start, table.size_bytes, table.crc32, crc32))
+
+
+class _Sending:
+    """The sender of one object whose windows come in any order: one put, or each window as a part. One thread."""
+
+    def __init__(self, storage: Storage, name: str, size_bytes: int) -> None:
+        self._storage, self._name, self._size_bytes = storage, name, size_bytes
+        self._handle: UploadHandle | None = None
+        self._parts: list[PartInfo] = []
+        self._whole = b""
+
+    def take(self, start: int, window: bytes) -> None:
+        """Take the bytes from `start`, a multiple of a window's size."""
+        if self._size_bytes <= WINDOW_BYTES:
+            self._whole = window
+            return
+        self._handle = self._handle or self._storage.begin_upload(self._name)
+        self._parts.append(self._storage.upload_part(self._handle, start // WINDOW_BYTES + 1, window))
+
+    def finish(self) -> None:
+        """Make the object visible, whole."""
+        if self._handle is None:
+            self._storage.put(self._name, self._whole)
+        else:
+            self._storage.complete_upload(self._handle, self._parts)
+
+    def abandon(self) -> None:
+        """Take back what was sent, as far as the storage lets; the rest is left to `orphans`."""
+        if self._handle is not None:
+            with contextlib.suppress(StorageError):
+                self._storage.abort_upload(self._handle)
+
+
+def copy_index(
+    source: str,
+    target: str,
+    *,
+    threads: int = 4,
+    s3: S3Options | None = None,
+    clock: Clock | None = None,
+    progress: Callable[[int], None] = lambda size_bytes: None,
+) -> CopyReport:
+    """Copy the index at the storage URI `source` to `target`, as of the end of its log; return what was done.
+
+    `target` holds no index, or a copy of this one to which nobody else has written: then it is brought up to date. An
+    interrupted copy is continued by the next call. `threads` objects are copied at the same time; each thread calls
+    `progress` with the bytes that are there since. Writers, merges, sweeps and readers may be at work on the source.
+    The copy is an index of its own, with an id of its own: a writer needs a root of its own for it. Raises
+    `InvalidArgument`, `NotAnIndex`, `CorruptFile` (nothing damaged is copied), `StorageUnavailable`,
+    `StorageMisconfigured`; the target is then what it was.
+    """
+    with contextlib.ExitStack() as closing:
+        options = s3 or S3Options()
+        copied = closing.enter_context(open_storage(source, options=options, parallel_reads=threads))
+        into = closing.enter_context(open_storage(target, options=options))
+        copier = Copier(copied, into, clock or SystemClock(), threads, progress)
+        copier.open()
+        return copier.run_once()
