@@ -33,6 +33,7 @@ def test_the_package_shows_what_a_user_imports():
     assert {"IndexConfig", "IndexItem", "IndexReader", "IndexService", "QueryResult"} <= set(tiered_index.__all__)
     assert set(tiered_index.__all__) == {
         "AsyncIndexReader",
+        "CopyReport",
         "ExpiryPlan",
         "Fetched",
         "FileReport",
@@ -54,6 +55,7 @@ def test_the_package_shows_what_a_user_imports():
         "TopicsResult",
         "__version__",
         "column",
+        "copy",
         "expire",
         "hash_key",
         "hash_key_sql",

@@ -11,6 +11,7 @@ from tests.mutants.catalogue import (
     checks,
     codecs,
     cold,
+    copies,
     durability,
     expiry,
     exports,
@@ -40,6 +41,7 @@ from tests.mutants.catalogue import (
 __all__ = ["MUTANTS"]
 
 MUTANTS = (
+    *copies.MUTANTS,
     *durability.MUTANTS,
     *recovery.MUTANTS,
     *checks.MUTANTS,

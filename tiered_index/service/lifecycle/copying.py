@@ -22,6 +22,7 @@ from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import PIECE_BYTES, SegmentTable
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
+from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
 from tiered_index.retention import Retention
 from tiered_index.service.lifecycle.expiry import sweep
@@ -151,22 +152,25 @@ class Copier:
     # What is there
 
     def _waiting(self, lacking: dict[str, Part]) -> list[Part]:
-        """Return what the target has not, or not for sure: what an earlier try left is told by `_checked` alone. What
-        is so old that a sweep of the target may be about to delete it counts as not there.
-        """
+        """Return what the target has not, or not for sure: of what an earlier try left only `_checked` is known."""
         found: dict[str, ObjectInfo] = {}
         for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) if lacking else ():
             found |= {info.name: info for info in own_objects(self.target, prefix) if info.name in lacking}
-        swept_ms = MAX_AGE_S * 1000 if self.copied.state.number else float("inf")
         waiting = []
         for name, one in lacking.items():
             info = found.get(name)
-            if info is None or info.size_bytes != _size(one) or abs(self.clock.now_ms() - info.modified_ms) > swept_ms:
+            if info is None or not self._may_be(one, info):
                 self._checked.discard(name)
-                waiting.append(one)
-            elif name not in self._checked:
+            if name not in self._checked:
                 waiting.append(one)
         return waiting
+
+    def _may_be(self, one: Part, info: ObjectInfo) -> bool:
+        """Return whether an object of the target is as large as `one`, and not so old that a sweep of the target may be
+        about to delete it, which no record names yet; no sweep looks at a storage without a log.
+        """
+        age_s = abs(self.clock.now_ms() - info.modified_ms) / 1000
+        return info.size_bytes == _size(one) and (age_s < MAX_AGE_S or not self.copied.state.number)
 
     def _check_lost(self, parts: list[Part], state: LogState) -> None:
         for one in parts:
@@ -208,14 +212,13 @@ class Copier:
     def _is_there(self, one: Part) -> bool:
         """Return whether an earlier try has sent an object: every byte is read and checked."""
         try:
-            if self.target.head(one.name).size_bytes != _size(one):
+            if not self._may_be(one, self.target.head(one.name)):
                 return False
             _check(self.target, one, lambda start, window: None)
         except (ObjectNotFound, CorruptFile):
             return False
-        # it may be another whole object of this size, by a hand that is no copy's: the ends tell them apart
-        length = min(_size(one), 1 << 16)
-        return self.source.get_suffix(one.name, length) == self.target.get_suffix(one.name, length)
+        # it may be another whole object, by a hand that is no copy's: the tails hold the checksums of all the rest
+        return self.source.get_suffix(one.name, TAIL_SIZE) == self.target.get_suffix(one.name, TAIL_SIZE)
 
     # The record
 

@@ -1,0 +1,91 @@
+"""`copy` as a command: once, again, into what is something else, and as a standby's follower in a process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import signal
+import subprocess
+import threading
+
+import pytest
+
+from tests.integration.cli.command_lines import SCRIPT, clean_environment
+from tests.integration.cli.followers import LIMIT_S, wait_until
+from tiered_index import IndexReader, IndexService
+from tiered_index.storage.opening import open_storage
+
+BEGIN_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def put(tmp_path):
+    """Return a function that puts an entry into an index at `uri` and uploads it."""
+
+    def put(offset, uri):
+        settings = {"slots": 16, "items": 400, "background": False, "local_keep_s": 0}
+        root = tmp_path / f"root-{uri.rpartition('/')[2]}"
+        with IndexService.open(root=root, storage=uri, **settings) as index:
+            index.put("t", 0, "k", offset, 7, BEGIN_MS + offset * 1000)
+            index.seal()
+            index.run_lifecycle()
+
+    return put
+
+
+def offsets(uri):
+    with IndexReader.open(uri) as reader:
+        return [item.offset for item in reader.query("t", "k")]
+
+
+def test_once_again_and_into_something_else(run_here, put, tmp_path):
+    source, target = f"file://{tmp_path}/a", f"sqlite://{tmp_path}/b.db"
+    put(1, source)
+    text = run_here("copy", "--from", source, "--to", target)
+    assert (text.code, offsets(target)) == (0, [1])
+    assert text.out.startswith("copied: 1 object copied, ")
+    assert run_here("copy", "--storage", source, "--to", target).out.startswith("copied: nothing new; as of record")
+    put(2, source)
+    document = run_here("copy", "--from", source, "--to", target, "--json").document
+    assert (document["status"], document["sent"], document["removed"], document["log_number"]) == ("copied", 1, [], 2)
+    assert document["requests"]["target"]["put_if_absent"] == 3
+    assert document["bytes_written"] > document["sent_bytes"] > 0
+    assert document["cost_usd"] > 0
+    assert offsets(target) == [2, 1]
+    assert run_here("verify", "--deep", "--storage", target).code == 0
+    assert run_here("query", "t", "k", "--root", tmp_path / "root-a", "--storage", target).code == 2
+    put(3, target)
+    refused = run_here("copy", "--from", source, "--to", target, "--json")
+    assert (refused.code, refused.error["type"]) == (2, "InvalidArgument")
+    assert "written to by somebody else" in refused.error["message"]
+    assert run_here("copy", "--from", source, "--to", target, "--follow", "--grace", "1m").code == 2
+    assert offsets(target) == [3, 2, 1]
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
+def test_a_standby_follows_until_it_is_told_to_end(put, tmp_path, number, code):
+    source, target = f"file://{tmp_path}/a", f"file://{tmp_path}/b"
+    put(1, source)
+    line = [SCRIPT, "copy", "--from", source, "--to", target, "--follow", "--interval", "1s", "--json"]
+    process = subprocess.Popen(line, stdout=subprocess.PIPE, text=True, env=clean_environment())
+    assert process.stdout is not None
+    records = []
+    reader = threading.Thread(target=lambda: records.extend(map(json.loads, process.stdout)), daemon=True)
+    reader.start()
+    try:
+        copied = open_storage(target)
+        wait_until(lambda: process.poll() is not None or list(copied.list("log/")), "the first round")
+        assert process.poll() is None
+        put(2, source)
+        wait_until(lambda: offsets(target) == [2, 1], "a later round")
+        process.send_signal(number)
+        assert process.wait(LIMIT_S) == code
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        process.wait(LIMIT_S)
+        reader.join(LIMIT_S)
+        process.stdout.close()
+    assert [record["status"] for record in records] == ["following"] * (len(records) - 1) + ["stopped"]
+    assert sum(record["sent"] for record in records[:-1]) == 2
+    assert all(record["lag_s"] >= 0 for record in records)
