@@ -262,15 +262,16 @@ def test_what_is_there_is_not_sent_again_unless_it_differs(life):
     target.clear()
     names = sorted(life.state.objects)
     assert [info.name for info in inner.list("data/")] == names
-    # of the same size, and damaged; cut; whole, but another object
+    # of the same size, and damaged; cut; of the same size, and nothing at all
     damaged = bytearray(inner.get(names[0]))
     damaged[len(damaged) // 2] ^= 1
     inner.put(names[0], bytes(damaged))
     inner.put(names[1], inner.get(names[1])[:-1])
+    inner.put(names[2], bytes(len(inner.get(names[2]))))
     puts = target.calls("put")
     report = copier(life, target).run_once()
-    assert (report.sent, report.kept) == (2, len(names) - 2)
-    assert target.calls("put") - puts == 2 + 1
+    assert (report.sent, report.kept) == (3, len(names) - 3)
+    assert target.calls("put") - puts == 3 + 1
     check_target(life, inner)
     assert copier(life, target).run_once().sent == 0
 
