@@ -94,7 +94,8 @@ bench-spark: $(VENV)/.stamp-test ## jobs on Spark beside one process, Parquet an
 bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for them (or $TIERED_INDEX_TEST_S3_ENDPOINT)
 	@$(BIN)/python -m tests.real_s3.server run -- $(BIN)/python -m tests.real_s3.bench $(BENCH_ARGS)
 
-# the peers' packages are for this one task; MariaDB's server is Debian's package mariadb-server-core, and is left out without
+# the peers' packages are for this one task; MariaDB's server is in Debian's packages mariadb-server-core and -client-core, and is left
+# out without
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@

@@ -37,7 +37,7 @@ class InnoDb(Peer):
 
     name = "MariaDB InnoDB"
     modules = ("pymysql",)
-    programs = ("mariadbd", "mariadb-install-db")
+    programs = ("mariadbd", "mariadb-install-db", "my_print_defaults")
 
     @classmethod
     def version(cls) -> str:
