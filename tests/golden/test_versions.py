@@ -1,0 +1,171 @@
+"""Indexes of every format version are read, written on, merged and copied; a newer version is refused by its name."""
+
+from __future__ import annotations
+
+import json
+import re
+import struct
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiered_index
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import SystemClock
+from tiered_index.errors import UnsupportedVersion
+from tiered_index.format.trailer import TAIL_SIZE
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import encode_document
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.local.storage import LocalStorage
+
+FOLDER = Path(__file__).parent / "versions"
+FILES = {"v1": 1, "v1-rocketmq": 1, "v2-mask-rocketmq": 2, "v3-packed-tables-rocketmq": 2, "v4-packed": 4}
+TABLES = {"v1": 1, "v1-rocketmq": 1, "v2-mask-rocketmq": 2, "v3-packed-tables-rocketmq": 3, "v4-packed": 3}
+NAMES = sorted(FILES)
+SEGMENT = bytes(range(256)) * 64
+
+
+class Sample:
+    """One of the samples, unpacked."""
+
+    def __init__(self, name: str, folder: Path) -> None:
+        with zipfile.ZipFile(FOLDER / f"{name}.zip") as packed:
+            packed.extractall(folder)
+        self.answers = json.loads((FOLDER / f"{name}.json").read_text())
+        self.root, self.uri = folder / "root", f"file://{folder}/storage"
+        self.storage = LocalStorage(folder / "storage")
+
+    @property
+    def state(self) -> LogState:
+        return StorageLog(self.storage, SystemClock()).open()
+
+    def check(self, asked: Any, of: str = "storage") -> None:
+        """Compare all answers."""
+        for name, expected in self.answers[of].items():
+            topic, key = name.split("#")
+            found = asked.query(topic, key, max_count=1000)
+            rows = [[item.timestamp_ms, item.offset, item.queue_id, item.size] for item in found]
+            assert (rows, found.status) == (expected, "complete"), name
+
+    def verify(self) -> None:
+        """Check every byte."""
+        report = Report()
+        check_storage(self.storage, {}, report, lambda *_: None, deep=True, threads=1)
+        assert (report.findings, report.missing) == ([], [])
+
+    def version(self, name: str) -> int:
+        """The format version of an object."""
+        return int(struct.unpack_from(">I", self.storage.get_suffix(name, TAIL_SIZE)[0], 8)[0])
+
+
+@pytest.fixture
+def sample(request: pytest.FixtureRequest, tmp_path: Path) -> Sample:
+    return Sample(request.param, tmp_path)
+
+
+every_sample = pytest.mark.parametrize("sample", NAMES, indirect=True)
+
+
+def test_there_is_a_sample_of_each(request: pytest.FixtureRequest) -> None:
+    assert {path.stem for path in FOLDER.glob("*.zip")} == set(NAMES)
+    assert set(re.findall(r"^\| `([\w-]+)`", (FOLDER / "README.md").read_text(), re.M)) == set(NAMES)
+
+
+@pytest.mark.parametrize(("name", "sample"), [(name, name) for name in NAMES], indirect=["sample"])
+def test_it_is_read_as_it_was_written(name: str, sample: Sample) -> None:
+    with IndexReader.open(sample.uri) as reader:
+        sample.check(reader)
+        assert sum(stored.count for stored in reader.log_state.objects.values()) == sample.answers["entries"]
+        (segment,) = reader.log_state.archive.values()
+        assert reader.segment_archive.read(segment, 0, len(SEGMENT)) == SEGMENT
+    sample.verify()
+    state = sample.state
+    shards = {stored.name for shards in state.tables.values() for stored in shards}
+    assert {sample.version(name) for name in shards} == {TABLES[name]}
+    assert {sample.version(stored.name) for stored in state.files.values()} == {FILES[name]}
+    with IndexReader.open(sample.uri, root=sample.root) as beside:
+        sample.check(beside, "root")
+
+
+@every_sample
+def test_its_writer_goes_on(sample: Sample) -> None:
+    """The root is recovered, what was not uploaded goes the way of all files, and tables old and new are merged."""
+    with IndexService.open(root=sample.root, storage=sample.uri, background=False, local_keep_s=0) as index:
+        assert index.durable_position("s") > sample.answers["position"]
+        sample.check(index, "root")
+        index.put("orders", 0, "k0", 10**6, 7, 1_700_351_999_000)
+        sample.answers["root"]["orders#k0"].insert(0, [1_700_351_999_000, 10**6, 0, 7])
+        index.seal()
+        index.run_lifecycle()
+        index.run_lifecycle()
+        sample.check(index, "root")
+    with IndexReader.open(sample.uri) as reader:
+        sample.check(reader, "root")
+    assert tiered_index.merge(sample.uri, window="30d").tables == 1
+    assert not sample.state.files
+    with IndexReader.open(sample.uri) as reader:
+        sample.check(reader, "root")
+    sample.verify()
+
+
+@every_sample
+def test_it_is_copied(sample: Sample, tmp_path: Path) -> None:
+    tiered_index.copy(sample.uri, f"sqlite://{tmp_path}/copy.db")
+    with IndexReader.open(f"sqlite://{tmp_path}/copy.db") as reader:
+        sample.check(reader)
+
+
+def _newer_tail(data: bytes) -> bytes:
+    tail = bytearray(data[-TAIL_SIZE:])
+    struct.pack_into(">I", tail, 8, 99)
+    return data[:-TAIL_SIZE] + bytes(tail[:-4]) + zlib.crc32(tail[:-4]).to_bytes(4, "big")
+
+
+def _newer_record(data: bytes) -> bytes:
+    return encode_document({**json.loads(data.rpartition(b"\n#crc32 ")[0]), "version": 99})
+
+
+@pytest.mark.parametrize("what", ["file", "table", "log", "journal"])
+@pytest.mark.parametrize("sample", ["v4-packed", "v1-rocketmq"], indirect=True)
+def test_a_newer_version_is_refused_by_name(sample: Sample, what: str) -> None:
+    """Never answered without it, and never taken for damage."""
+    state, storage = sample.state, sample.storage
+    if what == "log":
+        name = [info.name for info in storage.list("log/")][-1]
+        storage.put(name, _newer_record(storage.get(name)))
+        storage.delete_many([info.name for info in storage.list("checkpoint/")])
+        with pytest.raises(UnsupportedVersion, match=r"log version 99 is newer"):
+            IndexReader.open(sample.uri)
+        with pytest.raises(UnsupportedVersion, match=r"log version 99 is newer"):
+            IndexService.open(root=sample.root, storage=sample.uri)
+    elif what == "journal":
+        for journal in (sample.root / "unsealed").glob("*.journal"):
+            data = bytearray(journal.read_bytes())
+            struct.pack_into(">I", data, 8, 99)
+            journal.write_bytes(data)
+        with (
+            IndexReader.open(sample.uri, root=sample.root) as reader,
+            pytest.raises(UnsupportedVersion, match="journal version 99 is newer"),
+        ):
+            reader.query("orders", "k0")
+        with (
+            IndexService.open(root=sample.root, storage=sample.uri, background=False) as index,
+            pytest.raises(UnsupportedVersion, match="journal version 99 is newer"),
+        ):
+            index.query("orders", "k0")
+    else:
+        chosen = state.files.values() if what == "file" else [one for part in state.tables.values() for one in part]
+        for stored in chosen:
+            storage.put(stored.name, _newer_tail(storage.get(stored.name)))
+        with IndexReader.open(sample.uri) as reader:
+            with pytest.raises(UnsupportedVersion, match="format version 99 is newer"):
+                reader.query("orders", "k0", max_count=1000)
+            partial = reader.query("orders", "k0", max_count=1000, allow_partial=True)
+            assert {failed.file for failed in partial.failed} >= {one.file_id for one in chosen if what == "file"}
+            assert partial.status == "partial"
