@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from tiered_index.service.lifecycle.expiry import ExpiryPlan
     from tiered_index.service.lifecycle.expiry import expire_index as expire
     from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
+    from tiered_index.service.merge.migrate import MigrationPlan
+    from tiered_index.service.merge.migrate import migrate_index as migrate
     from tiered_index.service.merge.run import MergeOptions, MergeReport
     from tiered_index.service.merge.run import merge_index as merge
     from tiered_index.service.reader import IndexReader
@@ -59,6 +61,7 @@ __all__ = [
     "MergeReport",
     "MessageSource",
     "MessagesResult",
+    "MigrationPlan",
     "QueryResult",
     "Retention",
     "TopicSummary",
@@ -70,10 +73,17 @@ __all__ = [
     "hash_key",
     "hash_key_sql",
     "merge",
+    "migrate",
 ]
 
 # What is called otherwise where it is made
-_THERE = {"copy": "copy_index", "expire": "expire_index", "hash_key": "key_hash", "merge": "merge_index"}
+_THERE = {
+    "copy": "copy_index",
+    "expire": "expire_index",
+    "hash_key": "key_hash",
+    "merge": "merge_index",
+    "migrate": "migrate_index",
+}
 # Loaded when first used: the libraries behind them take a moment, in which a command must already obey an interrupt.
 _NAMES = {
     "config": ("IndexConfig",),
@@ -84,6 +94,7 @@ _NAMES = {
     "service.index": ("IndexService",),
     "service.lifecycle.copying": ("CopyReport", "copy"),
     "service.lifecycle.expiry": ("ExpiryPlan", "expire"),
+    "service.merge.migrate": ("MigrationPlan", "migrate"),
     "service.merge.run": ("MergeOptions", "MergeReport", "merge"),
     "service.lookup.messages": ("Fetched", "MessageSource", "MessagesResult"),
     "service.reader": ("IndexReader",),

@@ -211,7 +211,7 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
         entries = sum(job.entries for job in plan(index.log, index.clock, chosen).jobs)
         with session.progress(f"merging into windows of {human_duration(chosen.window_s)}", entries) as progress:
             report = merge_tables(
-                index.storage, index.log, index.clock, chosen, threads=threads, progress=_counting(progress)
+                index.storage, index.log, index.clock, chosen, threads=threads, progress=counting(progress)
             )
         tiers.append({"window_s": chosen.window_s, **asdict(report), "left": [list(pair) for pair in report.left]})
         write_report(session, chosen.window_s, report)
@@ -220,7 +220,8 @@ def _merge(session: Session, index: StoredIndex, options: Sequence[MergeOptions]
     write_total(session, tiers, index.log.state.number, {"requests": total.requests_by_kind, **costs})
 
 
-def _counting(progress: Progress) -> Callable[[int], None]:
+def counting(progress: Progress) -> Callable[[int], None]:
+    """Return what adds up entries done, from any thread, and shows them."""
     lock = threading.Lock()
     done = 0
 

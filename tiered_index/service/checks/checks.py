@@ -68,7 +68,7 @@ class _RecordCheck:
             left = [stored.name for stored in before.tables[table] if stored.name not in gone]
             if left:
                 add("table", f"removes a part of table {table}: {len(left)} of its shards stay, {left[0]} first")
-        if record.kind == "merge":
+        if record.kind in ("merge", "migrate"):
             lost, gained = sum(stored.count for stored in removed), sum(stored.count for stored in record.add)
             if lost != gained + record.left_out:
                 left_out = f", and {record.left_out:,} had expired" if record.left_out else ""

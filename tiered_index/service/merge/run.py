@@ -23,7 +23,7 @@ from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.plan import MergeJob, MergePlan, plan_merge, window_seconds
+from tiered_index.service.merge.plan import MergeJob, MergePlan, MergeTask, plan_merge, window_seconds
 from tiered_index.service.merge.writing import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
@@ -55,7 +55,7 @@ def publish(job: MergeJob, results: Sequence[TaskResult], storage: Storage, log:
                 f"{storage.uri}: {len(gone)} of {len(names)} sources are in the log no more, {gone[0]} first"
             )
         stored = tuple(shard.stored for shard in shards)
-        return LogRecord(0, "merge", 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
+        return LogRecord(0, job.kind, 0, "", 0, stored, names, left_out=sum(result.expired for result in results))
 
     return publication.record("a merge", make)
 
@@ -83,6 +83,7 @@ _TRIES = 10
 _NUMBERS = ("jobs", "sources", "tables", "shards", "entries", "expired", "read_bytes", "written_bytes")
 
 RunTasks = Callable[[MergeJob], Sequence[TaskResult]]
+RunTask = Callable[[MergeTask, Storage, int, Callable[[int], None]], TaskResult]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,9 +133,11 @@ def merge(
     threads: int = 2,
     run_tasks: RunTasks | None = None,
     progress: Callable[[int], None] = lambda entries: None,
+    make_plan: Callable[[Container[str]], MergePlan] | None = None,
+    run: RunTask = run_task,
 ) -> MergeReport:
-    """Merge what there is. Raises `CorruptFile` (a lost object, too), `SchemaMismatch`, as the storage; published jobs
-    stay.
+    """Merge what there is, or do what `make_plan` plans without lost objects. Raises `CorruptFile` (a lost object,
+    too), `SchemaMismatch`, as the storage; published jobs stay.
     """
 
     def run_here(job: MergeJob) -> Sequence[TaskResult]:
@@ -150,7 +153,7 @@ def merge(
             with ThreadPoolExecutor(threads, "tiered-index-merge") as pool, contextlib.ExitStack() as cancelling:
                 cancelling.callback(pool.shutdown, wait=False, cancel_futures=True)
                 for task in job.tasks:  # there may be no thread for one, and those before it have begun
-                    futures.append(pool.submit(run_task, task, storage, clock.now_ms(), progress))
+                    futures.append(pool.submit(run, task, storage, clock.now_ms(), progress))
                 results = [future.result() for future in futures]
                 cancelling.pop_all()
             undo.pop_all()
@@ -159,7 +162,7 @@ def merge(
     report = MergeReport()
     lost: set[str] = set()
     for _ in range(_TRIES):
-        made = plan(log, clock, options, lost)
+        made = make_plan(lost) if make_plan is not None else plan(log, clock, options, lost)
         report = replace(report, left=made.left)
         overtaken = False
         for job in made.jobs:
