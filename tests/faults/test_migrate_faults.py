@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import migrate as migrating
 from tiered_index.service.merge.migrate import migrate, plan_migration
 from tiered_index.service.merge.pieces import InputReader, Piece
+from tiered_index.service.merge.plan import table_job
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -103,6 +105,26 @@ def test_there_and_back(make_life: Callable[..., Merging], more: Any) -> None:
 
 def _without_layout(opened: Any) -> Any:
     return lambda self, *given, **more: opened(self, *given, **more, layout=None)
+
+
+def test_a_table_of_several_shards_goes_whole(make_life: Callable[..., Merging]) -> None:
+    life = make_life()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(migrating, "table_job", partial(_in_shards, table_job))
+        assert run(life, "plain") == 1
+        (shards,) = life.state.tables.values()
+        assert len(shards) > 1
+    assert run(life, "packed") == 2 + len(shards)
+    whole(life)
+    life.check()
+
+
+def _in_shards(made: Any, *given: Any, **more: Any) -> Any:
+    """A job of several tasks, each of which writes a shard."""
+    job = made(*given, **more)
+    (task,) = job.tasks
+    cut = task.base_high // 2 // task.windows[0].slots.join * task.windows[0].slots.join
+    return replace(job, tasks=(replace(task, base_high=cut), replace(task, number=1, base_low=cut)))
 
 
 class Watched(WrapperStorage):

@@ -1,0 +1,183 @@
+"""The code of an earlier version, out of the history, and the present one at work on one index at the same time: what
+either of them answers is right, or it says by name what is newer than it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tiered_index
+from tiered_index import IndexReader, IndexService, Retention
+
+# the last one before packed files and horizons: format versions 1 and 2, log version 1
+EARLIER = "453bda4220cb3257b7cf0e993d9f40b74c8fef75"
+NOW_MS = time.time_ns() // 10**6
+DAY_MS = 86_400_000
+
+# commands on stdin, a line of JSON each, and a line of JSON for each
+PROGRAM = """
+import json, sys
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import TieredIndexError
+
+kept = {}
+
+def do(name, **given):
+    if name == "open":
+        kept["index"] = IndexService.open(background=False, slots=16, items=100, local_keep_s=0, **given)
+    elif name == "read":
+        kept["index"] = IndexReader.open(refresh_interval_s=0, **given)
+    elif name == "put":
+        kept["index"].put(**given)
+    elif name == "publish":
+        kept["index"].seal()
+        kept["index"].run_lifecycle()
+    elif name == "flush":
+        kept["index"].flush()
+    elif name == "close":
+        kept.pop("index").close()
+    else:
+        found = kept["index"].query("t", "k", max_count=1000)
+        return [found.status, [item.offset for item in found]]
+
+for line in sys.stdin:
+    try:
+        answer = do(**json.loads(line))
+    except TieredIndexError as error:
+        answer = [type(error).__name__, str(error)]
+    print(json.dumps(answer), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The package of the earlier version."""
+    folder, top = tmp_path_factory.mktemp("earlier"), Path(__file__).parents[2]
+    packed = folder / "package.tar"
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", "-C", str(top), *arguments], capture_output=True, text=True, check=True).stdout
+
+    if not (top / ".git").exists() or git("rev-parse", "--is-shallow-repository").strip() == "true":
+        pytest.skip("there is no history here")
+    git("archive", "-o", str(packed), EARLIER, "tiered_index")
+    with tarfile.open(packed) as archive:
+        archive.extractall(folder, filter="data")
+    return folder
+
+
+@pytest.fixture
+def old(earlier: Path) -> Iterator[Callable[..., Any]]:
+    """A process of the earlier version, which does one thing a call."""
+    environment = {n: v for n, v in os.environ.items() if not n.startswith("TIERED_INDEX_")}
+    with subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=earlier,
+        env=environment | {"PYTHONPATH": str(earlier)},
+    ) as process:
+        assert process.stdin is not None and process.stdout is not None
+
+        def ask(name: str, **given: Any) -> Any:
+            process.stdin.write(json.dumps({"name": name, **given}) + "\n")  # type: ignore[union-attr]
+            process.stdin.flush()  # type: ignore[union-attr]
+            return json.loads(process.stdout.readline())  # type: ignore[union-attr]
+
+        yield ask
+        process.stdin.close()
+
+
+def message(number: int) -> dict[str, Any]:
+    """Message `number` is of the day so many days ago."""
+    return {"topic": "t", "queue_id": 0, "keys": "k", "offset": number, "size": 7, "timestamp_ms": _time(number)}
+
+
+def _time(number: int) -> int:
+    return NOW_MS - (100 - number) * DAY_MS
+
+
+def expected(*numbers: int) -> list[Any]:
+    return ["complete", sorted(numbers, reverse=True)]
+
+
+def test_an_earlier_reader_beside_a_present_writer(old: Callable[..., Any], tmp_path: Path) -> None:
+    uri = f"file://{tmp_path}/storage"
+
+    def write(number: int, layout: Any) -> None:
+        settings = {"slots": 16, "items": 100, "background": False, "local_keep_s": 0}
+        with IndexService.open(root=tmp_path / "root", storage=uri, layout=layout, **settings) as index:
+            index.put(**message(number))
+            index.seal()
+            index.run_lifecycle()
+
+    def newer(what: str) -> None:
+        kind, text = old("query")
+        assert (kind, f"{what} is newer than this reader" in text) == ("UnsupportedVersion", True), text
+
+    write(1, "plain")
+    old("read", storage=uri)
+    assert old("query") == expected(1)
+    write(2, "plain")
+    assert old("query") == expected(1, 2)
+    write(3, "packed")
+    newer("format version 4")
+    tiered_index.migrate(uri, "plain", yes=True)
+    assert old("query") == expected(1, 2, 3)
+    tiered_index.merge(uri, window="30d")
+    newer("format version 3")
+    tiered_index.migrate(uri, "plain", yes=True)
+    assert old("query") == expected(1, 2, 3)
+    tiered_index.expire(uri, Retention(age_s=97 * 86400 + 43200), yes=True)
+    kind, text = old("query")
+    assert kind == "UnsupportedVersion" and "log version 2 is newer" in text
+    assert old("read", storage=uri)[0] == "UnsupportedVersion"
+    with IndexReader.open(uri) as reader:
+        assert [item.offset for item in reader.query("t", "k")] == [3]
+
+
+def test_a_present_reader_beside_an_earlier_writer(old: Callable[..., Any], tmp_path: Path) -> None:
+    uri, root = f"file://{tmp_path}/storage", str(tmp_path / "root")
+
+    def answer(reader: Any) -> list[Any]:
+        found = reader.query("t", "k", max_count=1000)
+        return [found.status, [item.offset for item in found]]
+
+    old("open", root=root, storage=uri)
+    old("put", **message(1))
+    old("publish")
+    with IndexReader.open(uri, refresh_interval_s=0) as reader, IndexReader.open(uri, root=root) as beside:
+        assert answer(reader) == answer(beside) == expected(1)
+        for number in (2, 3):
+            old("put", **message(number))
+            old("publish")
+            assert answer(reader) == expected(*range(1, number + 1))
+        # merged and copied by the present version while the earlier writer goes on
+        tiered_index.copy(uri, f"file://{tmp_path}/copy")
+        old("put", **message(4))
+        old("flush")
+        assert answer(beside) == expected(1, 2, 3, 4)
+    old("close")
+    # the root changes hands, and back
+    with IndexService.open(root=root, storage=uri, layout="plain", background=False) as index:
+        index.put(**message(5))
+        index.flush()
+        assert answer(index) == expected(1, 2, 3, 4, 5)
+    old("open", root=root, storage=uri)
+    assert old("query") == expected(1, 2, 3, 4, 5)
+    old("publish")
+    old("close")
+    with IndexReader.open(uri) as reader, IndexReader.open(f"file://{tmp_path}/copy") as copied:
+        assert answer(reader) == expected(1, 2, 3, 4, 5)
+        assert answer(copied) == expected(1, 2, 3)
