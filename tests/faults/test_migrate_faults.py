@@ -41,7 +41,9 @@ def make_life(tmp_path: Path) -> Iterator[Callable[..., Merging]]:
         for day in range(2):
             for hour in (1, 20):
                 start = BASE_MS + day * DAY_MS + hour * HOUR_MS
-                life.put([(start + step * 60_000, key) for step in range(30) for key in ("hot", f"k{step % 3}")])
+                # some come late: before their file's beginning
+                steps = [(7 * number + 11) % 30 for number in range(30)]
+                life.put([(start + step * 60_000, key) for step in steps for key in ("hot", f"k{step % 3}")])
                 life.publish()
             if not day:
                 life.later(2)
