@@ -51,6 +51,11 @@ def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
     The order doesn't matter. All columns take part but `time_diff_s`, which depends on the file; `seconds` (n, epoch
     seconds) replace it. Integers and bytes are mixed by their bits.
     """
+    return int(entry_hashes(items, seconds).sum(dtype=np.uint64))
+
+
+def entry_hashes(items: Array, seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
+    """Return the mixed hash (u64, n) of each entry, as `entry_checksum` sums them."""
     mixed = seconds.astype(np.uint64)
     for name in items.dtype.names or ():
         if name != "time_diff_s":
@@ -58,7 +63,7 @@ def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
                 mixed ^= bits
                 mixed *= _MULTIPLIER
                 mixed ^= mixed >> np.uint64(29)
-    return int(mixed.sum(dtype=np.uint64))
+    return mixed
 
 
 def _bits_of(column: Array) -> list[npt.NDArray[np.uint64]]:

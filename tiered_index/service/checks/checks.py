@@ -56,6 +56,12 @@ class _RecordCheck:
     def check(self, record: LogRecord, before: LogState) -> None:
         """Check the next record; `before` is the state that it changes."""
         add = partial(self.report.add, log_name(record.number))
+        if record.kind == "repair":
+            held = [(o.file_id, o.count, o.shard) for o in map(before.objects.get, record.remove) if o is not None]
+            put = [(o.file_id, o.count, o.shard) for o in record.add]
+            if held != put:
+                add("repair", f"it puts {put} in the place of {held}")
+            return
         added = {stored.shard.table for stored in record.add if stored.shard is not None}
         for table in sorted(added & self.seen):
             add("table", f"adds shards to table {table}, which an earlier record added")

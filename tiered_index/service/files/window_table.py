@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -169,8 +170,8 @@ def apply_log_state(
     # tables first: what they were merged out of goes after them, so that a lookup meets an entry at least once
     for table, shards in state.tables.items():
         known = catalog.get(table)
-        # shards that were lost are removed one by one
-        if known is None or (isinstance(known, WindowTable) and len(known.shards) > len(shards)):
+        # shards that were lost are removed one by one, others are replaced
+        if known is None or (isinstance(known, WindowTable) and set(known.shards) != set(shards)):
             catalog.put(WindowTable(cold, shards))
     for handle in handles:
         if isinstance(handle, CompactedFile) and handle.stored is not None and handle.file_id not in state.files:
@@ -180,6 +181,10 @@ def apply_log_state(
         elif isinstance(handle, WindowTable) and handle.file_id not in state.tables:
             catalog.remove(handle.file_id)
     for file_id, stored in state.files.items():
-        if catalog.get(file_id) is None:
+        shown = catalog.get(file_id)
+        if shown is None:
             catalog.put(open_stored(cold, stored))
+        elif isinstance(shown, CompactedFile) and shown.stored is not None and shown.stored.stored != stored:
+            # another object has taken its place
+            catalog.put(replace(shown, stored=StorageBytes(cold, stored)))
     cold.forget_unnamed(state.objects)

@@ -379,8 +379,8 @@ def _backed(local: Handle, stored: Handle | None) -> Handle:
     """Return a root's file with its stored copy, which replaces a damaged local one."""
     if isinstance(local, DamagedFile) and stored is not None:
         return stored
-    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile) and local.stored is None:
-        # the root view keeps its handles, so this is done once a file
+    if isinstance(local, CompactedFile) and isinstance(stored, CompactedFile):
+        # the root view keeps its handles, and a repair may have put another object in the place of theirs
         local.stored = stored.stored
     return local
 

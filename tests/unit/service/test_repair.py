@@ -1,0 +1,334 @@
+"""What `verify` found is restored from a good copy, or given up by name; nothing is ever silently short."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
+from tiered_index import IndexReader
+from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
+from tiered_index.service.checks import repair
+from tiered_index.service.checks.checks import check_root, check_storage
+from tiered_index.service.checks.remaking import Entries
+from tiered_index.service.checks.repair import Repair, Repairs
+from tiered_index.service.checks.report import Report
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.testing.storage_faults import FaultStorage
+
+WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list", "get_suffix")
+
+
+class Log:
+    """The messages that were put, as a source that still has them."""
+
+    def __init__(self) -> None:
+        self.rows: list[dict[str, Any]] = []
+
+    def entries(self, second_min: int, second_max: int) -> Iterator[dict[str, Any]]:
+        """Yield them in batches."""
+        for start in range(0, len(self.rows), 70):
+            rows = self.rows[start : start + 70]
+            yield {name: [row[name] for row in rows] for name in rows[0]}
+
+
+@pytest.fixture
+def log() -> Log:
+    return Log()
+
+
+@pytest.fixture
+def life(tmp_path: Path, log: Log) -> Iterator[Merging]:
+    """Four files of three hours, beside each other, of which two have a second in common."""
+    life = Merging(tmp_path, settings={"local_keep_s": 10**9})
+    for number in range(4):
+        for hour in range(3):
+            at = BASE_MS + (number * 2 + hour) * HOUR_MS
+            put(life, log, [(at + step * 60_000, f"k{step % 5}") for step in range(30)])
+        life.publish()
+    yield life
+    life.close()
+
+
+def put(life: Merging, log: Log, rows: list[tuple[int, str]], topic: str = "t") -> None:
+    for timestamp_ms, key in rows:
+        message = {"topic": topic, "queue_id": 1, "key": key, "offset": life.messages, "size": 9}
+        message["timestamp_ms"] = timestamp_ms
+        life.messages += 1
+        life.model.put(topic, 1, key, message["offset"], 9, timestamp_ms)
+        life.asked.add((topic, key))
+        life.index.put(topic, 1, key, message["offset"], 9, timestamp_ms)
+        log.rows.append(message)
+
+
+def flip(life: Merging, stored: StoredObject) -> None:
+    data = bytearray(life.storage.get(stored.name))
+    data[stored.trailer_position // 2] ^= 1
+    life.storage.put(stored.name, bytes(data))
+
+
+def remove(life: Merging, stored: StoredObject) -> None:
+    life.storage.delete(stored.name)
+
+
+def checked(life: Merging, root: Root | None) -> tuple[Report, Any]:
+    report = Report()
+    local = check_root(root, report, lambda *_: None) if root is not None else {}
+    check_storage(life.storage, local, report, lambda *_: None, deep=True, threads=1)
+    return report, local
+
+
+def mend(
+    life: Merging, root: str | None = None, entries: Entries | None = None, storage: Any = None, *, yes: bool = True
+) -> list[Repair]:
+    folder = Root(life.folder / root, Disk()) if root is not None else None
+    report, local = checked(life, folder)
+    log = life.log() if storage is None else type(life.log())(storage, life.clock)
+    return Repairs(storage or life.storage, log, folder, local, entries).run(report, yes=yes)
+
+
+def sound(life: Merging) -> None:
+    """Every byte verifies, and every answer is whole, of readers that are fresh and of one that stood before."""
+    report, _ = checked(life, None)
+    assert not report.findings
+    assert sum(stored.count for stored in life.state.objects.values()) == life.messages
+    life.index._lifecycle.refresh()
+    life.check()
+
+
+@pytest.mark.parametrize("harm", [flip, remove])
+def test_an_object_is_put_back_from_the_roots_copy(life, harm):
+    first, *others = life.state.objects.values()
+    number = life.state.number
+    with IndexReader.open(config=life.index.config, storage_backend=life.storage, clock=life.clock) as beside:
+        before = beside.query("t", "k1", max_count=1000).items
+        harm(life, first)
+        (planned,) = mend(life, "root", yes=False)
+        copy = str(life.folder / "root" / "uploaded" / f"{first.file_id}.index")
+        assert (planned.action, planned.source, planned.replaced_by) == ("restore", copy, None)
+        assert life.state.number == number, "a dry run changes nothing"
+        (done,) = mend(life, "root")
+        assert life.state.number == number + 1
+        assert {*life.state.objects} == {done.replaced_by, *(o.name for o in others)} and done.object == first.name
+        beside.refresh()
+        assert beside.query("t", "k1", max_count=1000).items == before
+    sound(life)
+    assert mend(life, "root") == [] and life.state.number == number + 1
+    life.later(3)
+    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    sound(life)
+
+
+def test_a_reader_that_stood_before_reads_the_object_that_took_the_place(life):
+    life.settings["local_keep_s"] = 0
+    life.index.close()
+    life.index = life.open("root", local_keep_s=0)
+    life.index.run_lifecycle()
+    first, *_ = life.state.objects.values()
+    data = life.storage.get(first.name)
+    reader = IndexReader.open(f"{life.storage.uri}", storage_backend=life.storage, clock=life.clock)
+    with reader:
+        before = reader.query("t", "k1", max_count=1000).items
+        life.storage.put(first.name.replace(".index", "0.index"), data)  # an upload that no record names
+        remove(life, first)
+        (done,) = mend(life)
+        assert (done.action, done.source) == ("restore", first.name.replace(".index", "0.index"))
+        reader.clear_caches() if hasattr(reader, "clear_caches") else None
+        assert reader.query("t", "k1", max_count=1000).items == before
+    sound(life)
+
+
+def test_a_copy_that_does_not_verify_is_none(life):
+    first, *_ = life.state.objects.values()
+    path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
+    data = bytearray(path.read_bytes())
+    data[first.trailer_position // 3] ^= 1
+    life.index.abandon()
+    path.write_bytes(data)
+    flip(life, first)
+    (planned,) = mend(life, "root", yes=False)
+    assert planned.action == "give up"
+
+
+@pytest.mark.parametrize("gone", [(1,), (0, 1), (0, 1, 2, 3), (1, 3)])
+def test_files_are_made_anew_of_their_messages(life, log, gone):
+    names = [stored.name for stored in sorted(life.state.objects.values(), key=lambda one: one.sequence)]
+    put(life, log, [(BASE_MS + 5 * HOUR_MS + step * 60_000, "late") for step in range(5)])
+    life.index.flush()
+    files = {name: stored.file_id for name, stored in life.state.objects.items()}
+    for number in gone:
+        remove(life, life.state.objects[names[number]])
+        (life.folder / "root" / "uploaded" / f"{files[names[number]]}.index").unlink()
+    done = mend(life, "root", log.entries)
+    assert [one.action for one in done] == ["rebuild"] * len(gone)
+    report, _ = checked(life, None)
+    assert not report.findings
+    assert {stored.file_id for stored in life.state.objects.values()} == set(files.values())
+    life.index.abandon()
+    life.index = life.open("root")
+    life.check(life.index)
+
+
+def test_shards_are_made_anew_of_their_messages(tmp_path, log):
+    life = Merging(tmp_path, settings={"items": 1 << 17})
+    count = 90_000
+    log.rows = [
+        {"topic": f"t{n % 3}", "queue_id": n % 4, "key": f"k{n}", "offset": n, "size": 9, "timestamp_ms": BASE_MS + n}
+        for n in range(count)
+    ]
+    life.index.put_batch({name: [row[name] for row in log.rows] for name in log.rows[0]})
+    life.publish()
+    life.later()
+    life.merge(DAY_S)
+    shards = list(life.state.objects.values())
+    assert len(shards) > 2 and len({stored.part.slot_low for stored in shards}) == len(shards)
+    remove(life, shards[0])
+    flip(life, shards[-1])
+
+    def entries(second_min: int, second_max: int) -> Iterator[dict[str, Any]]:
+        yield {name: [row[name] for row in log.rows] for name in log.rows[0]}
+
+    assert [one.action for one in mend(life, None, entries)] == ["rebuild", "rebuild"]
+    report, _ = checked(life, None)
+    assert not report.findings and sum(stored.count for stored in life.state.objects.values()) == count
+    life.index._lifecycle.refresh()
+    found = life.index.query_many([(f"t{n % 3}", f"k{n}") for n in range(0, count, 97)])
+    assert [[item.offset for item in answer.items] for answer in found] == [[n] for n in range(0, count, 97)]
+    life.close()
+
+
+def test_messages_that_are_not_all_there_make_nothing(life, log):
+    first, *_ = sorted(life.state.objects.values(), key=lambda one: one.sequence)
+    remove(life, first)
+    del log.rows[3]
+    (planned,) = mend(life, None, log.entries, yes=False)
+    assert planned.action == "give up"
+    assert planned.missing is not None
+    told = planned.missing
+    assert (told.entries, told.begin_ms, told.end_ms) == (first.count, first.second_min * 1000, first.second_max * 1000)
+
+
+def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life):
+    first, *_ = sorted(life.state.objects.values(), key=lambda one: one.sequence)
+    flip(life, first)
+    whole = life.index.query("t", "k1", max_count=1000)
+    (done,) = mend(life)
+    assert (done.action, done.object) == ("give up", first.name) and done.missing is not None
+    assert done.missing.topics == ("t",)
+    report, _ = checked(life, None)
+    assert not report.findings and [one.object for one in report.lost] == [first.name]
+    life.index._lifecycle.refresh()
+    answer = life.index.query("t", "k1", max_count=1000)
+    assert (answer.status, [one.entries for one in answer.lost]) == ("complete", [first.count])
+    missed = {item.offset for item in whole.items} - {item.offset for item in answer.items}
+    assert missed and missed <= set(range(first.count))
+
+
+def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):
+    first, *_ = life.state.objects.values()
+    data = life.storage.get(first.name)
+    remove(life, first)
+    send = repair.Publication.complete
+
+    def merged_first(publication: Any) -> None:
+        monkeypatch.undo()
+        send(publication)
+        life.storage.put(first.name, data)
+        life.later()
+        life.merge(DAY_S)
+
+    monkeypatch.setattr(repair.Publication, "complete", merged_first)
+    (done,) = mend(life, "root")
+    assert done.replaced_by is None
+    assert not any(name.startswith(f"data/{first.file_id}") for name in life.state.objects)
+    assert [info.name for info in life.storage.list(f"data/{first.file_id}/")] == [first.name]
+    sound(life)
+
+
+def test_what_was_damaged_on_its_way_is_not_recorded(life, monkeypatch):
+    first, *_ = life.state.objects.values()
+    remove(life, first)
+    complete = repair.Publication.complete
+
+    def damaged(publication: Any) -> None:
+        complete(publication)
+        name = publication.sent.name
+        data = bytearray(life.storage.get(name))
+        data[len(data) // 4] ^= 1
+        life.storage.put(name, bytes(data))
+
+    monkeypatch.setattr(repair.Publication, "complete", damaged)
+    number = life.state.number
+    with pytest.raises(CorruptFile, match="does not verify"):
+        mend(life, "root")
+    assert life.state.number == number and not list(life.storage.list(f"data/{first.file_id}/"))
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", WRITING)
+def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(life, operation, when):
+    first, *_ = life.state.objects.values()
+    data = life.storage.get(first.name)
+    outcomes: Counter[str] = Counter()
+    for nth in range(1, 100):
+        faulty = FaultStorage(life.storage)
+        named = next(name for name in life.state.objects if name.startswith(f"data/{first.file_id}/"))
+        life.storage.delete(named)
+        faulty.fail(operation, nth=nth, when=when)
+        state = life.state
+        try:
+            (done,) = mend(life, "root", storage=faulty)
+        except StorageUnavailable:
+            after = life.state
+            if after.objects == state.objects:
+                outcomes["old"] += 1
+                life.storage.put(named, data)
+            else:
+                outcomes["unheard"] += 1
+        else:
+            outcomes["new"] += 1
+            assert life.state.objects.keys() - state.objects.keys() == {done.replaced_by}
+        sound(life)
+        if faulty.calls(operation) < nth:
+            break
+    assert outcomes["new"] and sum(outcomes.values()) > 1
+
+
+def test_a_damaged_copy_is_fetched_from_its_object(life):
+    first, *_ = life.state.objects.values()
+    path = life.folder / "root" / "uploaded" / f"{first.file_id}.index"
+    data = path.read_bytes()
+    for wrong in (data[:-1], data[:100] + bytes([data[100] ^ 1]) + data[101:]):
+        path.write_bytes(wrong)
+        with pytest.raises(LockHeld):
+            mend(life, "root")
+        life.index.close()
+        (done,) = mend(life, "root")
+        assert (done.object, done.action, done.source) == (str(path), "fetch", first.name)
+        assert path.read_bytes() == data
+        life.index = life.open("root")
+    sound(life)
+
+
+def test_a_damaged_checkpoint_goes(life):
+    name = max(info.name for info in life.storage.list("checkpoint/"))
+    life.storage.put(name, b"{}")
+    assert [one.action for one in mend(life)] == ["drop"]
+    assert name not in {info.name for info in life.storage.list("checkpoint/")}
+    sound(life)
+
+
+def test_a_record_that_puts_other_entries_in_the_place_is_found(life):
+    first, second, *_ = life.state.objects.values()
+    record = LogRecord(0, "repair", 0, "", 0, add=(replace(second, name="data/x/y.index"),), remove=(first.name,))
+    life.log().append("a wrong repair", None, lambda state: record)
+    report, _ = checked(life, None)
+    assert any(one.part == "repair" for one in report.findings)

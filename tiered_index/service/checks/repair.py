@@ -1,0 +1,250 @@
+"""Repairs of what `verify` found: each damaged or missing object is restored from a good copy, else given up by name.
+
+A good copy is the root's file, another upload of the same object, or one made anew of the source's messages. What is
+sent is read back, every byte, before one log record puts it in the place of the bad object; nothing else of the index
+changes, and where that was merged or removed meanwhile nothing does. So a crash leaves the old state or the new one,
+and repeating a repair is harmless, beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are
+fetched anew. One thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
+from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
+from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
+from tiered_index.service.checks.checks import check_object
+from tiered_index.service.checks.remaking import Entries, Pieces, Remaking, groups_of
+from tiered_index.service.checks.report import Missing, Report
+from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, verify_runs, verify_tables
+from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload, stored_file
+from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.reading.root_view import RootView
+from tiered_index.service.root import Root, RootLock
+from tiered_index.storage.base import Storage
+
+Action = Literal["restore", "rebuild", "fetch", "recompact", "drop", "give up"]
+_WINDOW_BYTES = 8 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What is done about `object` (or a local file, or a checkpoint), and from what: ``restore`` of a `source` copy,
+    ``rebuild`` of messages, ``give up``, where `missing` says what answers miss for ever; of local files ``fetch``
+    from the object and ``recompact`` of the unsealed form; ``drop`` of a checkpoint. `replaced_by` is the new object.
+    """
+
+    object: str
+    action: Action
+    source: str | None = None
+    replaced_by: str | None = None
+    missing: Missing | None = None
+
+
+@dataclass(frozen=True)
+class Repairs:
+    """Repairs one index. `local` are the root's compacted files, `entries` makes entries anew, where there is a source
+    of messages; `progress` is told what is being looked at.
+    """
+
+    storage: Storage
+    log: StorageLog
+    root: Root | None = None
+    local: Mapping[str, CompactedFile] | None = None
+    entries: Entries | None = None
+    progress: Callable[[str], None] = lambda what: None
+
+    def run(self, report: Report, *, yes: bool) -> list[Repair]:
+        """Return what is done about the findings of a deep `report`; without `yes` nothing is. What was done before an
+        error stays: `LockHeld` where a writer has the root, `StorageUnavailable`, `CorruptFile` where what was sent
+        does not verify.
+        """
+        state = self.log.refresh()
+        found = {one.file for one in report.findings if one.part != "copy"} | {one.object for one in report.missing}
+        bad = [stored for name, stored in state.objects.items() if name in found and not self._is_sound(stored)]
+        done: list[Repair] = []
+        left: list[StoredObject] = []
+        for stored in bad:
+            self.progress(stored.name)
+            if (repaired := self._restored(stored, yes=yes)) is None:
+                left.append(stored)
+            else:
+                done.append(repaired)
+        copies = {one.object: str(one.source) for one in done}
+        names = {stored.name for stored in bad}
+        for group in groups_of(left):
+            anew: Mapping[str, Callable[[], Pieces]] = {}
+            if self.entries is not None:
+                self.progress(group[0].name)
+                anew = Remaking(self.storage, state, self.root, self.entries, copies).pieces(group, names)
+            for stored in group:
+                if (pieces := anew.get(stored.name)) is not None:
+                    name = self._put_in_place(stored, pieces()) if yes else None
+                    done.append(Repair(stored.name, "rebuild", "messages", name))
+                else:
+                    done.append(self._give_up(stored, report, yes=yes))
+        for one in report.findings:
+            if one.part == "checkpoint":
+                if yes:
+                    self.storage.delete(one.file)
+                done.append(Repair(one.file, "drop"))
+        return done + self._repair_root(found, names, yes=yes)
+
+    def _is_sound(self, stored: StoredObject) -> bool:
+        """Return whether an object verifies after all: damage on the way is not damage of the object."""
+        again = Report()
+        check_object(self.storage, stored, None, again, deep=True)
+        return not again.findings
+
+    # good copies
+
+    def _restored(self, stored: StoredObject, *, yes: bool) -> Repair | None:
+        for source, size, read in self._copies(stored):
+            if _is_copy(stored, source, size, read):
+                name = None
+                if yes:
+                    name = self._put_in_place(stored, _windows(size, read))
+                return Repair(stored.name, "restore", source, name)
+        return None
+
+    def _copies(self, stored: StoredObject) -> Iterator[tuple[str, int, Callable[[int, int], bytes]]]:
+        """Yield what may be a copy: its name, its size, and how it is read."""
+        if stored.shard is None and (file := (self.local or {}).get(stored.file_id)) is not None and file.local:
+            data = file.local.data
+            yield file.local.file, len(data), lambda position, length: data[position : position + length]
+        for info in list(own_objects(self.storage, data_prefix(stored.file_id))):
+            if info.name != stored.name:
+                yield info.name, info.size_bytes, partial(self.storage.get_range, info.name)
+
+    def _put_in_place(self, old: StoredObject, pieces: Pieces) -> str | None:
+        """Send an object, verify it, and record it in the place of `old`; None: that was merged or removed meanwhile.
+        What was sent before an error is taken back.
+        """
+        began_ms = self.log.clock.now_ms()
+        upload = Upload(self.storage, data_name(old.file_id, secrets.token_hex(8)))
+        try:
+            for piece in pieces:
+                upload.write(piece)
+            upload.finish()
+        except Exception:
+            upload.abandon()
+            raise
+        name, size = upload.name, upload.size_bytes
+        sent = SentObject(name, size, began_ms, upload.handle, tuple(upload.parts))
+        publication = Publication(self.storage, self.log, [sent])
+        try:
+            publication.complete()
+            trailer = _trailer(partial(self.storage.get_range, name), size, name)
+            new = replace(stored_file(name, trailer, size, began_ms), shard=old.shard)
+            again = Report()
+            check_object(self.storage, new, None, again, deep=True)
+            if again.findings or not _is_like(old, new):
+                problem = again.findings[0].problem if again.findings else "it holds other entries than the record says"
+                raise CorruptFile(name, f"was sent to repair {old.name}, and does not verify: {problem}")
+        except Exception:
+            publication.resolve(self.log.state)  # no record can name it yet
+            raise
+
+        def make(state: LogState) -> LogRecord | None:
+            if name in state.objects or old.name not in state.objects:
+                return None
+            return LogRecord(0, "repair", 0, "", 0, add=(new,), remove=(old.name,))
+
+        return name if name in publication.record("a repair", make).objects else None
+
+    # what has no good copy
+
+    def _give_up(self, stored: StoredObject, report: Report, *, yes: bool) -> Repair:
+        told = [one for one in report.missing if one.object == stored.name]
+        missing = told[0] if told else Missing.of(stored)
+        if not told:
+            with contextlib.suppress(CorruptFile, ObjectNotFound):
+                topics = ColdPath(self.storage).trailer(stored).metadata.topics
+                missing = replace(missing, topics=tuple(sorted(name for _, name in topics)) or None)
+
+        def make(state: LogState) -> LogRecord | None:
+            if stored.name not in state.objects:
+                return None  # an earlier try got as far as the log, or a merge had it in time
+            return LogRecord(0, "remove", 0, "", 0, remove=(stored.name,), lost=(LostObject.of(stored),))
+
+        if yes:
+            self.log.append("what was lost", None, make)
+        return Repair(stored.name, "give up", missing=missing)
+
+    # the root
+
+    def _repair_root(self, found: set[str], bad: set[str], *, yes: bool) -> list[Repair]:
+        """Fetch damaged copies of whole objects anew; let go of damaged compacted files with an unsealed form."""
+        if self.root is None:
+            return []
+        state = self.log.refresh()
+        done: list[Repair] = []
+        handles = RootView(self.root).look()
+        with contextlib.ExitStack() as held:
+            for handle in handles:
+                path = self.root.index_path(handle.place, handle.file_id)
+                names = {str(path), f"{self.root.folder(handle.place)}/{handle.file_id}"}
+                if not isinstance(handle, DamagedFile | CompactedFile) or not names & found:
+                    continue
+                stored = state.files.get(handle.file_id)
+                unsealed = self.root.journal_path(handle.file_id).exists() and handle.place == COMPACTED
+                if stored is not None and handle.place in (COMPACTED, UPLOADED) and stored.name not in bad:
+                    repair = Repair(str(path), "fetch", stored.name)
+                elif unsealed:
+                    repair = Repair(str(path), "recompact", str(self.root.journal_path(handle.file_id)))
+                else:
+                    continue
+                if yes and not done:
+                    held.callback(RootLock(self.root).release)
+                if yes and repair.action == "recompact":
+                    self.root.disk.unlink(path)  # the next start compacts it again
+                elif yes and stored is not None:
+                    read = partial(self.storage.get_range, stored.name)
+                    self.root.write_file(path, _windows(stored.size_bytes, read), f"fetching {path}")
+                    file = open_local(path)
+                    verify_tables(file)
+                    verify_runs(file)
+                    file.let_go()
+                done.append(repair)
+        return done
+
+
+def _is_copy(stored: StoredObject, name: str, size: int, read: Callable[[int, int], bytes]) -> bool:
+    """Return whether what is read is whole and holds what the record of `stored` says."""
+    check = verify_compacted if stored.shard is None else verify_shard
+    try:
+        if check(WindowedRead(read, size, lambda start, window: None), size, name):
+            return False
+        trailer = _trailer(read, size, name)
+    except (CorruptFile, InvalidArgument, ObjectNotFound):
+        return False
+    if (stored.shard is not None) != trailer.metadata.is_shard:
+        return False
+    return _is_like(stored, replace(stored_file(name, trailer, size, 0), shard=stored.shard))
+
+
+def _trailer(read: Callable[[int, int], bytes], size: int, name: str) -> Trailer:
+    begin = max(0, size - TAIL_SIZE)
+    position = Tail.decode(read(begin, size - begin), name, size).directory_position
+    return parse_trailer(read(position, size - position), name, size)
+
+
+def _is_like(stored: StoredObject, other: StoredObject) -> bool:
+    """Return whether an object may stand for another: the same file, entries by number and seconds, order and rule."""
+    fields = ("file_id", "lane", "sequence", "second_min", "second_max", "count", "hash", "shard")
+    return all(getattr(stored, name) == getattr(other, name) for name in fields)
+
+
+def _windows(size: int, read: Callable[[int, int], bytes]) -> Iterator[bytes]:
+    for start in range(0, size, _WINDOW_BYTES):
+        yield read(start, min(_WINDOW_BYTES, size - start))
