@@ -75,6 +75,7 @@ _COMMANDS = {
     "maintenance:recover": (
         "Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains."
     ),
+    "rebuild:rebuild": "Make an index anew of the archived segments of another one, whose files may all be gone.",
     "merge:merge": (
         "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
         "window."

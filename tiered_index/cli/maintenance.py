@@ -1,12 +1,13 @@
 """What an operator runs on an index: `tiered-index verify`, `recover` and `orphans`.
 
-What deletes is a dry run unless --yes; `verify` changes nothing.
+What changes anything is a dry run unless --yes.
 """
 
 from __future__ import annotations
 
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from typer import Argument, Option
@@ -14,11 +15,13 @@ from typer import Argument, Option
 from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.options import FileItems, FileSlots, duration_option
 from tiered_index.cli.output import Output, counted, human_bytes, states
+from tiered_index.cli.repairing import check_options, left_over, mend, repairs_document, write_repairs
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.service.checks.checks import check_root, check_storage
+from tiered_index.service.checks.repair import Repair
 from tiered_index.service.checks.report import Missing, Report
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.index import IndexService
@@ -51,6 +54,12 @@ def verify(
         None, metavar="[FILE]...", help="Paths, ids or their ends, objects' names; none: all."
     ),
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
+    repair: bool = Option(False, "--repair", help="With --deep: say what restores what is damaged or missing."),
+    source: Path | None = Option(
+        None, metavar="STORE", help="With --repair: the RocketMQ store, which still has messages.", show_default=False
+    ),
+    store_name: str | None = Option(None, help="What that store is called in the index; by default its path."),
+    yes: bool = Option(False, "--yes", help="With --repair: do it."),
     slots: FileSlots = None,
     items: FileItems = None,
 ) -> int:
@@ -60,29 +69,49 @@ def verify(
     Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's
     size and trailer are checked, with it every byte. Objects that the log does not name are notes.
 
+    --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root) or
+    another upload of it, else made anew of the messages of archived segments or of --source, where these are exactly
+    what it held; a damaged local copy is fetched from its object. Of what has no good copy it says which topics and
+    times answers will miss; with --yes a log record gives it up, for good, and answers say so from then on. What was
+    sent is verified before a log record names it. Writers, readers and jobs may be at work, but for the writer of a
+    root whose files are repaired. The exit code is 0 once nothing is left to be repaired.
+
     [bold]Examples[/bold]
 
       tiered-index verify --root /data/index
 
       tiered-index verify --deep --storage s3://bucket/index --json
 
+      tiered-index verify --deep --repair --root /data/index --source /home/rocketmq/store
+
+      tiered-index verify --deep --repair --yes --root /data/index
+
       tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
     """
+    check_options(files, source, deep=deep, repair=repair, yes=yes)
     report = Report()
+    repairs: list[Repair] = []
+    config = session.config()
     if files:
         for file in files:
             _check_one(session, file, slots, items, report)
     else:
-        _check_index(session, session.config(), report, deep=deep)
-    session.out.answer(report.to_dict())
+        local, is_readable = _check_index(session, config, report, deep=deep)
+        if repair and is_readable:
+            repairs = mend(session, config, report, local, source, store_name, yes=yes)
+    left = left_over(report, repairs)
+    more = repairs_document(repairs, left, yes=yes) if repair else {}
+    session.out.answer(report.to_dict() | more)
     write_findings(session.out, report)
+    if repair:
+        write_repairs(session.out, repairs, left, _of, yes=yes, has_root=config.root is not None)
     counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
     read = report.checked["bytes"] + report.checked["object_bytes"]
     session.out.line(
         f"{report.status}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, "
         f"{counted(len(report.findings), 'finding')}"
     )
-    if report.findings:
+    if left if yes else report.findings:
         return _FOUND
     return report.unchecked[0][1].exit_code if report.unchecked else 0
 
@@ -101,7 +130,11 @@ def _check_one(session: Session, file: str, slots: int | None, items: int | None
             report.note(f"{data.name}: has no checksums (RocketMQ's own format); its structure was checked")
 
 
-def _check_index(session: Session, config: IndexConfig, report: Report, *, deep: bool) -> None:
+def _check_index(
+    session: Session, config: IndexConfig, report: Report, *, deep: bool
+) -> tuple[dict[str, CompactedFile], bool]:
+    """Check an index; return the root's compacted files, and whether the log can be read."""
+    state = None
     local: dict[str, CompactedFile] = {}
     uri = config.storage
     if config.root is None and uri is None:
@@ -118,11 +151,12 @@ def _check_index(session: Session, config: IndexConfig, report: Report, *, deep:
     storage = open_storage(uri, options=config.s3)
     try:
         with session.progress("verifying objects", None) as progress:
-            check_storage(storage, local, report, progress.update, deep=deep, threads=config.query_threads)
+            state = check_storage(storage, local, report, progress.update, deep=deep, threads=config.query_threads)
     except StorageError as error:
         report.unchecked.append((uri, error))
     finally:
         storage.close()
+    return local, state is not None
 
 
 def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None:

@@ -69,9 +69,9 @@ def put(life: Merging, log: Log, rows: list[tuple[int, str]], topic: str = "t") 
         log.rows.append(message)
 
 
-def flip(life: Merging, stored: StoredObject) -> None:
+def flip(life: Merging, stored: StoredObject, position: int | None = None) -> None:
     data = bytearray(life.storage.get(stored.name))
-    data[stored.trailer_position // 2] ^= 1
+    data[stored.trailer_position // 2 if position is None else position] ^= 1
     life.storage.put(stored.name, bytes(data))
 
 
@@ -153,7 +153,7 @@ def test_a_copy_that_does_not_verify_is_none(life):
     data[first.trailer_position // 3] ^= 1
     life.index.abandon()
     path.write_bytes(data)
-    flip(life, first)
+    remove(life, first)
     (planned,) = mend(life, "root", yes=False)
     assert planned.action == "give up"
 
@@ -216,13 +216,16 @@ def test_messages_that_are_not_all_there_make_nothing(life, log):
     assert (told.entries, told.begin_ms, told.end_ms) == (first.count, first.second_min * 1000, first.second_max * 1000)
 
 
-def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life):
+@pytest.mark.parametrize("harm", ["gone", "trailer"])
+def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life, harm):
     first, *_ = sorted(life.state.objects.values(), key=lambda one: one.sequence)
-    flip(life, first)
     whole = life.index.query("t", "k1", max_count=1000)
+    if harm == "gone":
+        remove(life, first)
+    else:
+        flip(life, first, first.directory_position + 5)
     (done,) = mend(life)
     assert (done.action, done.object) == ("give up", first.name) and done.missing is not None
-    assert done.missing.topics == ("t",)
     report, _ = checked(life, None)
     assert not report.findings and [one.object for one in report.lost] == [first.name]
     life.index._lifecycle.refresh()
@@ -230,6 +233,57 @@ def test_what_has_no_good_copy_is_named_for_ever_and_the_rest_answers(life):
     assert (answer.status, [one.entries for one in answer.lost]) == ("complete", [first.count])
     missed = {item.offset for item in whole.items} - {item.offset for item in answer.items}
     assert missed and missed <= set(range(first.count))
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_what_still_verifies_of_an_object_is_kept(tmp_path, preset, merged):
+    life = Merging(tmp_path, preset=preset, settings={"items": 1 << 16})
+    count = 30_000
+    rows = [
+        {"topic": "t", "queue_id": 1, "key": f"k{n // 3}", "offset": n, "size": 9, "timestamp_ms": BASE_MS + 1000 * n}
+        for n in range(count)
+    ]
+    life.index.put_batch({name: [row[name] for row in rows] for name in rows[0]})
+    life.publish()
+    if merged:
+        life.later()
+        life.merge(DAY_S * 30)
+    keys = [("t", f"k{n}") for n in range(0, count // 3, 7)]
+    before = [tuple(answer.items) for answer in life.index.query_many(keys)]
+    stored = next(iter(life.state.objects.values()))
+    flip(life, stored, stored.trailer_position * 2 // 3)
+    flip(life, stored, stored.trailer_position * 2 // 3 + 20_000)
+    (planned,) = mend(life, yes=False)
+    (done,) = mend(life)
+    assert planned.action == done.action == "salvage" and done.missing is not None and done.missing == planned.missing
+    assert 0 < done.missing.entries < count // 4 and done.missing.topics == ("t",)
+    report, _ = checked(life, None)
+    assert not report.findings and [one.entries for one in report.lost] == [done.missing.entries]
+    assert sum(one.count for one in life.state.objects.values()) == count - done.missing.entries
+    life.index._lifecycle.refresh()
+    missed = 0
+    for old, answer in zip(before, life.index.query_many(keys), strict=True):
+        assert [item for item in old if item in answer.items] == list(answer.items)
+        if len(answer.items) < len(old):
+            missed += 1
+            assert [one.file for one in answer.lost] == [done.missing.file], "never short unsaid"
+    assert missed
+    if merged:
+        assert any(not answer.lost for answer in life.index.query_many(keys)), "of other slots nothing is lost"
+    life.close()
+
+
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_damaged_filter_loses_nothing(life, merged):
+    if merged:
+        life.later()
+        life.merge(DAY_S)
+    first, *_ = life.state.objects.values()
+    flip(life, first, first.trailer_position + 3)
+    (done,) = mend(life)
+    assert (done.action, done.missing) == ("salvage", None)
+    sound(life)
 
 
 def test_an_object_that_was_merged_meanwhile_is_left_alone(life, monkeypatch):

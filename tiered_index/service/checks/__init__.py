@@ -1,4 +1,4 @@
-"""The checks behind `verify`: of single files, of a root, of a storage's log and objects.
+"""The checks behind `verify`, of single files, a root, a storage's log and objects; repairs of what they found.
 
 May import lifecycle, reading and what stands below them.
 """

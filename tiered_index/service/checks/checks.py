@@ -57,10 +57,11 @@ class _RecordCheck:
         """Check the next record; `before` is the state that it changes."""
         add = partial(self.report.add, log_name(record.number))
         if record.kind == "repair":
-            held = [(o.file_id, o.count, o.shard) for o in map(before.objects.get, record.remove) if o is not None]
-            put = [(o.file_id, o.count, o.shard) for o in record.add]
-            if held != put:
-                add("repair", f"it puts {put} in the place of {held}")
+            lost_entries = sum(one.count for one in record.lost)
+            held = [o for o in map(before.objects.get, record.remove) if o is not None]
+            said, put = [[(o.file_id, o.count, o.shard) for o in some] for some in (held, record.add)]
+            if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:
+                add("repair", f"it puts {put} in the place of {said}, and says that {lost_entries:,} entries are lost")
             return
         added = {stored.shard.table for stored in record.add if stored.shard is not None}
         for table in sorted(added & self.seen):

@@ -18,12 +18,11 @@ from typing import Literal
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
-from tiered_index.format.trailer import TAIL_SIZE, Tail, Trailer, parse_trailer
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.checks.checks import check_object
 from tiered_index.service.checks.remaking import Entries, Pieces, Remaking, groups_of
-from tiered_index.service.checks.report import Missing, Report
-from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.checks.report import Missing, Progress, Report
+from tiered_index.service.checks.salvage import salvage, trailer_of
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, verify_runs, verify_tables
 from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload, stored_file
 from tiered_index.service.log.log import StorageLog, own_objects
@@ -33,14 +32,15 @@ from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage
 
-Action = Literal["restore", "rebuild", "fetch", "recompact", "drop", "give up"]
+Action = Literal["restore", "rebuild", "salvage", "fetch", "recompact", "drop", "give up"]
 _WINDOW_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
     """What is done about `object` (or a local file, or a checkpoint), and from what: ``restore`` of a `source` copy,
-    ``rebuild`` of messages, ``give up``, where `missing` says what answers miss for ever; of local files ``fetch``
+    ``rebuild`` of messages, ``salvage`` of what still verifies of it, ``give up``; `missing` says what answers miss for
+    ever. Of local files ``fetch``
     from the object and ``recompact`` of the unsealed form; ``drop`` of a checkpoint. `replaced_by` is the new object.
     """
 
@@ -62,7 +62,7 @@ class Repairs:
     root: Root | None = None
     local: Mapping[str, CompactedFile] | None = None
     entries: Entries | None = None
-    progress: Callable[[str], None] = lambda what: None
+    progress: Progress = lambda number, what: None
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Return what is done about the findings of a deep `report`; without `yes` nothing is. What was done before an
@@ -75,7 +75,7 @@ class Repairs:
         done: list[Repair] = []
         left: list[StoredObject] = []
         for stored in bad:
-            self.progress(stored.name)
+            self.progress(len(done), stored.name)
             if (repaired := self._restored(stored, yes=yes)) is None:
                 left.append(stored)
             else:
@@ -85,12 +85,15 @@ class Repairs:
         for group in groups_of(left):
             anew: Mapping[str, Callable[[], Pieces]] = {}
             if self.entries is not None:
-                self.progress(group[0].name)
+                self.progress(len(done), group[0].name)
                 anew = Remaking(self.storage, state, self.root, self.entries, copies).pieces(group, names)
             for stored in group:
                 if (pieces := anew.get(stored.name)) is not None:
                     name = self._put_in_place(stored, pieces()) if yes else None
                     done.append(Repair(stored.name, "rebuild", "messages", name))
+                elif (rest := salvage(self.storage, stored)) is not None:
+                    name = self._put_in_place(stored, rest.pieces(), rest.kept, rest.lost) if yes else None
+                    done.append(Repair(stored.name, "salvage", stored.name, name, rest.missing))
                 else:
                     done.append(self._give_up(stored, report, yes=yes))
         for one in report.findings:
@@ -126,9 +129,12 @@ class Repairs:
             if info.name != stored.name:
                 yield info.name, info.size_bytes, partial(self.storage.get_range, info.name)
 
-    def _put_in_place(self, old: StoredObject, pieces: Pieces) -> str | None:
-        """Send an object, verify it, and record it in the place of `old`; None: that was merged or removed meanwhile.
-        What was sent before an error is taken back.
+    def _put_in_place(
+        self, old: StoredObject, pieces: Pieces, wanted: StoredObject | None = None, lost: LostObject | None = None
+    ) -> str | None:
+        """Send an object, verify it, and record it in the place of `old`, with what is `lost` of that; None: that was
+        merged or removed meanwhile. It must be like `wanted`, by default like `old`. What was sent before an error is
+        taken back.
         """
         began_ms = self.log.clock.now_ms()
         upload = Upload(self.storage, data_name(old.file_id, secrets.token_hex(8)))
@@ -144,11 +150,11 @@ class Repairs:
         publication = Publication(self.storage, self.log, [sent])
         try:
             publication.complete()
-            trailer = _trailer(partial(self.storage.get_range, name), size, name)
+            trailer = trailer_of(partial(self.storage.get_range, name), name, size)
             new = replace(stored_file(name, trailer, size, began_ms), shard=old.shard)
             again = Report()
             check_object(self.storage, new, None, again, deep=True)
-            if again.findings or not _is_like(old, new):
+            if again.findings or not _is_like(wanted or old, new):
                 problem = again.findings[0].problem if again.findings else "it holds other entries than the record says"
                 raise CorruptFile(name, f"was sent to repair {old.name}, and does not verify: {problem}")
         except Exception:
@@ -158,7 +164,8 @@ class Repairs:
         def make(state: LogState) -> LogRecord | None:
             if name in state.objects or old.name not in state.objects:
                 return None
-            return LogRecord(0, "repair", 0, "", 0, add=(new,), remove=(old.name,))
+            gone = () if lost is None else (lost,)
+            return LogRecord(0, "repair", 0, "", 0, add=(new,), remove=(old.name,), lost=gone)
 
         return name if name in publication.record("a repair", make).objects else None
 
@@ -167,10 +174,6 @@ class Repairs:
     def _give_up(self, stored: StoredObject, report: Report, *, yes: bool) -> Repair:
         told = [one for one in report.missing if one.object == stored.name]
         missing = told[0] if told else Missing.of(stored)
-        if not told:
-            with contextlib.suppress(CorruptFile, ObjectNotFound):
-                topics = ColdPath(self.storage).trailer(stored).metadata.topics
-                missing = replace(missing, topics=tuple(sorted(name for _, name in topics)) or None)
 
         def make(state: LogState) -> LogRecord | None:
             if stored.name not in state.objects:
@@ -225,18 +228,12 @@ def _is_copy(stored: StoredObject, name: str, size: int, read: Callable[[int, in
     try:
         if check(WindowedRead(read, size, lambda start, window: None), size, name):
             return False
-        trailer = _trailer(read, size, name)
+        trailer = trailer_of(read, name, size)
     except (CorruptFile, InvalidArgument, ObjectNotFound):
         return False
     if (stored.shard is not None) != trailer.metadata.is_shard:
         return False
     return _is_like(stored, replace(stored_file(name, trailer, size, 0), shard=stored.shard))
-
-
-def _trailer(read: Callable[[int, int], bytes], size: int, name: str) -> Trailer:
-    begin = max(0, size - TAIL_SIZE)
-    position = Tail.decode(read(begin, size - begin), name, size).directory_position
-    return parse_trailer(read(position, size - position), name, size)
 
 
 def _is_like(stored: StoredObject, other: StoredObject) -> bool:

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-import numpy as np
 import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.archive.entries import trusted
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -127,7 +127,7 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
         skipped += mine
         if batch.begin >= end:
             break
-        if columns := _believed(batch.columns, reader):
+        if len(columns := trusted(batch.columns, reader)):
             cells = [columns.column(field.name).cast(field.type) for field in [*_ARROW][:-1]]
             yield pa.RecordBatch.from_arrays([*cells, pa.nulls(len(columns), pa.string())], schema=_ARROW)
         if batch.end >= end:
@@ -138,18 +138,6 @@ def _entries(reader: CommitLogReader, start: int, end: int, skip_corrupt: bool) 
         told = [json.dumps([one.file, one.begin, one.end, one.problem]) for one in _joined(skipped)]
         columns = [pa.nulls(len(told), kind) for kind in _ARROW.types[:-1]]
         yield pa.RecordBatch.from_arrays([*columns, pa.array(told, pa.string())], schema=_ARROW)
-
-
-def _believed(columns: Any, reader: CommitLogReader) -> Any:
-    """Return the rows whose messages lie wholly in pieces that match their checksums; None for no rows."""
-    if len(columns) and isinstance(reader, ArchivedLog) and reader.damaged:
-        begin = columns.column("offset").to_numpy()
-        end = begin + columns.column("size").to_numpy()
-        bad = np.zeros(len(begin), np.bool_)
-        for piece in reader.damaged:
-            bad |= (begin < piece.end) & (end > piece.begin)
-        columns = columns.filter(pa.array(~bad))
-    return columns if len(columns) else None
 
 
 def _joined(ranges: Sequence[SkippedRange]) -> list[SkippedRange]:

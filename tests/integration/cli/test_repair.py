@@ -1,0 +1,141 @@
+"""`verify --deep --repair` puts back what it can and says what is lost; `rebuild` makes an index of the archive."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.rocketmq import golden_store
+
+SMALL = ("--slots", 97, "--items", 150)
+
+
+def flip(path, position):
+    data = bytearray(path.read_bytes())
+    data[position] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.fixture(scope="module")
+def archived(run_here, tmp_path_factory):
+    """An index that followed the golden store and archived its closed segments."""
+    folder = tmp_path_factory.mktemp("archived")
+    store = golden_store.unpack(folder / "broker")
+    where = ("--root", folder / "root", "--storage", f"file://{folder}/store", "--store-name", "b")
+    done = run_here("ingest", store, *where, *SMALL, "--archive-segments", "--wait", "--json")
+    assert done.code == 0, done.err
+    return folder
+
+
+@pytest.fixture
+def place(archived, tmp_path):
+    folder = tmp_path / "copy"
+    shutil.copytree(archived, folder)
+    marker = folder / "root" / "tiered_index.json"
+    marker.write_text(marker.read_text().replace(str(archived), str(folder)))
+    return folder
+
+
+def objects(folder: Path) -> list[Path]:
+    return sorted((folder / "store" / "data%").rglob("*.index"))
+
+
+def test_repairs_are_told_then_done(run_here, damaged):
+    first, second, *_ = damaged.objects()
+    flip(first, first.stat().st_size // 2)
+    second.unlink()
+    copy = damaged.files("uploaded")[-1]
+    flip(copy, copy.stat().st_size // 2)
+    where = ("verify", "--deep", "--repair", "--root", damaged.root)
+    before = sorted(path.read_bytes() for path in damaged.objects("log"))
+    told = run_here(*where, "--json")
+    assert told.code == 1 and not told.document["repaired"]
+    assert [one["action"] for one in told.document["repairs"]] == ["restore", "restore", "fetch"]
+    assert sorted(path.read_bytes() for path in damaged.objects("log")) == before
+    assert "--yes does that" in run_here(*where).err
+    done = run_here(*where, "--yes", "--json")
+    assert done.code == 0 and done.document["not_repaired"] == [], done.document
+    assert run_here("verify", "--deep", "--root", damaged.root).code == 0
+    assert run_here(*where, "--yes").code == 0
+    assert run_here("recover", "--root", damaged.root).code == 0
+
+
+def test_what_has_no_copy_is_given_up_by_name(run_here, damaged):
+    first, second, *_ = damaged.objects()
+    flip(first, first.stat().st_size // 2)
+    second.unlink()
+    where = ("verify", "--deep", "--repair", "--storage", damaged.uri)
+    told = run_here(*where)
+    assert told.code == 1 and "would be given up, it has no good copy: answers miss" in told.out
+    assert "would be written anew of what verifies of it; answers miss" in told.out
+    assert "topics: orders, payments" in told.out and "--root, first" in told.err
+    assert run_here(*where, "--yes").code == 0
+    assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
+    found = run_here("query", "orders", "k1", "--storage", damaged.uri, "--max", 1000, "--json").document
+    assert found["status"] == "complete" and found["lost"]
+
+
+@pytest.mark.parametrize(
+    "wrong", [("--repair",), ("--yes",), ("--deep", "--source", "."), ("--deep", "--repair", "x.index")]
+)
+def test_options_that_contradict_each_other(run_here, damaged, wrong):
+    assert run_here("verify", "--storage", damaged.uri, *wrong).code == 2
+
+
+@pytest.mark.parametrize("source", [True, False])
+def test_lost_files_are_made_anew_of_the_log(run_here, place, source):
+    """The archived segments have all but the last messages, the store has all."""
+    lost = objects(place)
+    assert len(lost) > 2
+    for path in lost:
+        path.unlink()
+    shutil.rmtree(place / "root")
+    where = ("verify", "--deep", "--repair", "--yes", "--storage", f"file://{place}/store", "--json")
+    more = ("--source", place / "broker", "--store-name", "b") if source else ()
+    done = run_here(*where, *more)
+    actions = [one["action"] for one in done.document["repairs"]]
+    if source:
+        assert actions == ["rebuild"] * len(lost)
+        assert run_here("verify", "--deep", "--storage", f"file://{place}/store").code == 0
+    else:
+        assert "give up" in actions
+        given_up = [one["missing"] for one in done.document["repairs"] if one["action"] == "give up"]
+        assert all(one["entries"] and one["begin_ms"] <= one["end_ms"] for one in given_up)
+
+
+def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_path):
+    old, new = f"file://{archived}/store", f"file://{tmp_path}/new"
+    built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
+    assert built.code == 0, built.err
+    assert (
+        built.document["check"]["same"] and built.document["check"]["from"]["entries"] == built.document["entries"] > 0
+    )
+    assert built.document["segments"] == 5
+    again = run_here("rebuild", "--from", old, "--storage", new, "--json")
+    assert (again.code, again.document["entries"], again.document["messages"]) == (0, 0, 0)
+    (source,) = built.document["stores"].values()
+    assert again.document["stores"]["b"]["resumed_from"] == source["end"]
+    assert run_here("verify", "--deep", "--storage", new).code == 0
+
+
+def test_rebuild_takes_an_empty_place_and_another_one(run_here, archived, damaged, tmp_path):
+    old = f"file://{archived}/store"
+    assert run_here("rebuild", "--from", old, "--storage", old).code == 2
+    assert run_here("rebuild", "--from", old, "--storage", damaged.uri, "--slots", 64, "--items", 1500).code == 2
+    assert run_here("rebuild", "--from", damaged.uri, "--storage", f"file://{tmp_path}/n").code == 2
+    assert run_here("rebuild", "--from", old, "--store", "x", "--storage", f"file://{tmp_path}/n").code == 2
+
+
+def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_here, place, tmp_path):
+    segments = sorted((place / "store" / "segments%").rglob("*.log"))
+    flip(segments[1], 5000)
+    where = ("rebuild", "--from", f"file://{place}/store", "--storage", f"file://{tmp_path}/new")
+    stopped = run_here(*where)
+    assert stopped.code == 4 and "CRC32" in stopped.err
+    passed = run_here(*where, "--skip-corrupt", "--check", "--json")
+    assert passed.code == 1 and passed.document["status"] == "different"
+    assert passed.document["skipped"]
+    json.dumps(passed.document)

@@ -1,0 +1,207 @@
+"""`tiered-index rebuild --from URI`: an index made anew of archived segments alone, as a follower would have made it.
+
+The new index keeps how far it is with the entries: killed at any moment and started again, the command goes on there.
+One thread beside the index's own; memory: some chunks of 16 MiB.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import pyarrow.compute as pc
+from typer import Option
+
+from tiered_index.cli.follow import what_waits, write_what_waits
+from tiered_index.cli.options import Items, Patience, Slots, Wait
+from tiered_index.cli.output import counted, human_bytes, human_seconds, states
+from tiered_index.cli.progress import PatientPut, settle
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
+from tiered_index.rocketmq.archive.entries import archived_batches
+from tiered_index.rocketmq.log.columns import Selection, SkippedRange
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.service.index import IndexService
+from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
+from tiered_index.service.lookup.export import entries_checksum
+from tiered_index.service.reader import IndexReader
+
+_DIFFERENT = 1
+
+
+@command
+def rebuild(
+    session: Session,
+    source: str = Option(
+        ..., "--from", metavar="URI", help="Storage of the index that has archived segments.", show_default=False
+    ),
+    store: list[str] | None = Option(None, metavar="NAME", help="Of these stores only; several times."),
+    topics: list[str] | None = Option(
+        None, metavar="PATTERN", help="Only these topics, as 'order*'; several times. None: all but RocketMQ's own."
+    ),
+    exclude_topics: list[str] | None = Option(None, metavar="PATTERN", help="Not these topics; several times."),
+    index_tags: bool = Option(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
+    index_prepared: bool = Option(False, "--index-prepared", help="Index prepared messages of transactions, too."),
+    skip_corrupt: bool = Option(False, "--skip-corrupt", help="Report damage and go on behind it."),
+    skip_missing: bool = Option(False, "--skip-missing", help="Report segments that are missing in between and go on."),
+    check: bool = Option(False, "--check", help="At the end compare the entries with those of the index at --from."),
+    slots: Slots = None,
+    items: Items = None,
+    wait: Wait = False,
+    patience: Patience = 60.0,
+) -> int:
+    """Make an index anew of the archived segments of another one, whose files may all be gone.
+
+    The entries are those that `ingest` put: keys, unique keys, topics, queues and commit log offsets; slots, items and
+    file family are the other index's. Give what it was made with: --topics, --exclude-topics, --index-tags,
+    --index-prepared. Without --root a temporary folder is used, and everything is uploaded before exit. The same
+    command again goes on where it stopped, and takes what was archived since. The segments themselves stay where they
+    are: `tiered-index copy` copies them.
+
+    --check reads both indexes whole, and compares count and checksum of the entries that lie in the archived segments;
+    exit code 1: they differ.
+
+    [bold]Examples[/bold]
+
+      tiered-index rebuild --from s3://bucket/index --storage s3://bucket/index-2
+
+      tiered-index rebuild --from s3://bucket/index --storage s3://other/index --root /data/index-2 --check --json
+    """
+    started_s = time.monotonic()
+    selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
+    with contextlib.ExitStack() as stack:
+        old = stack.enter_context(IndexReader.open(config=session.config().model_copy(update=_only(source))))
+        given = session.config()
+        if given.storage is None and given.root is None:
+            raise ConfigError("no storage is given: --storage URI is where the new index is made")
+        stores = _segments(old, store, source)
+        if given.root is None:
+            given = given.model_copy(update={"root": Path(stack.enter_context(tempfile.TemporaryDirectory()))})
+            wait = True
+        config = session.config(root=given.root, **_like(old.genesis, slots, items))
+        index = stack.enter_context(IndexService.open(config))
+        _check_target(index, old, stores)
+        put, done = PatientPut(index, patience), dict.fromkeys(("messages", "entries"), 0)
+        skipped: list[SkippedRange] = []
+        total = sum(segment.size_bytes for segments in stores.values() for segment in segments)
+        resumed = {name: index.durable_position(SOURCE_PREFIX + name) for name in stores}
+        read = 0
+        with session.progress("rebuilding", total) as progress:
+            try:
+                for name, segments in stores.items():
+                    for batch in archived_batches(
+                        old.segment_archive,
+                        segments,
+                        resumed[name],
+                        selection,
+                        skip_corrupt=skip_corrupt,
+                        skip_missing=skip_missing,
+                    ):
+                        done["entries"] += put(batch.columns, SOURCE_PREFIX + name, batch.end)
+                        done["messages"] += batch.messages
+                        skipped += batch.skipped
+                        progress.update(read + batch.end - segments[0].start, f"{done['entries']:,} entries")
+                    read += sum(segment.size_bytes for segment in segments)
+            except TieredIndexError:
+                with contextlib.suppress(TieredIndexError):  # what stopped us is what is reported
+                    index.flush()
+                raise
+        index.flush()
+        if wait:
+            settle(index, patience, lambda steps: session.progress("compacting and uploading", steps))
+        sums = _compared(session, old, index, stores) if check else None
+        document: dict[str, Any] = {
+            "status": "complete" if sums is None or sums["same"] else "different",
+            "index_id": index.index_id,
+            "from": source,
+            "stores": {name: {"resumed_from": resumed[name], "end": stores[name][-1].end} for name in stores},
+            "segments": sum(map(len, stores.values())),
+            **done,
+            "skipped": [{"begin": one.begin, "end": one.end, "problem": one.problem} for one in skipped],
+            "check": sums,
+            "quarantined": index.health()["quarantined_entries"],
+            "elapsed_s": round(time.monotonic() - started_s, 3),
+            **what_waits(index),
+        }
+    session.out.answer(document)
+    for one in skipped:
+        session.out.remark(f"skipped: offsets {one.begin} to {one.end}: {one.problem}")
+    session.out.fields(
+        {
+            "from": f"{counted(document['segments'], 'archived segment')}, {human_bytes(total)}",
+            "messages": document["messages"],
+            "entries": document["entries"],
+            "time": human_seconds(document["elapsed_s"]),
+            "files": states(document["files"]) or "none",
+        }
+    )
+    if sums is not None:
+        old_sums, new_sums = sums["from"], sums["rebuilt"]
+        session.out.line(
+            f"{'the same' if sums['same'] else 'NOT the same'}: {old_sums['entries']:,} entries of checksum "
+            f"{old_sums['checksum']}, rebuilt {new_sums['entries']:,} of {new_sums['checksum']}"
+        )
+    write_what_waits(session.out, document)
+    return 0 if document["status"] == "complete" else _DIFFERENT
+
+
+def _only(storage: str) -> dict[str, Any]:
+    return {"storage": storage, "root": None}
+
+
+def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[str, list[ArchivedSegment]]:
+    """Return the archived segments by store. Raises `InvalidArgument` for none."""
+    state = old.log_state
+    if unknown := [name for name in wanted or () if name not in state.stores]:
+        known = ", ".join(map(repr, state.stores)) or "none"
+        raise InvalidArgument(f"{where} has no archived segments of store {unknown[0]!r}; stores with some: {known}")
+    if not state.stores:
+        raise InvalidArgument(f"{where} has no archived segments: `ingest --archive-segments` makes them")
+    return {name: state.segments_of(name) for name in (wanted or state.stores)}
+
+
+def _like(genesis: IndexDescriptor, slots: int | None, items: int | None) -> dict[str, Any]:
+    """Return the settings of an index like the old one."""
+    layout = genesis.layout
+    return {
+        "slots": layout.slots if slots is None else slots,
+        "items": layout.items if items is None else items,
+        "preset": layout.preset.name,
+        "hash": layout.hash if layout.preset.name == "rocketmq" else None,
+        "offset_space": genesis.offset_space,
+    }
+
+
+def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[ArchivedSegment]]) -> None:
+    """Raise `ConfigError` where the new index is the old one, or holds something else."""
+    if index.index_id == old.genesis.index_id:
+        raise ConfigError("--storage is the index at --from: a rebuilt one needs a storage and a root of its own")
+    known = index.durable_positions()
+    if known.keys() - {SOURCE_PREFIX + name for name in stores} or (index.files() and not known):
+        raise ConfigError(f"{index.storage.uri} holds entries of something else: an empty prefix is needed")
+
+
+def _compared(
+    session: Session, old: IndexReader, index: IndexService, stores: dict[str, list[ArchivedSegment]]
+) -> dict[str, Any]:
+    """Return count and checksum of what both indexes have of the archived segments."""
+    if len(stores) > 1:
+        raise InvalidArgument("--check compares one store: offsets of several can't be told apart; --store NAME")
+    [segments] = stores.values()
+
+    def sums(of: IndexReader | IndexService, title: str) -> dict[str, Any]:
+        entries = checksum = 0
+        with of.export() as export, session.progress(title, export.most_entries) as progress:
+            for batch in export:
+                offsets = batch.column("offset")
+                inside = pc.and_(pc.greater_equal(offsets, segments[0].start), pc.less(offsets, segments[-1].end))
+                batch = batch.filter(inside)
+                entries, checksum = entries + len(batch), checksum + entries_checksum(batch, export.entry_schema)
+                progress.update(entries)
+        return {"entries": entries, "checksum": f"{checksum % 2**64:016x}"}
+
+    found = {"from": sums(old, "reading the old index"), "rebuilt": sums(index, "reading the new index")}
+    return {"same": found["from"] == found["rebuilt"], **found}
