@@ -1,0 +1,27 @@
+"""Frames of RocketMQ's remoting protocol, as its own code wrote them."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+DATA = Path(__file__).parents[1] / "golden" / "data" / "remoting" / "frames.jsonl.gz"
+
+
+@cache
+def frames() -> dict[str, dict[str, Any]]:
+    """Return the frames by file; `frame` is its bytes, the length among them."""
+    lines = [json.loads(line) for line in gzip.decompress(DATA.read_bytes()).splitlines()]
+    return {one["file"]: one | {"frame": base64.b64decode(one["frame"])} for one in lines}
+
+
+def requests() -> list[str]:
+    return [name for name, one in frames().items() if one["direction"] == "request"]
+
+
+def responses() -> list[str]:
+    return [name for name, one in frames().items() if one["direction"] == "response"]

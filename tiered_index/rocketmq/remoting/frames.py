@@ -1,0 +1,263 @@
+"""Frames of RocketMQ's remoting protocol, in both serialisations of the header. Pure.
+
+```
+i32 length of what follows | u8 serialisation | u24 length of the header | header | body
+```
+
+Numbers are big-endian. Serialisation 0 is a JSON object: `code`, `flag`, `language`, `opaque`, `remark`, `version`, and
+`extFields`, an object of texts. Serialisation 1 is binary:
+
+```
+i16 code | u8 language | i16 version | i32 opaque | i32 flag | i32 length, remark
+i32 length of all fields, each: i16 length, name, i32 length, value
+```
+
+It follows RocketMQ's `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable`. As there, an empty text is
+as good as none, and what is no UTF-8 becomes U+FFFD. Unlike there, a length that doesn't fit into its frame is an
+error for every reader, before anything of that length is allocated.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import Any
+
+from tiered_index.errors import InvalidArgument
+
+JSON, BINARY = 0, 1
+# Bits of `flag`.
+RESPONSE, ONEWAY = 1, 2
+# Java clients close the connection at a longer frame.
+MAX_FRAME_BYTES = 16_777_216
+# What answers say they speak: 5.3.3.
+VERSION = 479
+
+_HEAD_BYTES = 4
+_binary_head = struct.Struct(">hBhii")
+_LANGUAGES = (
+    *("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OTHER", "HTTP", "GO", "PHP", "OMS", "RUST"),
+    "NODE_JS",
+)
+_OTHER = "OTHER"
+
+
+class RequestCode(IntEnum):
+    """What is asked for: RocketMQ's numbers of the requests that have an answer here."""
+
+    QUERY_MESSAGE = 12
+    GET_BROKER_RUNTIME_INFO = 28
+    VIEW_MESSAGE_BY_ID = 33
+    HEART_BEAT = 34
+    UNREGISTER_CLIENT = 35
+    GET_ROUTEINFO_BY_TOPIC = 105
+    GET_BROKER_CLUSTER_INFO = 106
+    GET_CONSUMER_CONNECTION_LIST = 203
+    GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    GET_TOPICS_BY_CLUSTER = 224
+    QUERY_TOPIC_CONSUME_BY_WHO = 300
+    GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
+    GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
+
+
+class ResponseCode(IntEnum):
+    """How a request ended: RocketMQ's numbers."""
+
+    SUCCESS = 0
+    SYSTEM_ERROR = 1
+    SYSTEM_BUSY = 2
+    REQUEST_CODE_NOT_SUPPORTED = 3
+    NO_PERMISSION = 16
+    TOPIC_NOT_EXIST = 17
+    QUERY_NOT_FOUND = 22
+    CONSUMER_NOT_ONLINE = 206
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """One frame: a request, or the response with the same `opaque`.
+
+    `code` is signed 16 bits in a binary header and 32 in JSON. `fields` are RocketMQ's `extFields`: numbers in decimal,
+    truths as ``true`` and ``false``. `serialisation` is the header's, `JSON` or `BINARY`.
+    """
+
+    code: int
+    opaque: int = 0
+    flag: int = 0
+    language: str = "JAVA"
+    version: int = VERSION
+    remark: str | None = None
+    fields: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    serialisation: int = JSON
+
+    @property
+    def is_response(self) -> bool:
+        """Whether it answers a request."""
+        return bool(self.flag & RESPONSE)
+
+    @property
+    def is_oneway(self) -> bool:
+        """Whether nobody waits for a response."""
+        return bool(self.flag & ONEWAY)
+
+    def answered(
+        self, code: int, remark: str | None = None, *, fields: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> Command:
+        """Return the response to this request, in its serialisation."""
+        return Command(
+            code=code,
+            opaque=self.opaque,
+            flag=RESPONSE,
+            remark=remark,
+            fields=fields or {},
+            body=body,
+            serialisation=self.serialisation,
+        )
+
+
+def encode_frame(command: Command) -> bytes:
+    """Return a frame's bytes, its length among them; raises `InvalidArgument` for what has no room in its field."""
+    try:
+        header = _encode_json(command) if command.serialisation == JSON else _encode_binary(command)
+        length = _HEAD_BYTES + len(header) + len(command.body)
+        head = struct.pack(">iI", length, command.serialisation << 24 | len(header))
+    except struct.error as error:
+        raise InvalidArgument(f"no frame holds this command ({error})") from error
+    if len(header) >= 1 << 24:
+        raise InvalidArgument(f"a header has less than 16 MiB, not {len(header):,} bytes")
+    return b"".join((head, header, command.body))
+
+
+def decode_frame(data: bytes) -> Command:
+    """Return the command of a frame without its length; raises `InvalidArgument` for anything else."""
+    if len(data) < _HEAD_BYTES:
+        raise InvalidArgument(f"a frame has {_HEAD_BYTES} bytes or more, not {len(data)}")
+    serialisation, length = data[0], int.from_bytes(data[1:_HEAD_BYTES], "big")
+    if length > len(data) - _HEAD_BYTES:
+        raise InvalidArgument(f"a header of {length:,} bytes is longer than its frame of {len(data):,}")
+    header, body = data[_HEAD_BYTES : _HEAD_BYTES + length], data[_HEAD_BYTES + length :]
+    if serialisation == JSON:
+        known = _decode_json(header)
+    elif serialisation == BINARY:
+        known = _decode_binary(header)
+    else:
+        raise InvalidArgument(f"unknown serialisation of a header: {serialisation}")
+    return Command(**known, body=body, serialisation=serialisation)
+
+
+# the JSON header
+
+
+def json_text(value: Any) -> bytes:
+    """Return JSON as RocketMQ's own library writes it: no blanks, names sorted, texts as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), sort_keys=True).encode(errors="replace")
+
+
+def _encode_json(command: Command) -> bytes:
+    header = {
+        "code": command.code,
+        "flag": command.flag,
+        "language": command.language,
+        "opaque": command.opaque,
+        "serializeTypeCurrentRPC": "JSON",
+        "version": command.version,
+    }
+    if command.remark:
+        header["remark"] = command.remark
+    if command.fields:
+        header["extFields"] = dict(command.fields)
+    return json_text(header)
+
+
+def _decode_json(data: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"the header is no JSON ({error})") from error
+    if not isinstance(header, dict):
+        raise InvalidArgument("the header is no JSON object")
+    if header.get("code") is None:
+        raise InvalidArgument("the header has no code")
+    fields = header.get("extFields") or {}
+    if not isinstance(fields, dict):
+        raise InvalidArgument("extFields is no JSON object")
+    language = header.get("language")
+    return {
+        **{name: _number(name, header.get(name)) for name in ("code", "opaque", "flag", "version")},
+        "language": language if language in _LANGUAGES else _OTHER,
+        "remark": _text("remark", header.get("remark")) or None,
+        "fields": {name: _text(name, value) for name, value in fields.items() if value not in (None, "")},
+    }
+
+
+def _number(name: str, value: object) -> int:
+    """Return a header's number; texts count as RocketMQ's library takes them. None: 0."""
+    if value is None:
+        return 0
+    if isinstance(value, str) and value.isascii() and len(value) <= 11 and value.removeprefix("-").isdigit():
+        value = int(value)
+    if type(value) is not int or not -(2**31) <= value < 2**31:
+        raise InvalidArgument(f"{name} is no 32-bit number: {value!r:.40}")
+    return value
+
+
+def _text(name: str, value: object) -> str:
+    if value is None or isinstance(value, str):
+        return value or ""
+    if isinstance(value, bool | int | float):
+        return json.dumps(value)
+    raise InvalidArgument(f"{name:.40} is no text: {value!r:.40}")
+
+
+# the binary header
+
+
+def _encode_binary(command: Command) -> bytes:
+    language = command.language if command.language in _LANGUAGES else _OTHER
+    fixed = _binary_head.pack(command.code, _LANGUAGES.index(language), command.version, command.opaque, command.flag)
+    fields = b"".join(
+        _sized(name, ">h") + _sized(value, ">i") for name, value in command.fields.items() if name and value
+    )
+    return b"".join((fixed, _sized(command.remark or "", ">i"), struct.pack(">i", len(fields)), fields))
+
+
+def _sized(text: str, kind: str) -> bytes:
+    data = text.encode(errors="replace")
+    return struct.pack(kind, len(data)) + data
+
+
+def _decode_binary(data: bytes) -> dict[str, Any]:
+    if len(data) < _binary_head.size:
+        raise InvalidArgument(f"a binary header has {_binary_head.size} bytes or more, not {len(data)}")
+    code, language, version, opaque, flag = _binary_head.unpack_from(data)
+    remark, at = _take(data, _binary_head.size, 4)
+    packed, _ = _take(data, at, 4)
+    fields = {}
+    at = 0
+    while at < len(packed):
+        name, at = _take(packed, at, 2)
+        value, at = _take(packed, at, 4)
+        if name and value:
+            fields[name.decode(errors="replace")] = value.decode(errors="replace")
+    return {
+        "code": code,
+        "opaque": opaque,
+        "flag": flag,
+        "version": version,
+        "language": _LANGUAGES[language] if language < len(_LANGUAGES) else _OTHER,
+        "remark": remark.decode(errors="replace") or None,
+        "fields": fields,
+    }
+
+
+def _take(data: bytes, at: int, width: int) -> tuple[bytes, int]:
+    """Return a text behind its length of `width` bytes, and where the next begins."""
+    begin = at + width
+    length = int.from_bytes(data[at:begin], "big", signed=True)
+    if begin > len(data) or not 0 <= length <= len(data) - begin:
+        raise InvalidArgument(f"a length at byte {at} of a binary header does not fit into it: {length}")
+    return data[begin : begin + length], begin + length
