@@ -28,7 +28,7 @@ T = TypeVar("T")
 _THREADS = 32
 
 
-async def _run(threads: DaemonPool, call: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
+async def run_in_thread(threads: DaemonPool, call: Callable[[], T], late: Callable[[T], object] = lambda _: None) -> T:
     """Return what `call` returns in a thread; where the task is cancelled, `late` gets what it returned after all."""
     usage = Usage()
     with active_context().counting(usage).active():
@@ -53,7 +53,7 @@ def _in_a_thread(
 
     @wraps(method)
     async def awaited(self: AsyncIndexReader, /, *args: P.args, **kwargs: P.kwargs) -> T:
-        return await _run(self._threads, lambda: method(self.reader, *args, **kwargs))
+        return await run_in_thread(self._threads, lambda: method(self.reader, *args, **kwargs))
 
     return awaited
 
@@ -95,7 +95,7 @@ class AsyncIndexReader:
             item_type=item_type,
             **settings,
         )
-        return cls(await _run(DaemonPool(1, "tiered-index-async-open"), opening, IndexReader.close))
+        return cls(await run_in_thread(DaemonPool(1, "tiered-index-async-open"), opening, IndexReader.close))
 
     query = _in_a_thread(IndexReader.query)
     query_many = _in_a_thread(IndexReader.query_many)
@@ -107,7 +107,7 @@ class AsyncIndexReader:
     async def query_all(self, *args: Any, **kwargs: Any) -> AsyncIterator[QueryResult]:
         """Yield an answer page by page as `IndexReader.query_all`: same arguments and errors."""
         pages = self.reader.query_all(*args, **kwargs)
-        while (page := await _run(self._threads, partial(next, pages, None))) is not None:
+        while (page := await run_in_thread(self._threads, partial(next, pages, None))) is not None:
             yield page
 
     async def close(self) -> None:

@@ -1,0 +1,82 @@
+"""A client of RocketMQ's remoting protocol, and a running server of it: what tests of the server speak through."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import struct
+from collections.abc import AsyncIterator, Mapping
+from itertools import count
+from typing import Any
+
+from tiered_index.rocketmq.log.message import Message, decode_message
+from tiered_index.rocketmq.remoting.frames import JSON, Command, decode_frame, encode_frame
+from tiered_index.rocketmq.remoting.server import RemotingServer
+
+FOREVER = {"beginTimestamp": "0", "endTimestamp": "9223372036854775807"}
+
+
+class Client:
+    """One connection. `ask` waits for the response; `send` and `receive` don't care for each other."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+        self._opaque = count(7)
+
+    @classmethod
+    @contextlib.asynccontextmanager
+    async def open(cls, server: RemotingServer, **more: Any) -> AsyncIterator[Client]:
+        client = cls(*await asyncio.open_connection(server.address.ip, server.address.port, **more))
+        try:
+            yield client
+        finally:
+            client.writer.transport.abort()
+
+    async def send(self, *commands: Command) -> None:
+        self.writer.write(b"".join(map(encode_frame, commands)))
+        await self.writer.drain()
+
+    async def raw(self, data: bytes) -> None:
+        self.writer.write(data)
+        await self.writer.drain()
+
+    async def receive_frame(self) -> bytes:
+        length = await self.reader.readexactly(4)
+        return length + await self.reader.readexactly(*struct.unpack(">i", length))
+
+    async def receive(self) -> Command:
+        return decode_frame((await self.receive_frame())[4:])
+
+    async def ask(
+        self, code: int, fields: Mapping[str, str] | None = None, serialisation: int = JSON, **more: Any
+    ) -> Command:
+        opaque = next(self._opaque)
+        await self.send(Command(code=code, opaque=opaque, fields=fields or {}, serialisation=serialisation, **more))
+        response = await self.receive()
+        assert (response.opaque, response.is_response, response.serialisation) == (opaque, True, serialisation)
+        return response
+
+    async def ended(self) -> bool:
+        """Wait for the server to end the connection; return whether it does so without another byte."""
+        with contextlib.suppress(ConnectionError):
+            return await self.reader.read(1) == b""
+        return True
+
+
+def by_key(topic: str, key: str, most: int = 64, **more: str) -> dict[str, str]:
+    return {"topic": topic, "key": key, "maxNum": str(most), "_UNIQUE_KEY_QUERY": "false", **FOREVER, **more}
+
+
+def by_unique_key(topic: str, key: str, **more: str) -> dict[str, str]:
+    return by_key(topic, key, **{"_UNIQUE_KEY_QUERY": "true", **more})
+
+
+def records(body: bytes) -> list[Message]:
+    """Return the messages of an answer, as the client's decoder walks them."""
+    found = []
+    at = 0
+    while at < len(body):
+        found.append(decode_message(body, at))
+        at += found[-1].size
+    return found

@@ -1,0 +1,485 @@
+"""RocketMQ's tools ask over a socket, and index, store and archived segments answer: its own recorded requests, every
+key of a store against a scan of its log, and what can't be had.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import replace
+
+import pytest
+
+from tests.rocketmq import golden_frames
+from tests.rocketmq.answered import BEGIN_OF_LAST, settled
+from tests.rocketmq.archived_store import delete_segments, index_log, lookups, scan
+from tests.rocketmq.remoting_client import FOREVER, Client, by_key, by_unique_key, records
+from tests.rocketmq.test_remoting_frames import SECRETS
+from tiered_index import IndexReader
+from tiered_index.clock import ManualClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.log.layout import Host
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.remoting import broker as broker_module
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.frames import BINARY, JSON, Command, RequestCode, decode_frame, encode_frame
+from tiered_index.rocketmq.remoting.server import serve_remoting
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.testing.model import ReferenceModel
+
+QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
+GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10911"}
+
+
+@asynccontextmanager
+async def client_of(index, *, secrets=None, **settings):
+    server = await serve_remoting(index, port=0, secrets=secrets, **settings)
+    try:
+        async with Client.open(server) as client:
+            yield client
+    finally:
+        await server.close()
+
+
+@pytest.fixture
+def messages(index, store) -> list[Message]:
+    """The golden store's, indexed and archived but for the last segment."""
+    return settled(index, store)
+
+
+# What the recording server answered, and the golden response that one read-only broker gives to the same request.
+EXACT = {name: name for name in ("ok", "route_none", "consumer_offline", "system_topics", "view_none")}
+EXACT |= {name: name for name in ("view_0", "view_788", "view_4372", "groups_empty")} | {"groups_one": "groups_empty"}
+EXACT |= dict.fromkeys(("route_one", "route_std", "route_plain"), "route_one")
+SAME_RECORDS = {"query_order0", "query_dup", "query_empty_body", "query_unicode", "query_topicv2", "query_same"}
+
+
+def _recorded(name: str, request: Command) -> Command:
+    """Return a golden response in the request's serialisation, about the request's topic."""
+    kind = "json" if request.serialisation == JSON else "rmq"
+    response = decode_frame(golden_frames.frames()[f"resp.{name}.{kind}.bin"]["frame"][4:])
+    if name == "route_none":
+        response = replace(response, remark=response.remark.replace("NoSuchTopic", request.fields["topic"]))
+    return response
+
+
+def _wanted(messages: list[Message], fields: dict[str, str]) -> list[Message]:
+    """Return what a scan of the log finds for a query."""
+    topic, key, most = fields["topic"], fields["key"], int(fields["maxNum"])
+    if fields["_UNIQUE_KEY_QUERY"] == "true":
+        own = [m for m in scan(messages, topic, key) if m.uniq_key == key]
+        return own[:32] or [m for m in messages if m.offset_msg_id == key and m.topic == topic]
+    begin_s, end_s = int(fields["beginTimestamp"]) // 1000, int(fields["endTimestamp"]) // 1000
+    return [m for m in scan(messages, topic, key) if begin_s <= m.store_ms // 1000 <= end_s][:most]
+
+
+def test_recorded_requests_get_the_recorded_responses(index, store, messages):
+    """Each golden request, in its own serialisation, over one connection; the opaque is the one of the responses."""
+    exact, same, others = set(), set(), set()
+
+    async def ask():
+        async with client_of(index, store=store, **GOLDEN) as client:
+            for name in golden_frames.requests():
+                golden = golden_frames.frames()[name]
+                request = replace(decode_frame(golden["frame"][4:]), opaque=4660)
+                await client.send(request)
+                frame = await client.receive_frame()
+                found = decode_frame(frame[4:])
+                answer = golden["answeredWith"].split(".")[1]
+                if request.code == RequestCode.GET_ROUTEINFO_BY_TOPIC and "Group" in request.fields["topic"]:
+                    answer = "route_none"  # no group has a topic of its own here
+                if answer in EXACT:
+                    assert frame == encode_frame(_recorded(EXACT[answer], request)), name
+                    exact.add(answer)
+                elif request.code == QUERY:
+                    wanted = _wanted(messages, request.fields)
+                    recorded = _recorded("query_order0" if wanted else "query_none", request)
+                    assert (found.code, found.remark) == (recorded.code, recorded.remark), name
+                    assert found.fields.keys() == recorded.fields.keys()
+                    assert found.body == b"".join(m.encode() for m in wanted), name
+                    if answer in SAME_RECORDS:
+                        assert set(records(_recorded(answer, request).body)) <= set(wanted), name
+                        same.add(answer)
+                else:
+                    others.add((answer, found.code))
+
+    asyncio.run(ask())
+    assert exact == EXACT.keys()
+    assert same == SAME_RECORDS
+    # records that are in no store of the test's, lists of other topics and brokers, and what nobody answers
+    assert others == {
+        *((f"view_{kind}", 1) for kind in ("lz4", "zstd", "zlib", "v6")),
+        *(("cluster", 0), ("topics", 0), ("runtime", 0), ("unsupported", 3)),
+    }
+
+
+def test_lists_of_a_name_server(index, messages):
+    async def ask():
+        async with client_of(index, **GOLDEN) as client:
+            for serialisation in (JSON, BINARY):
+                topics = await client.ask(206, serialisation=serialisation)
+                assert json.loads(topics.body) == {"topicList": sorted({m.topic for m in messages if m.index_keys})}
+                cluster = json.loads((await client.ask(106, serialisation=serialisation)).body)
+                broker = {"brokerAddrs": {"0": "127.0.0.1:10911"}, "brokerName": "broker-a", "cluster": "ArchiveA"}
+                assert cluster == {
+                    "brokerAddrTable": {"broker-a": {**broker, "enableActingMaster": False}},
+                    "clusterAddrTable": {"ArchiveA": ["broker-a"]},
+                }
+                runtime = json.loads((await client.ask(28, serialisation=serialisation)).body)
+                assert runtime["table"]["brokerVersionDesc"].startswith("tiered-index ")
+
+    asyncio.run(ask())
+
+
+def test_a_route_leads_to_where_it_was_asked_for(index, messages):
+    async def ask(host):
+        async with client_of(index, host=host) as client:
+            route = json.loads((await client.ask(105, {"topic": messages[0].topic})).body)
+            ip, port, *_ = client.writer.get_extra_info("peername")
+            assert route["brokerDatas"][0]["brokerAddrs"] == {"0": f"{ip}:{port}"}
+
+    asyncio.run(ask("127.0.0.1"))
+    asyncio.run(ask("127.0.0.2"))
+
+
+@pytest.mark.parametrize("serialisation", [JSON, BINARY])
+def test_every_key_of_a_deleted_store_comes_from_the_archive(index, store, storage, messages, serialisation, caplog):
+    """A reader of the storage alone, all keys in flight at once, answers as the reference model and a scan do."""
+    model = ReferenceModel()
+    for m in messages:
+        if m.is_visible and m.index_keys:
+            model.put(m.topic, m.queue_id, m.index_keys, m.physical_offset, m.size, m.store_ms)
+    lookup_of = dict(enumerate(lookups(messages)))
+    remarks = set()
+
+    async def ask():
+        with IndexReader.open(storage_backend=storage) as reader:
+            async with client_of(reader) as client:
+                asked = [
+                    Command(code=QUERY, opaque=n, fields=by_key(*lookup, 32), serialisation=serialisation)
+                    for n, lookup in lookup_of.items()
+                ]
+                sending = asyncio.create_task(client.send(*asked))
+                answers = [await client.receive() for _ in asked]
+                await sending
+        assert sorted(answer.opaque for answer in answers) == list(lookup_of)
+        for answer in answers:
+            topic, key = lookup_of[answer.opaque]
+            entries = model.query(topic, key, max_count=32)
+            wanted = [m for m in scan(messages, topic, key)[:32] if m.physical_offset < BEGIN_OF_LAST]
+            assert [m.encode() for m in records(answer.body)] == [m.encode() for m in wanted]
+            assert [e.offset for e in entries if e.offset < BEGIN_OF_LAST] == [m.physical_offset for m in wanted]
+            assert answer.code == (0 if wanted else 22)
+            lacking = len(entries) - len(wanted)
+            told = f"{lacking} of {len(entries)} messages can not be had: {lacking} missing" if lacking else None
+            assert answer.remark == told
+            remarks.add(told is None)
+
+    asyncio.run(ask())
+    assert remarks == {True, False}
+    assert "no archived segment holds it" in caplog.text
+
+
+def test_a_written_store_that_its_broker_deleted(tmp_path, index, storage):
+    """The story of it all: a store is written, indexed, archived and deleted, and tools find every message."""
+    with StoreWriter(tmp_path / "written", segment_bytes=4096) as writer:
+        for n in range(40):
+            keys = [f"order-{n}", f"customer-{n % 5}"]
+            writer.put("orders", n % 4, b"paid", keys=keys, uniq_key=f"{n:032X}", store_ms=1_700_000_000_000 + n * 1000)
+    messages = settled(index, tmp_path / "written")
+    kept = [m for m in messages if m.physical_offset < 4096]
+    assert 20 < len(kept) < len(messages) == 40
+    delete_segments(tmp_path / "written", 10**6)
+    host = messages[0].store_host
+
+    async def ask():
+        with IndexReader.open(storage_backend=storage) as reader:
+            async with client_of(reader) as client:
+                assert json.loads((await client.ask(206)).body) == {"topicList": ["orders"]}
+                for m in kept:
+                    n = messages.index(m)
+                    found = [await client.ask(QUERY, by_key("orders", f"order-{n}"))]
+                    found.append(await client.ask(QUERY, by_unique_key("orders", m.uniq_key)))
+                    found.append(await client.ask(VIEW, {"offset": str(m.physical_offset), "topic": "orders"}))
+                    assert [one.body for one in found] == [m.encode()] * 3
+                    assert found[0].fields == {
+                        "indexLastUpdateTimestamp": str(messages[-1].store_ms),
+                        "indexLastUpdatePhyoffset": "0",
+                    }
+                several = records((await client.ask(QUERY, by_key("orders", "customer-0", 3))).body)
+                own = [m for m in reversed(messages) if "customer-0" in m.index_keys][:3]
+                assert several == [m for m in own if m in kept]
+
+    assert host == Host("127.0.0.1", 10911)
+    asyncio.run(ask())
+
+
+def test_times_are_as_tools_give_them(index, store, messages):
+    topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
+    found = scan(messages, topic, key)
+    inner = [m for m in found if m.store_ms // 1000 == found[0].store_ms // 1000]
+    least, greatest = str(-(2**63)), str(2**63 - 1)
+    second = found[0].store_ms // 1000 * 1000
+
+    async def ask():
+        async with client_of(index, store=store) as client:
+            for begin, end, wanted in (
+                ("0", greatest, found),
+                (least, greatest, found),
+                (str(second), str(second + 999), inner),
+                (str(second), greatest, inner),
+                (greatest, greatest, []),
+                ("0", "-1", []),
+                (greatest, "0", []),
+                (str(second + 1000), str(second), []),
+            ):
+                fields = by_key(topic, key, 1000, beginTimestamp=begin, endTimestamp=end)
+                answer = await client.ask(QUERY, fields)
+                assert (answer.code, records(answer.body)) == (0 if wanted else 22, wanted), (begin, end)
+                assert answer.remark == (None if wanted else "can not find message, maybe time range not correct")
+            for most, number in (("-1", 0), ("0", 0), ("1", 1), ("3", 3), ("9999999", len(found))):
+                answer = await client.ask(QUERY, by_key(topic, key) | {"maxNum": most})
+                assert records(answer.body) == found[:number]
+
+    assert len(found) > 3
+    asyncio.run(ask())
+
+
+def test_a_unique_key_is_found_whenever_it_was_stored(index, store, messages):
+    """`viewMessage` begins three days ago, since a broker has no older messages."""
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.index_keys[1:])
+    late = {"beginTimestamp": str(wanted.store_ms + 86_400_000), "endTimestamp": FOREVER["endTimestamp"]}
+
+    async def ask():
+        async with client_of(index, store=store) as client:
+            found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.uniq_key, **late))
+            assert records(found.body) == [wanted]
+            # a key of several is no unique key, and a key's begin counts
+            key = wanted.index_keys[1]
+            assert (await client.ask(QUERY, by_unique_key(wanted.topic, key))).code == 22
+            assert (await client.ask(QUERY, by_key(wanted.topic, key, **late))).code == 22
+            assert (await client.ask(QUERY, by_key(wanted.topic, key))).code == 0
+
+    asyncio.run(ask())
+
+
+def test_an_offset_id_asked_for_as_a_unique_key(index, store, messages):
+    """What tools do where the host in the id is gone; clients keep it where the message has no unique key."""
+    wanted = next(m for m in messages if m.is_visible and not m.uniq_key)
+    elsewhere = wanted.offset_msg_id.replace("7F000001", "7F000002")
+
+    async def ask():
+        async with client_of(index, store=store) as client:
+            found = await client.ask(QUERY, by_unique_key(wanted.topic, wanted.offset_msg_id))
+            assert records(found.body) == [wanted]
+            for topic, key in (
+                ("TopicPay", wanted.offset_msg_id),
+                (wanted.topic, elsewhere),
+                (wanted.topic, "FF" * 16),
+            ):
+                assert (await client.ask(QUERY, by_unique_key(topic, key))).code == 22
+
+    assert wanted.topic != "TopicPay"
+    asyncio.run(ask())
+
+
+def test_one_offset_in_the_logs_of_several_brokers(tmp_path, index):
+    """The one that was asked is meant, else the one that has the topic; a guess is no answer."""
+    hosts = [Host("127.0.0.1", 1), Host("10.0.0.2", 10911), Host("10.0.0.3", 10911)]
+    topics = ["orders", "orders", "pay"]
+    made = []
+    for n, (host, topic) in enumerate(zip(hosts, topics, strict=True)):
+        with StoreWriter(tmp_path / f"{n}", segment_bytes=4096) as writer:
+            for _ in range(60):
+                writer.put(topic, 0, b"paid", keys=["k"], store_ms=1_700_000_000_000, store_host=host)
+        made.append(index_log(index, tmp_path / f"{n}")[0])
+        assert SegmentArchiver(index, f"broker-{n}", tmp_path / f"{n}" / "commitlog").run_once() >= 1
+    broker = ReadOnlyBroker(index)
+
+    def view(local, **fields):
+        return broker.look_up(Command(code=VIEW, fields={"offset": "0", **fields}), local)
+
+    for host, m in zip(hosts, made, strict=True):
+        assert view(host).body == m.encode()
+    other = Host("10.0.0.9", 9876)
+    assert view(other, topic="pay").body == made[2].encode()
+    for told, answer in ((2, view(other, topic="orders")), (3, view(other)), (3, view(other, topic="none"))):
+        assert (answer.code, answer.body) == (1, b"")
+        assert answer.remark == f"can not find message by the offset, 0: {told} brokers stored one there"
+
+
+def test_an_answer_is_no_longer_than_a_frame(index, store, messages, monkeypatch):
+    topic, key = max(lookups(messages), key=lambda lookup: len(scan(messages, *lookup)))
+    found = scan(messages, topic, key)
+    room = sum(m.size for m in found[:3]) + 1
+    monkeypatch.setattr(broker_module, "_ROOM_BYTES", room)
+    broker = ReadOnlyBroker(index, store=store)
+    for batch in (1, 2, 32):
+        monkeypatch.setattr(broker_module, "_BATCH", batch)
+        answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), Host("127.0.0.1", 1))
+        assert records(answer.body) == found[:3]
+        lacking = f"{len(found) - 3} of {len(found)} messages can not be had: {len(found) - 3} missing"
+        assert (answer.code, answer.remark) == (0, lacking)
+    # one that no frame holds is left out by itself
+    monkeypatch.setattr(broker_module, "_ROOM_BYTES", max(m.size for m in found) - 1)
+    answer = broker.look_up(Command(code=QUERY, fields=by_key(topic, key)), Host("127.0.0.1", 1))
+    assert 0 < len(records(answer.body)) < len(found)
+    assert len(answer.body) < max(m.size for m in found)
+
+
+@pytest.mark.parametrize(
+    ("code", "fields", "said"),
+    [
+        (105, {}, "the custom field <topic> is null"),
+        (105, {"topic": " "}, "topic is empty"),
+        (105, {"topic": "\ud800"}, "the custom field <topic> is no Unicode text"),
+        (12, {"topic": "t", **FOREVER, "maxNum": "1"}, "the custom field <key> is null"),
+        (
+            12,
+            {"topic": "t", "key": "k", "endTimestamp": "1", "maxNum": "1"},
+            "the custom field <beginTimestamp> is null",
+        ),
+        (12, {"topic": "t", "key": "k", **FOREVER}, "the custom field <maxNum> is null"),
+        (12, by_key("t", "k", maxNum="1e3"), "the custom field <maxNum> is no number"),
+        (12, by_key("t", "k", maxNum="\u0661"), "the custom field <maxNum> is no number"),
+        (12, by_key("t", "k", beginTimestamp="9" * 4000), "the custom field <beginTimestamp> is no number"),
+        (33, {}, "the custom field <offset> is null"),
+        (33, {"offset": "-1"}, "can not find message by the offset, -1"),
+        (33, {"offset": "9223372036854775807"}, "can not find message by the offset, 9223372036854775807"),
+    ],
+)
+def test_a_bad_request_is_told_what_is_wrong(index, code, fields, said):
+    answer = ReadOnlyBroker(index).look_up(Command(code=code, fields=fields), Host("127.0.0.1", 1))
+    assert (answer.code, answer.remark, answer.body) == (1, said, b"")
+
+
+def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, messages, caplog):
+    delete_segments(store, BEGIN_OF_LAST)
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+
+    async def ask():
+        with IndexReader.open(storage_backend=storage) as reader:
+            async with client_of(reader) as client:
+                asked = [
+                    (QUERY, by_unique_key(wanted.topic, wanted.uniq_key)),
+                    (VIEW, {"offset": str(wanted.physical_offset)}),
+                ]
+                for prefix in ("segments/", ""):
+                    storage.fail("get_range", times=None, name_prefix=prefix)
+                    for code, fields in asked:
+                        answer = await client.ask(code, fields)
+                        assert (answer.code, answer.body) == (2, b"")
+                        assert answer.remark == "[REJECTREQUEST]system busy, start flow control for a while"
+                    storage.clear()
+                for code, fields in asked:
+                    assert records((await client.ask(code, fields)).body) == [wanted]
+
+    asyncio.run(ask())
+    assert "memory://" in caplog.text or "get_range" in caplog.text
+
+
+def test_damage_is_told_without_names(index, store, storage, messages, caplog):
+    """An archived segment with flipped bytes lacks its messages; a damaged index is an error. No path leaves."""
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key)
+    name = index.archived()[0].name
+    data = bytearray(storage.get(name))
+    data[wanted.physical_offset + 4] ^= 1
+    storage.delete(name)
+    storage.put_if_absent(name, bytes(data))
+
+    async def ask():
+        with IndexReader.open(storage_backend=storage, block_cache_bytes=0) as reader:
+            async with client_of(reader) as client:
+                query = by_unique_key(wanted.topic, wanted.uniq_key)
+                answer = await client.ask(QUERY, query)
+                assert (answer.code, answer.remark) == (22, "1 of 1 messages can not be had: 1 missing")
+                answer = await client.ask(VIEW, {"offset": str(wanted.physical_offset)})
+                assert answer.remark == f"can not find message by the offset, {wanted.physical_offset}"
+                storage.corrupt("get_range", mode="wrong", times=None)
+                answer = await client.ask(QUERY, query)
+                assert answer.remark == "the index could not be read; its server's log says why"
+                assert (answer.code, answer.body) == (1, b"")
+
+    asyncio.run(ask())
+    assert name in caplog.text
+
+
+def test_topics_are_looked_up_every_so_often(index):
+    clock = ManualClock()
+    broker = ReadOnlyBroker(index, clock=clock)
+    local = Host("127.0.0.1", 9876)
+
+    def route(topic):
+        return broker.look_up(Command(code=105, fields={"topic": topic}), local).code
+
+    def listed():
+        return json.loads(broker.look_up(Command(code=206), local).body)["topicList"]
+
+    index.put("first", 0, "k", 0, 100, 1_700_000_000_000)
+    assert (route("first"), route("second"), listed()) == (0, 17, ["first"])
+    index.put("second", 0, "k", 100, 100, 1_700_000_000_000)
+    assert (route("second"), listed()) == (17, ["first"])
+    clock.advance(1)
+    assert (route("second"), listed()) == (0, ["first", "second"])
+    index.put("third", 0, "k", 200, 100, 1_700_000_000_000)
+    clock.advance(29)
+    assert (route("first"), listed()) == (0, ["first", "second"])
+    clock.advance(1)
+    assert listed() == ["first", "second", "third"]
+
+
+def test_topics_of_files_that_can_not_be_read_are_not_denied(index, storage, messages):
+    index.put("other", 0, "k", 10**6, 100, messages[0].store_ms)
+    index.seal()
+    index.run_lifecycle()
+    with IndexReader.open(storage_backend=storage, directory_cache_bytes=0, block_cache_bytes=0) as reader:
+        broker = ReadOnlyBroker(reader)
+        local = Host("127.0.0.1", 9876)
+        storage.fail("get_range", nth=1, times=1)
+        storage.fail("get_suffix", nth=1, times=1)
+        answers = [broker.look_up(Command(code=code, fields={"topic": "none"}), local) for code in (206, 105)]
+        assert [answer.code for answer in answers] == [2, 17]
+        assert broker.look_up(Command(code=206), local).code == 0
+
+
+def test_nothing_is_written_and_what_is_unknown_says_so(index):
+    broker = ReadOnlyBroker(index)
+    local = Host("127.0.0.1", 9876)
+    for code in (10, 310, 320, 36, 15, 17, 215, 216, 25, 100, 103, 37, 41, 3001):
+        answer = broker.answer_at_once(Command(code=code, opaque=4660), local)
+        assert encode_frame(answer) == golden_frames.frames()["resp.no_permission.json.bin"]["frame"], code
+    for code in (0, 11, 29, 38, 202, 351, 999, -1):
+        answer = broker.answer_at_once(Command(code=code), local)
+        assert (answer.code, answer.remark) == (3, f" request type {code} not supported")
+    unsupported = golden_frames.frames()["resp.unsupported.rmq.bin"]["frame"]
+    answer = broker.answer_at_once(Command(code=311, opaque=4660, serialisation=BINARY), local)
+    assert encode_frame(answer) == unsupported.replace(b"310", b"311")
+
+
+def test_signed_requests(index, store, messages):
+    """With keys configured, each recorded signed request is answered, and no other one is."""
+    seen = set()
+
+    async def ask():
+        async with client_of(index, store=store, secrets=SECRETS) as client:
+            for name in golden_frames.requests():
+                request = decode_frame(golden_frames.frames()[name]["frame"][4:])
+                await client.send(request)
+                answer = await client.receive()
+                signed = "Signature" in request.fields
+                assert (answer.remark == "check signature failed.") is (not signed), name
+                assert (answer.code == 16) is (not signed)
+                seen.add((request.code, signed))
+                if signed:
+                    await client.send(replace(request, fields={**request.fields, "AccessKey": "other"}))
+                    assert (await client.receive()).code == 16
+
+    asyncio.run(ask())
+    assert {code for code, signed in seen if signed} == {12, 33, 34, 35, 105, 206}
+
+
+def test_a_folder_that_is_no_store_is_refused(index, tmp_path):
+    with pytest.raises(InvalidArgument):
+        asyncio.run(serve_remoting(index, port=0, store=tmp_path / "none"))

@@ -1,0 +1,375 @@
+"""The server's connections over real sockets: many, slow, silent, lying and gone; its bounds hold for each."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+import struct
+import threading
+from contextlib import asynccontextmanager
+from datetime import UTC, datetime, timedelta
+from ipaddress import ip_address
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from tests.rocketmq import golden_frames
+from tests.rocketmq.remoting_client import Client, by_key
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.rocketmq.log.layout import Host
+from tiered_index.rocketmq.remoting import server as server_module
+from tiered_index.rocketmq.remoting.frames import BINARY, JSON, MAX_FRAME_BYTES, ONEWAY, RESPONSE, Command, encode_frame
+from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
+from tiered_index.storage.metering import active_context
+
+AT_ONCE, LOOKED_UP, HELD, LONG, BROKEN = 34, 12, 33, 106, 206
+
+
+class FakeBroker:
+    """Answers with the request's body, `HELD` ones once they are released."""
+
+    def __init__(self) -> None:
+        self.held = threading.Semaphore(0)
+        self.release = threading.Event()
+        self.running = 0
+        self.most = 0
+        self.usage: list = []
+        self._lock = threading.Lock()
+
+    def answer_at_once(self, request, local):
+        return request.answered(0, str(local), body=request.body) if request.code == AT_ONCE else None
+
+    def look_up(self, request, local):
+        if request.code == BROKEN:
+            raise RuntimeError("a defect")
+        with self._lock:
+            self.running += 1
+            self.most = max(self.most, self.running)
+        if request.code == HELD:
+            self.usage.append(active_context().usages[-1][1])
+            self.held.release()
+            assert self.release.wait(60)
+        with self._lock:
+            self.running -= 1
+        body = bytes(8 << 20) if request.code == LONG else request.body
+        return request.answered(0, fields=request.fields, body=body)
+
+
+@asynccontextmanager
+async def serving(host="127.0.0.1", tls=None, **limits):
+    server = RemotingServer(FakeBroker(), host, 0, tls=tls, limits=RemotingLimits(**limits))
+    async with server:
+        try:
+            yield server
+        finally:
+            server.broker.release.set()
+
+
+async def held(server, count=1):
+    """Wait until that many requests are in threads."""
+    for _ in range(count):
+        assert await asyncio.to_thread(server.broker.held.acquire, True, 60)
+
+
+async def until(condition):
+    """Let the loop go on until a condition holds."""
+    async with asyncio.timeout(60):
+        while not condition():
+            await asyncio.sleep(0)
+
+
+def run(test):
+    """Run a coroutine function as the test that it is."""
+
+    def body():
+        asyncio.run(test())
+
+    body.__name__ = test.__name__
+    body.__doc__ = test.__doc__
+    return body
+
+
+@run
+async def test_responses_come_as_they_are_ready_each_with_its_opaque():
+    async with serving() as server, Client.open(server) as client:
+        await client.send(
+            Command(code=HELD, opaque=-5, body=b"slow"),
+            Command(code=LOOKED_UP, opaque=2**31 - 1, body=b"quick", serialisation=BINARY),
+            Command(code=AT_ONCE, opaque=0, body=b"at once"),
+        )
+        answers = [await client.receive() for _ in range(2)]
+        assert {(one.opaque, one.body, one.serialisation) for one in answers} == {
+            (2**31 - 1, b"quick", BINARY),
+            (0, b"at once", JSON),
+        }
+        server.broker.release.set()
+        slow = await client.receive()
+        assert (slow.opaque, slow.body, slow.flag) == (-5, b"slow", RESPONSE)
+
+
+@run
+async def test_a_frame_may_come_byte_by_byte():
+    async with serving() as server, Client.open(server) as client:
+        for serialisation in (JSON, BINARY):
+            fields = by_key("主题", "🚀")
+            frame = encode_frame(Command(code=LOOKED_UP, fields=fields, body=b"b", serialisation=serialisation))
+            for n in range(len(frame)):
+                await client.raw(frame[n : n + 1])
+                await asyncio.sleep(0)
+            answer = await client.receive()
+            assert (answer.fields, answer.body) == (fields, b"b")
+
+
+@run
+async def test_oneway_requests_and_responses_get_no_answer():
+    async with serving() as server, Client.open(server) as client:
+        await client.send(*[Command(code=LOOKED_UP, opaque=n, flag=ONEWAY) for n in range(100)])
+        await client.send(*[Command(code=LOOKED_UP, opaque=n, flag=RESPONSE) for n in range(100)])
+        assert (await client.ask(LOOKED_UP)).code == 0
+        assert server.broker.most == 1
+
+
+GARBAGE = {
+    "an HTTP request": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "a TLS hello": bytes.fromhex("16030100f1010000ed0303") + bytes(100),
+    "zeros": bytes(8),
+    "a frame of 2 GiB": struct.pack(">i", 2**31 - 1) + b"\0\0\0\x02{}",
+    "a negative length": struct.pack(">i", -1),
+    "a frame that is a byte too long": struct.pack(">i", 4097),
+    "a header longer than its frame": struct.pack(">iI", 6, 100) + b"{}",
+    "a header that is no JSON": struct.pack(">iI", 8, 4) + b"{no}",
+    "a deep header": struct.pack(">iI", 4004, 4000) + b"[" * 4000,
+    "an unknown serialisation": struct.pack(">iI", 6, 7 << 24 | 2) + b"{}",
+    "half a frame": struct.pack(">iI", 100, 90) + b"{",
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=list(GARBAGE))
+def test_what_is_no_frame_ends_its_connection_alone(data):
+    async def ask():
+        async with serving(frame_bytes=4096) as server, Client.open(server) as other:
+            async with Client.open(server) as client:
+                assert (await client.ask(AT_ONCE)).code == 0
+                await client.raw(data)
+                if data.endswith(b"{"):
+                    client.writer.write_eof()
+                assert await client.ended()
+            assert (await other.ask(AT_ONCE, body=b"x" * 3000)).code == 0
+            await until(lambda: server.connections == 1)
+
+    asyncio.run(ask())
+
+
+@run
+async def test_random_bytes_and_mutated_requests_never_end_the_server():
+    chance = random.Random(19)
+    golden = [golden_frames.frames()[name]["frame"] for name in golden_frames.requests()]
+    async with serving(idle_s=30) as server:
+        for n in range(150):
+            data = bytearray(chance.choice(golden) if n % 3 else chance.randbytes(chance.randrange(200)))
+            for _ in range(chance.randrange(5)):
+                if data:
+                    data[chance.randrange(len(data))] = chance.randrange(256)
+            async with Client.open(server) as client:
+                await client.raw(bytes(data))
+                client.writer.write_eof()
+                assert await client.reader.read() is not None
+        async with Client.open(server) as client:
+            assert (await client.ask(AT_ONCE)).code == 0
+
+
+@run
+async def test_idle_connections_end_and_waiting_ones_do_not():
+    async with serving(idle_s=0.05) as server:
+        async with Client.open(server) as silent, Client.open(server) as halting, Client.open(server) as waiting:
+            await waiting.send(Command(code=HELD, opaque=1))
+            await halting.raw(b"\0\0\0\x20\0\0")
+            assert await silent.ended()
+            assert await halting.ended()
+            assert server.connections == 1
+            server.broker.release.set()
+            assert (await waiting.receive()).opaque == 1
+
+
+@run
+async def test_two_hundred_connections_at_once():
+    async with serving(requests=1_000) as server:
+
+        async def one(number):
+            async with Client.open(server) as client:
+                await started.wait()
+                sent = [Command(code=LOOKED_UP, opaque=n, body=b"%d.%d" % (number, n)) for n in range(5)]
+                await client.send(*sent)
+                answers = [await client.receive() for _ in sent]
+                assert {one.opaque: one.body for one in answers} == {one.opaque: one.body for one in sent}
+                return True
+
+        started = asyncio.Event()
+        clients = [asyncio.create_task(one(n)) for n in range(200)]
+        await until(lambda: server.connections == 200)
+        started.set()
+        assert all(await asyncio.gather(*clients))
+        assert 0 < server.broker.most <= server.limits.threads
+        await until(lambda: server.connections == 0)
+
+
+@run
+async def test_connections_are_bounded():
+    async with serving(connections=2) as server:
+        async with Client.open(server) as first:
+            async with Client.open(server) as second:
+                assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
+                async with Client.open(server) as third:
+                    assert await third.ended()
+                assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
+            await until(lambda: server.connections == 1)
+            async with Client.open(server) as third:
+                assert (await third.ask(AT_ONCE)).code == 0
+
+
+@run
+async def test_requests_of_one_connection_are_bounded():
+    """What is beyond the bound is not read until there is room; another connection is not held up."""
+    async with serving(requests_of_connection=3) as server:
+        async with Client.open(server) as client, Client.open(server) as other:
+            await client.send(*[Command(code=HELD, opaque=n) for n in range(5)])
+            await client.send(Command(code=AT_ONCE, opaque=9))
+            await held(server, 3)
+            assert (await other.ask(AT_ONCE)).code == 0
+            assert (server.broker.running, server.broker.most) == (3, 3)
+            server.broker.release.set()
+            assert {(await client.receive()).opaque for _ in range(6)} == {0, 1, 2, 3, 4, 9}
+
+
+@run
+async def test_requests_of_all_are_bounded():
+    async with serving(requests=4, threads=2) as server:
+        async with Client.open(server) as client, Client.open(server) as other:
+            await client.send(*[Command(code=HELD, opaque=n) for n in range(4)])
+            await held(server, 2)
+            refused = await other.ask(LOOKED_UP)
+            assert (refused.code, refused.remark) == (2, "[REJECTREQUEST]system busy, start flow control for a while")
+            assert (await other.ask(AT_ONCE)).code == 0
+            server.broker.release.set()
+            assert {(await client.receive()).code for _ in range(4)} == {0}
+            assert (await other.ask(LOOKED_UP)).code == 0
+            assert server.broker.most == 2
+
+
+@run
+async def test_a_lookup_that_waited_for_too_long_is_not_begun():
+    async with serving(threads=1, queued_s=1e-9) as server, Client.open(server) as client:
+        assert (await client.ask(LOOKED_UP)).code == 2
+        assert server.broker.most == 0
+
+
+@run
+async def test_a_client_that_takes_nothing_holds_little_and_ends():
+    """Its responses count as unsent; while they are too many nobody's lookups are begun."""
+    async with serving(unsent_bytes=20 << 20, idle_s=0.2) as server:
+        async with Client.open(server, limit=1) as slow, Client.open(server) as other:
+            await slow.send(*[Command(code=LONG, opaque=n) for n in range(3)])
+            await until(lambda: server.broker.most and server._unsent_bytes > 20 << 20)
+            assert (await other.ask(LOOKED_UP)).code == 2
+            await until(lambda: server.connections == 1)
+            assert server._unsent_bytes == 0
+            assert (await other.ask(LOOKED_UP)).code == 0
+
+
+@run
+async def test_a_long_answer_arrives_whole():
+    async with serving() as server, Client.open(server) as client:
+        answer = await client.ask(LONG)
+        assert answer.body == bytes(8 << 20)
+        assert len(answer.body) < MAX_FRAME_BYTES
+
+
+@run
+async def test_a_client_that_goes_away_stops_its_reads():
+    async with serving() as server:
+        async with Client.open(server) as client:
+            await client.send(Command(code=HELD))
+            await held(server)
+        await until(lambda: server.connections == 0)
+        (usage,) = server.broker.usage
+        assert usage.max_requests == 0
+
+
+@run
+async def test_a_defect_ends_one_connection():
+    async with serving() as server, Client.open(server) as other:
+        async with Client.open(server) as client:
+            await client.send(Command(code=BROKEN))
+            assert await client.ended()
+        assert (await other.ask(AT_ONCE)).code == 0
+
+
+@run
+async def test_close_ends_what_is_under_way():
+    async with serving() as server, Client.open(server) as client:
+        await client.send(Command(code=HELD))
+        await held(server)
+        server.broker.release.set()
+        closing = asyncio.create_task(server.close())
+        async with asyncio.timeout(60):
+            await client.reader.read()
+        await closing
+        assert server.connections == 0
+        with pytest.raises(OSError, match=r".*"):
+            await asyncio.open_connection("127.0.0.1", client.writer.get_extra_info("peername")[1])
+        await server.close()
+
+
+def _certificate(folder: Path) -> Path:
+    """Write a key and a certificate for 127.0.0.1 that it signs itself, into one file."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    builder = x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+    builder = builder.not_valid_before(now - timedelta(days=1)).not_valid_after(now + timedelta(days=1))
+    address = x509.SubjectAlternativeName([x509.IPAddress(ip_address("127.0.0.1"))])
+    signed = builder.add_extension(address, critical=False).sign(key, hashes.SHA256())
+    plain = serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+    file = folder / "server.pem"
+    pem = serialization.Encoding.PEM
+    file.write_bytes(key.private_bytes(pem, *plain) + signed.public_bytes(pem))
+    return file
+
+
+def test_encrypted_connections(tmp_path):
+    file = _certificate(tmp_path)
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(file)
+
+    async def ask():
+        async with serving(tls=tls) as server:
+            async with Client.open(server, ssl=ssl.create_default_context(cafile=str(file))) as client:
+                assert (await client.ask(LOOKED_UP, body=b"secret")).body == b"secret"
+            async with Client.open(server) as client:
+                await client.send(Command(code=AT_ONCE))
+                assert await client.ended()
+
+    asyncio.run(ask())
+
+
+@run
+async def test_a_port_that_is_taken_and_bounds_that_are_none():
+    async with serving() as server:
+        with pytest.raises(ConfigError, match=f"can't listen at 127.0.0.1:{server.address.port}"):
+            await RemotingServer(FakeBroker(), "127.0.0.1", server.address.port).start()
+    for limits in ({"threads": 0}, {"idle_s": 0.0}, {"frame_bytes": -1}):
+        with pytest.raises(InvalidArgument):
+            RemotingLimits(**limits)
+    with pytest.raises(InvalidArgument):
+        RemotingServer(FakeBroker()).address  # noqa: B018
+
+
+def test_addresses_are_told_as_clients_write_them():
+    assert server_module._host_of(("::ffff:10.1.2.3", 9876, 0, 0)) == Host("10.1.2.3", 9876)
+    assert server_module._host_of(("fe80::1%eth0", 9876, 0, 2)) == Host("fe80::1", 9876)
+    assert server_module._host_of(("127.0.0.1", 9876)) == Host("127.0.0.1", 9876)

@@ -1,0 +1,405 @@
+"""A name server and broker that only reads: RocketMQ's requests answered from an index and archived segments.
+
+One broker of one cluster has every topic of the index. Messages go out as they are stored. One that the index knows and
+nobody has any more is left out, as a broker leaves out what it has deleted, and the remark counts it; what could not be
+read is an error, never a shorter answer. Remarks name no path, object or storage; the log does. Threads: any.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from tiered_index._version import __version__
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id
+from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.remoting.frames import MAX_FRAME_BYTES, Command, RequestCode, ResponseCode, json_text
+from tiered_index.rocketmq.remoting.signing import UNIQUE_KEY_QUERY
+from tiered_index.service.answers.rows import check_key, check_topic
+from tiered_index.service.index import IndexService
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.reader import IndexReader
+from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
+
+# Messages of one answer: a frame's bytes, but for its header.
+_ROOM_BYTES = MAX_FRAME_BYTES - (64 << 10)
+# Messages fetched at once, so that no more than these are in memory beside the answer.
+_BATCH = 32
+_MOST_MESSAGES = 1_000
+# As many messages of one unique key as a broker gives.
+_MOST_OF_UNIQUE_KEY = 32
+# How old a list of topics may be, and one that lacks the topic that is asked for.
+_TOPICS_S, _UNKNOWN_TOPIC_S = 30.0, 1.0
+# Queues that a route claims: no query depends on it.
+_QUEUES = 4
+_READABLE = 4
+# Master, the one that clients ask.
+_BROKER_ID = "0"
+
+_NO_MESSAGE = "can not find message, maybe time range not correct"
+_BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
+# Codes by which clients, brokers and tools write: messages, offsets, topics, groups, configuration, users.
+_WRITES = frozenset(
+    (
+        *(10, 15, 17, 18, 25, 27, 36, 37, 41, 42, 100, 102, 103, 104, 200, 205, 207, 215, 216, 217, 220, 222, 225),
+        *(301, 302, 306, 310, 314, 316, 318, 320, 323, 324, 325, 327, 329, 353, 370, 401, 513, 902, 903, 904, 1009),
+        *(2001, 2002, 2004, 3001, 3002, 3003, 3006, 3007, 3008, 200051, 200053, 200056, 200151),
+    )
+)
+_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_log = logging.getLogger(__name__)
+
+
+class _BadRequest(InvalidArgument):
+    """The request lacks a field, or a field says what none can say; the text goes to the client."""
+
+
+@dataclass(eq=False)
+class _Fitting:
+    """Fetches the newest messages that fit into one answer; of a unique key only those whose own it is."""
+
+    source: MessageSource
+    unique: bool
+    room: int
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`."""
+        answers: list[Fetched] = []
+        while len(answers) < len(items):
+            batch, claimed = [], 0
+            for item in items[len(answers) : len(answers) + _BATCH]:
+                claimed += item.size
+                if claimed > self.room:
+                    break
+                batch.append(item)
+            if batch:
+                answers += map(partial(self._judged, key), self.source.fetch(batch, topic, key))
+                continue
+            item = items[len(answers)]
+            answers.append(_left_out(item))
+            if item.size <= _ROOM_BYTES:
+                # what is older is left out, too: who asks again for what is older than the answer misses nothing
+                self.room = -1
+        return answers
+
+    def _judged(self, key: str, one: Fetched) -> Fetched:
+        message = one.message
+        if not isinstance(message, Message) or not one.carries_key:
+            return one
+        if self.unique and message.uniq_key != key:
+            return replace(one, carries_key=False)
+        self.room -= message.size
+        return one if self.room >= 0 else _left_out(one.item)
+
+
+def _left_out(item: IndexItem | None) -> Fetched:
+    return Fetched(item=item, state="missing", problem="a frame of 16 MiB has no room for it")
+
+
+class _Topics:
+    """The topics of an index, looked up at most every so often, by one thread for all."""
+
+    def __init__(self, index: IndexReader | IndexService, clock: Clock) -> None:
+        self._index = index
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._known: tuple[float, frozenset[str]] | None = None
+
+    def names(self, wanted: str | None = None) -> frozenset[str]:
+        """Return all topics; with `wanted`, perhaps not all where that is among them.
+
+        Raises `StorageUnavailable` where files that may have others can't be read, and what lookups raise.
+        """
+        with self._lock:
+            now_s = self._clock.monotonic_s()
+            if self._known is not None and now_s - self._known[0] < _TOPICS_S:
+                read_s, found = self._known
+                if wanted is None or wanted in found or now_s - read_s < _UNKNOWN_TOPIC_S:
+                    return found
+            answer = self._index.topics(allow_partial=True)
+            found = frozenset(summary.topic for summary in answer.topics)
+            if answer.status == "complete":
+                self._known = now_s, found
+            elif wanted not in found:
+                problems = "; ".join(f"{report.file}: {report.error}" for report in answer.failed)
+                raise StorageUnavailable(f"which topics there are is not known: {problems}")
+            return found
+
+
+class ReadOnlyBroker:
+    """Answers requests from `index` and its archived segments, and from `store`, a store directory, where given.
+
+    `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
+    address at which they asked. A request takes `timeout_s` at most. `root` as in `RocketmqMessages`.
+    """
+
+    def __init__(
+        self,
+        index: IndexReader | IndexService,
+        *,
+        store: Path | None = None,
+        root: Path | None = None,
+        cluster: str = "tiered-index",
+        name: str = "tiered-index",
+        advertised: str | None = None,
+        timeout_s: float = 15.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self._index = index
+        self._store = store
+        self._root = root
+        self.cluster = cluster
+        self.name = name
+        self._advertised = advertised
+        self._limits = LookupLimits(timeout_s=timeout_s)
+        self._clock = clock or SystemClock()
+        self._topics = _Topics(index, self._clock)
+        # raises for what is no store
+        self._messages()
+
+    def answer_at_once(self, request: Command, local: Host) -> Command | None:
+        """Return the response to a request that needs no lookup, else None. `local` is the address that was asked."""
+        answer = _AT_ONCE.get(request.code)
+        if answer is not None:
+            return answer(self, request, local)
+        if request.code in _LOOKED_UP:
+            return None
+        if request.code in _WRITES:
+            return request.answered(ResponseCode.NO_PERMISSION, "no permission")
+        text = f" request type {request.code} not supported"
+        return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
+
+    def look_up(self, request: Command, local: Host) -> Command:
+        """Return the response to a request for which `answer_at_once` has none; it reads files and the storage."""
+        try:
+            with LookupBudget(self._index.config.prices, self._limits).open():
+                return _LOOKED_UP[request.code](self, request, local)
+        except _BadRequest as error:
+            return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
+        except (StorageUnavailable, BudgetExceeded) as error:
+            _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
+            return busy(request)
+        except TieredIndexError as error:
+            _log.error("request %d of RocketMQ's protocol: %s", request.code, error)
+        except Exception:  # noqa: BLE001 - a defect must not end the connection, and the log shows it
+            _log.exception("request %d of RocketMQ's protocol failed unexpectedly", request.code)
+        return request.answered(ResponseCode.SYSTEM_ERROR, "the index could not be read; its server's log says why")
+
+    # what a name server answers
+
+    def _route(self, request: Command, local: Host) -> Command:
+        topic = _topic(request)
+        if topic not in self._topics.names(topic):
+            text = f"No topic route info in name server for the topic: {topic}"
+            return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
+        queues = {
+            "brokerName": self.name,
+            "perm": _READABLE,
+            "readQueueNums": _QUEUES,
+            "topicSysFlag": 0,
+            "writeQueueNums": _QUEUES,
+        }
+        route = {"brokerDatas": [self._broker_data(local)], "filterServerTable": {}, "queueDatas": [queues]}
+        return request.answered(ResponseCode.SUCCESS, body=json_text(route))
+
+    def _cluster_info(self, request: Command, local: Host) -> Command:
+        info = {
+            "brokerAddrTable": {self.name: self._broker_data(local)},
+            "clusterAddrTable": {self.cluster: [self.name]},
+        }
+        return request.answered(ResponseCode.SUCCESS, body=json_text(info))
+
+    def _broker_data(self, local: Host) -> dict[str, object]:
+        return {
+            # an IPv6 address stands without brackets: clients take what is behind the last colon as the port
+            "brokerAddrs": {_BROKER_ID: self._advertised or f"{local.ip}:{local.port}"},
+            "brokerName": self.name,
+            "cluster": self.cluster,
+            "enableActingMaster": False,
+        }
+
+    def _topic_list(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": sorted(self._topics.names())}))
+
+    def _system_topics(self, request: Command, local: Host) -> Command:
+        topics = {"topicList": list(dict.fromkeys((self.cluster, self.name)))}
+        return request.answered(ResponseCode.SUCCESS, body=json_text(topics))
+
+    # what a broker answers
+
+    def _done(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS)
+
+    def _groups(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"groupList": []}))
+
+    def _consumers(self, request: Command, local: Host) -> Command:
+        text = f"the consumer group[{request.fields.get('consumerGroup', '')}] not online"
+        return request.answered(ResponseCode.CONSUMER_NOT_ONLINE, text)
+
+    def _runtime_info(self, request: Command, local: Host) -> Command:
+        table = {"brokerVersionDesc": f"tiered-index {__version__}"}
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
+
+    def _query(self, request: Command, local: Host) -> Command:
+        topic, key = _topic(request), _checked(check_key, request, "key")
+        begin_ms, end_ms = _number(request, "beginTimestamp"), _number(request, "endTimestamp")
+        wanted = min(_number(request, "maxNum"), _MOST_MESSAGES)
+        unique = request.fields.get(UNIQUE_KEY_QUERY) == "true"
+        if unique:
+            # tools begin three days ago, since no broker has older ones
+            begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
+        begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
+        if wanted <= 0 or begin_ms > end_ms:
+            return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
+        source = _Fitting(self._messages(), unique, _ROOM_BYTES)
+        answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, source=source)
+        messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
+        if unique and not answer.messages:
+            messages = self._of_offset_id(topic, key)
+        remark = self._shortfall(topic, key, answer.messages)
+        fields = self._updated(answer)
+        if not messages:
+            return request.answered(ResponseCode.QUERY_NOT_FOUND, remark or _NO_MESSAGE, fields=fields)
+        body = b"".join([message.encode() for message in messages])
+        return request.answered(ResponseCode.SUCCESS, remark, fields=fields, body=body)
+
+    def _shortfall(self, topic: str, key: str, answered: Sequence[Fetched]) -> str | None:
+        """Return what the answer lacks of what the index has, and log why; None: nothing."""
+        lacking = [one for one in answered if one.message is None]
+        if not lacking:
+            return None
+        states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(o.state for o in lacking).items()))
+        text = f"{len(lacking)} of {len(answered)} messages can not be had: {states}"
+        _log.warning("%s %s: %s; the first one: %s", topic, key, text, lacking[0].problem)
+        return text
+
+    def _updated(self, answer: MessagesResult | None) -> dict[str, str]:
+        """Return up to which time, and up to which offset of a log, the index is known to be complete."""
+        positions: list[int] = []
+        as_of_ms: int | None = None
+        if answer is not None and answer.freshness:
+            as_of_ms = answer.as_of_ms or 0
+            positions = [position for one in answer.freshness for position in one.positions.values()]
+        elif isinstance(self._index, IndexService):
+            positions = list(self._index.durable_positions().values())
+        return {
+            "indexLastUpdatePhyoffset": str(max(positions, default=0)),
+            "indexLastUpdateTimestamp": str(self._clock.now_ms() if as_of_ms is None else as_of_ms),
+        }
+
+    def _view(self, request: Command, local: Host) -> Command:
+        offset = _number(request, "offset")
+        found = self._at(offset) if offset >= 0 else []
+        # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
+        found = [message for message in found if message.store_host == local] or found
+        found = [message for message in found if message.topic == request.fields.get("topic")] or found
+        if len(found) == 1:
+            return request.answered(ResponseCode.SUCCESS, body=found[0].encode())
+        several = f": {len(found)} brokers stored one there" if found else ""
+        text = f"can not find message by the offset, {offset}{several}"
+        return request.answered(ResponseCode.SYSTEM_ERROR, text)
+
+    def _of_offset_id(self, topic: str, key: str) -> list[Message]:
+        """Return the topic's message whose place is named by what was asked for as a unique key, as tools do."""
+        try:
+            host, offset = decode_offset_msg_id(key)
+        except InvalidArgument:
+            return []
+        # most unique keys, which have as many digits, name no place
+        if offset < 0 or not 0 <= host.port <= 65_535:
+            return []
+        return [message for message in self._at(offset) if message.store_host == host and message.topic == topic]
+
+    # where messages are
+
+    def _archives(self) -> Mapping[str | None, SegmentArchive]:
+        index = self._index
+        return {None: index.segment_archive} if isinstance(index, IndexService) else index.segment_archives
+
+    def _messages(self) -> RocketmqMessages:
+        return RocketmqMessages(self._store, self._archives(), root=self._root)
+
+    def _at(self, offset: int) -> list[Message]:
+        """Return the messages, each once, that the logs have at an offset."""
+        found: dict[Message, None] = {}
+        for source in self._logs():
+            fetched = source.at(offset)
+            if isinstance(fetched.message, Message):
+                found[fetched.message] = None
+            elif fetched.read_from is not None:
+                _log.warning("no message at offset %d: %s", offset, fetched.problem)
+        return list(found)
+
+    def _logs(self) -> Iterator[RocketmqMessages]:
+        """Yield each log by itself: an offset means something in one."""
+        if self._store is not None:
+            yield RocketmqMessages(self._store, root=self._root)
+        for archive in self._archives().values():
+            for name in archive.state().stores:
+                yield RocketmqMessages(None, archive, store_name=name)
+
+
+def busy(request: Command) -> Command:
+    """Return the response by which clients try again later."""
+    return request.answered(ResponseCode.SYSTEM_BUSY, _BUSY)
+
+
+def _text(request: Command, name: str) -> str:
+    text = request.fields.get(name)
+    if text is None:
+        raise _BadRequest(f"the custom field <{name}> is null")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise _BadRequest(f"the custom field <{name}> is no Unicode text") from None
+    return text
+
+
+def _checked(check: Callable[[object], str], request: Command, name: str) -> str:
+    try:
+        return check(_text(request, name))
+    except _BadRequest:
+        raise
+    except InvalidArgument as error:
+        raise _BadRequest(str(error)) from error
+
+
+def _topic(request: Command) -> str:
+    return _checked(check_topic, request, "topic")
+
+
+def _number(request: Command, name: str) -> int:
+    text = _text(request, name)
+    if not _NUMBER.fullmatch(text):
+        raise _BadRequest(f"the custom field <{name}> is no number")
+    return int(text)
+
+
+_Answer = Callable[[ReadOnlyBroker, Command, Host], Command]
+_AT_ONCE: Mapping[int, _Answer] = {
+    RequestCode.GET_BROKER_CLUSTER_INFO: ReadOnlyBroker._cluster_info,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: ReadOnlyBroker._system_topics,
+    RequestCode.HEART_BEAT: ReadOnlyBroker._done,
+    RequestCode.UNREGISTER_CLIENT: ReadOnlyBroker._done,
+    RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: ReadOnlyBroker._groups,
+    RequestCode.GET_CONSUMER_CONNECTION_LIST: ReadOnlyBroker._consumers,
+    RequestCode.GET_BROKER_RUNTIME_INFO: ReadOnlyBroker._runtime_info,
+}
+_LOOKED_UP: Mapping[int, _Answer] = {
+    RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
+    RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
+    RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,
+    RequestCode.VIEW_MESSAGE_BY_ID: ReadOnlyBroker._view,
+}

@@ -1,0 +1,281 @@
+"""The server of RocketMQ's remoting protocol: connections, frames and their bounds, on asyncio.
+
+One task a connection reads frames, one a request answers it; responses go out as they are ready, each with its
+request's `opaque`. What needs a lookup runs in a bounded pool of threads. A connection ends at the first bytes that are
+no frame, when it is idle for too long, and when its client is gone, which also ends the reads for it. Threads: those of
+one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import logging
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.rocketmq.log.layout import Host
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy
+from tiered_index.rocketmq.remoting.frames import Command, ResponseCode, decode_frame, encode_frame
+from tiered_index.rocketmq.remoting.signing import is_signed
+from tiered_index.service.async_reader import run_in_thread
+from tiered_index.service.index import IndexService
+from tiered_index.service.reader import IndexReader
+from tiered_index.service.threads import DaemonPool
+
+_LENGTH_BYTES = 4
+_LEAST_FRAME_BYTES = 4
+_HANDSHAKE_S = 10.0
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RemotingLimits:
+    """What clients can make a server hold. Raises `InvalidArgument` for what can't be a bound."""
+
+    connections: int = 1_024
+    # Of a request, without its length.
+    frame_bytes: int = 256 << 10
+    # Lookups under way and waiting: of one connection, which is not read further then, and of all.
+    requests_of_connection: int = 16
+    requests: int = 256
+    threads: int = 16
+    # Responses that clients have not taken yet, beside those under way.
+    unsent_bytes: int = 256 << 20
+    # Without a whole frame, and for taking a response.
+    idle_s: float = 120.0
+    # A lookup that waited for longer is not begun: its client will have given up.
+    queued_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            if not getattr(self, name) > 0:
+                raise InvalidArgument(f"{name} must be positive, not {getattr(self, name)!r}")
+
+
+class _Ended(Exception):
+    """The connection ends; the text is for the log."""
+
+
+class RemotingServer:
+    """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
+
+    With `secrets`, secret keys by access key, requests that are not signed with one of them get "no permission". With
+    `tls` every connection is encrypted.
+    """
+
+    def __init__(
+        self,
+        broker: ReadOnlyBroker,
+        host: str = "127.0.0.1",
+        port: int = 9876,
+        *,
+        secrets: Mapping[str, str] | None = None,
+        tls: ssl.SSLContext | None = None,
+        limits: RemotingLimits | None = None,
+    ) -> None:
+        self.broker = broker
+        self.limits = limits or RemotingLimits()
+        self._host, self._port = host, port
+        self._secrets = dict(secrets or {})
+        self._tls = tls
+        self._threads = DaemonPool(self.limits.threads, "tiered-index-remoting")
+        self._server: asyncio.Server | None = None
+        self._connections: set[asyncio.Task[Any]] = set()
+        self._requests = 0
+        self._unsent_bytes = 0
+
+    async def start(self) -> None:
+        """Listen. Raises `ConfigError` where the address can't be had."""
+        more: dict[str, Any] = {} if self._tls is None else {"ssl_handshake_timeout": _HANDSHAKE_S}
+        try:
+            self._server = await asyncio.start_server(self._connected, self._host, self._port, ssl=self._tls, **more)
+        except OSError as error:
+            raise ConfigError(f"can't listen at {self._host}:{self._port}: {error.strerror or error}") from error
+
+    @property
+    def address(self) -> Host:
+        """Where it listens."""
+        if self._server is None or not self._server.sockets:
+            raise InvalidArgument("the server does not listen")
+        return _host_of(self._server.sockets[0].getsockname())
+
+    @property
+    def connections(self) -> int:
+        """How many there are."""
+        return len(self._connections)
+
+    async def close(self) -> None:
+        """End all connections and release the port and the threads. Idempotent."""
+        if self._server is not None:
+            self._server.close()
+        for task in self._connections:
+            task.cancel()
+        while self._connections:
+            await asyncio.wait(self._connections)
+        if self._server is not None:
+            await self._server.wait_closed()
+        await asyncio.to_thread(self._threads.close)
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        if task is None or len(self._connections) >= self.limits.connections:
+            _log.warning("a connection was refused: there are %d already", len(self._connections))
+            writer.transport.abort()
+            return
+        self._connections.add(task)
+        try:
+            await _Connection(self, reader, writer).run()
+        except asyncio.CancelledError:
+            pass  # the server is closed, and nobody waits for this task's result
+        finally:
+            writer.transport.abort()
+            self._connections.discard(task)
+
+    async def respond(self, request: Command, local: Host) -> Command:
+        """Return the response to a request that came in at `local`."""
+        if self._secrets and not is_signed(request, self._secrets):
+            return request.answered(ResponseCode.NO_PERMISSION, "check signature failed.")
+        response = self.broker.answer_at_once(request, local)
+        if response is not None:
+            return response
+        limits, received_s = self.limits, time.monotonic()
+        if self._requests >= limits.requests or self._unsent_bytes >= limits.unsent_bytes:
+            return busy(request)
+
+        def look_up() -> Command:
+            if time.monotonic() - received_s > limits.queued_s:
+                return busy(request)
+            return self.broker.look_up(request, local)
+
+        self._requests += 1
+        try:
+            return await run_in_thread(self._threads, look_up)
+        except StorageUnavailable as error:  # no thread could be started
+            _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
+            return busy(request)
+        finally:
+            self._requests -= 1
+
+    @contextlib.contextmanager
+    def sending(self, frame: bytes) -> Iterator[None]:
+        """Count a response as unsent within the block."""
+        self._unsent_bytes += len(frame)
+        try:
+            yield
+        finally:
+            self._unsent_bytes -= len(frame)
+
+
+class _Connection:
+    """One client: its frames, in, and the responses, out."""
+
+    def __init__(self, server: RemotingServer, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._server = server
+        self._reader = reader
+        self._writer = writer
+        self._local = _host_of(writer.get_extra_info("sockname"))
+        self._free = asyncio.Semaphore(server.limits.requests_of_connection)
+        self._requests = 0
+
+    async def run(self) -> None:
+        """Answer requests until the connection ends; those under way are cancelled then."""
+        try:
+            async with asyncio.TaskGroup() as requests:
+                await self._read(requests)
+        except* (_Ended, EOFError, OSError) as ended:
+            _log.debug("a connection of %s ended: %s", self._writer.get_extra_info("peername"), ended.exceptions[0])
+        except* Exception:  # noqa: BLE001 - a defect ends this connection, not the server, and the log shows it
+            _log.exception("a connection failed unexpectedly")
+
+    async def _read(self, requests: asyncio.TaskGroup) -> None:
+        while True:
+            await self._free.acquire()
+            try:
+                request = decode_frame(await self._frame())
+            except InvalidArgument as error:
+                raise _Ended(str(error)) from None
+            if request.is_response or request.is_oneway:
+                # nobody waits for an answer, and there is nothing else to be done
+                self._free.release()
+                continue
+            self._requests += 1
+            requests.create_task(self._answer(request))
+
+    async def _frame(self) -> bytes:
+        length = int.from_bytes(await self._exactly(_LENGTH_BYTES), "big")
+        most = self._server.limits.frame_bytes
+        if not _LEAST_FRAME_BYTES <= length <= most:
+            raise _Ended(f"no frame of {_LEAST_FRAME_BYTES} to {most} bytes: {length}")
+        return await self._exactly(length)
+
+    async def _exactly(self, size: int) -> bytes:
+        while True:
+            try:
+                async with asyncio.timeout(self._server.limits.idle_s):
+                    return await self._reader.readexactly(size)
+            except TimeoutError:
+                if not self._requests:
+                    raise _Ended("idle for too long") from None
+
+    async def _answer(self, request: Command) -> None:
+        try:
+            frame = encode_frame(await self._server.respond(request, self._local))
+            with self._server.sending(frame):
+                self._writer.write(frame)
+                try:
+                    async with asyncio.timeout(self._server.limits.idle_s):
+                        await self._writer.drain()
+                except TimeoutError:
+                    raise _Ended("a response was not taken") from None
+        finally:
+            self._requests -= 1
+            self._free.release()
+
+
+def _host_of(name: tuple[Any, ...]) -> Host:
+    """Return a socket's name as a host; an IPv4 address that IPv6 carries is one of IPv4."""
+    address = ipaddress.ip_address(str(name[0]).partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
+    return Host(str(mapped or address), int(name[1]))
+
+
+async def serve_remoting(
+    index: IndexReader | IndexService,
+    host: str = "127.0.0.1",
+    port: int = 9876,
+    *,
+    store: Path | None = None,
+    root: Path | None = None,
+    cluster: str = "tiered-index",
+    name: str = "tiered-index",
+    advertised: str | None = None,
+    timeout_s: float = 15.0,
+    secrets: Mapping[str, str] | None = None,
+    tls: ssl.SSLContext | None = None,
+    limits: RemotingLimits | None = None,
+) -> RemotingServer:
+    """Return a server that answers RocketMQ's tools from `index`, listening; `close` it before the index.
+
+    Arguments as of `ReadOnlyBroker` and `RemotingServer`. Raises `ConfigError` where the address can't be had, and
+    `InvalidArgument` where `store` is no RocketMQ store.
+    """
+    broker = ReadOnlyBroker(
+        index, store=store, root=root, cluster=cluster, name=name, advertised=advertised, timeout_s=timeout_s
+    )
+    server = RemotingServer(broker, host, port, secrets=secrets, tls=tls, limits=limits)
+    await server.start()
+    return server
