@@ -15,7 +15,7 @@ from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, index_log, lookups, scan
 from tests.rocketmq.remoting_client import FOREVER, Client, by_key, by_unique_key, records
-from tests.rocketmq.test_remoting_frames import SECRETS
+from tests.rocketmq.test_remoting_frames import KEYS, SECRET
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
@@ -26,6 +26,7 @@ from tiered_index.rocketmq.remoting import broker as broker_module
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import BINARY, JSON, Command, RequestCode, decode_frame, encode_frame
 from tiered_index.rocketmq.remoting.server import serve_remoting
+from tiered_index.rocketmq.remoting.signing import AccessKey, signature
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.testing.model import ReferenceModel
 
@@ -34,8 +35,8 @@ GOLDEN = {"cluster": "ArchiveA", "name": "broker-a", "advertised": "127.0.0.1:10
 
 
 @asynccontextmanager
-async def client_of(index, *, secrets=None, **settings):
-    server = await serve_remoting(index, port=0, secrets=secrets, **settings)
+async def client_of(index, **settings):
+    server = await serve_remoting(index, port=0, **settings)
     try:
         async with Client.open(server) as client:
             yield client
@@ -463,7 +464,7 @@ def test_signed_requests(index, store, messages):
     seen = set()
 
     async def ask():
-        async with client_of(index, store=store, secrets=SECRETS) as client:
+        async with client_of(index, store=store, keys=KEYS) as client:
             for name in golden_frames.requests():
                 request = decode_frame(golden_frames.frames()[name]["frame"][4:])
                 await client.send(request)
@@ -478,6 +479,32 @@ def test_signed_requests(index, store, messages):
 
     asyncio.run(ask())
     assert {code for code, signed in seen if signed} == {12, 33, 34, 35, 105, 206}
+
+
+def test_a_key_sees_its_topics_only(index, store, messages):
+    wanted = {
+        topic: next(m for m in messages if m.topic == topic and m.is_visible) for topic in ("TopicOrder", "TopicPay")
+    }
+
+    async def ask():
+        keys = {"pay": AccessKey(SECRET, ("TopicP", "none"))}
+        async with client_of(index, store=store, keys=keys) as client:
+
+            async def signed(code, **fields):
+                command = Command(code=code, fields={"AccessKey": "pay", **fields})
+                return await client.ask(code, {**command.fields, "Signature": signature(command, SECRET)})
+
+            assert json.loads((await signed(206)).body) == {"topicList": ["TopicPay"]}
+            for topic, m in wanted.items():
+                seen = topic == "TopicPay"
+                assert (await signed(105, topic=topic)).code == (0 if seen else 17)
+                for fields in (by_key(topic, m.index_keys[0]), by_unique_key(topic, m.offset_msg_id)):
+                    assert (await signed(QUERY, **fields)).code in ((0, 22) if seen else (22,))
+                answer = await signed(VIEW, offset=str(m.physical_offset))
+                assert (answer.code, answer.body) == ((0, m.encode()) if seen else (1, b""))
+            assert (await signed(QUERY, **by_key("TopicPay", wanted["TopicPay"].index_keys[0]))).code == 0
+
+    asyncio.run(ask())
 
 
 def test_a_folder_that_is_no_store_is_refused(index, tmp_path):

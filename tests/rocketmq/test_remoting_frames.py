@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from tests.rocketmq import golden_frames
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.remoting.frames import BINARY, JSON, Command, decode_frame, encode_frame
-from tiered_index.rocketmq.remoting.signing import is_signed, signature
+from tiered_index.rocketmq.remoting.signing import AccessKey, signature, signer_of
 
-SECRETS = {"archiveReader": "0123456789abcdef"}
+SECRET = "0123456789abcdef"
+KEYS = {"archiveReader": AccessKey(SECRET)}
 _I32 = st.integers(-(2**31), 2**31 - 1)
 # what has a code point has UTF-8, but for surrogates
 _TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=40)
@@ -61,25 +62,31 @@ def test_golden_signatures():
     for name in golden_frames.requests():
         command = decode_frame(golden_frames.frames()[name]["frame"][4:])
         if "Signature" not in command.fields:
-            assert not is_signed(command, SECRETS)
+            assert signer_of(command, KEYS) is None
             continue
         signed += 1
-        assert is_signed(command, SECRETS), name
-        assert not is_signed(command, {"archiveReader": "another"})
-        assert not is_signed(command, {"another": SECRETS["archiveReader"]})
-        assert not is_signed(command, {})
-        assert not is_signed(replace(command, body=command.body + b" "), SECRETS)
+        assert signer_of(command, KEYS) is KEYS["archiveReader"], name
+        for others in ({"archiveReader": AccessKey("another")}, {"another": AccessKey(SECRET)}, {}):
+            assert signer_of(command, others) is None
+        assert signer_of(replace(command, body=command.body + b" "), KEYS) is None
         for field in command.fields.keys() - {"AccessKey"}:
             changed = {**command.fields, field: command.fields[field] + "0"}
-            assert not is_signed(replace(command, fields=changed), SECRETS), (name, field)
+            assert signer_of(replace(command, fields=changed), KEYS) is None, (name, field)
     assert signed == 20
 
 
 def test_clients_up_to_4_9_3_do_not_sign_the_kind_of_key():
     old = Command(code=12, version=399, fields={"AccessKey": "archiveReader", "key": "k"})
-    signed = {**old.fields, "Signature": signature(old, SECRETS["archiveReader"]), "_UNIQUE_KEY_QUERY": "true"}
-    assert is_signed(replace(old, fields=signed), SECRETS)
-    assert not is_signed(replace(old, fields=signed, version=401), SECRETS)
+    signed = {**old.fields, "Signature": signature(old, SECRET), "_UNIQUE_KEY_QUERY": "true"}
+    assert signer_of(replace(old, fields=signed), KEYS) is not None
+    assert signer_of(replace(old, fields=signed, version=401), KEYS) is None
+
+
+def test_a_name_that_is_none_is_not_signed_with_nothing():
+    command = Command(code=12, fields={"key": "k"})
+    signed = replace(command, fields={**command.fields, "Signature": signature(command, "")})
+    assert signer_of(signed, KEYS) is None
+    assert SECRET not in repr(KEYS)
 
 
 @settings(max_examples=150, deadline=None)

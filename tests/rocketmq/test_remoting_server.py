@@ -44,7 +44,7 @@ class FakeBroker:
     def answer_at_once(self, request, local):
         return request.answered(0, str(local), body=request.body) if request.code == AT_ONCE else None
 
-    def look_up(self, request, local):
+    def look_up(self, request, local, sees):
         if request.code == BROKEN:
             raise RuntimeError("a defect")
         with self._lock:
@@ -323,6 +323,23 @@ async def test_close_ends_what_is_under_way():
         with pytest.raises(OSError, match=r".*"):
             await asyncio.open_connection("127.0.0.1", client.writer.get_extra_info("peername")[1])
         await server.close()
+
+
+@run
+async def test_a_server_among_others_of_one_loop():
+    server = RemotingServer(FakeBroker(), port=0)
+    server.stop()  # of what has not begun there is nothing to end
+    ready = asyncio.Event()
+    serving = asyncio.create_task(server.serve(ready.set))
+    await ready.wait()
+    assert server.url == f"rocketmq://127.0.0.1:{server.address.port}"
+    async with Client.open(server) as client:
+        assert (await client.ask(LOOKED_UP)).code == 0
+        server.stop()
+        assert await client.ended()
+    await serving
+    with pytest.raises(InvalidArgument):
+        server.address  # noqa: B018
 
 
 def _certificate(folder: Path) -> Path:

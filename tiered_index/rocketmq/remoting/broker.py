@@ -58,7 +58,12 @@ _WRITES = frozenset(
     )
 )
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+_Sees = Callable[[str], bool]
 _log = logging.getLogger(__name__)
+
+
+def _every(topic: str) -> bool:
+    return True
 
 
 class _BadRequest(InvalidArgument):
@@ -180,11 +185,14 @@ class ReadOnlyBroker:
         text = f" request type {request.code} not supported"
         return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
-    def look_up(self, request: Command, local: Host) -> Command:
-        """Return the response to a request for which `answer_at_once` has none; it reads files and the storage."""
+    def look_up(self, request: Command, local: Host, sees: _Sees = _every) -> Command:
+        """Return the response to a request for which `answer_at_once` has none; it reads files and the storage.
+
+        Topics that `sees` refuses are none for it.
+        """
         try:
             with LookupBudget(self._index.config.prices, self._limits).open():
-                return _LOOKED_UP[request.code](self, request, local)
+                return _LOOKED_UP[request.code](self, request, local, sees)
         except _BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
         except (StorageUnavailable, BudgetExceeded) as error:
@@ -198,9 +206,9 @@ class ReadOnlyBroker:
 
     # what a name server answers
 
-    def _route(self, request: Command, local: Host) -> Command:
+    def _route(self, request: Command, local: Host, sees: _Sees) -> Command:
         topic = _topic(request)
-        if topic not in self._topics.names(topic):
+        if not sees(topic) or topic not in self._topics.names(topic):
             text = f"No topic route info in name server for the topic: {topic}"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
         queues = {
@@ -229,8 +237,9 @@ class ReadOnlyBroker:
             "enableActingMaster": False,
         }
 
-    def _topic_list(self, request: Command, local: Host) -> Command:
-        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": sorted(self._topics.names())}))
+    def _topic_list(self, request: Command, local: Host, sees: _Sees) -> Command:
+        topics = sorted(filter(sees, self._topics.names()))
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
     def _system_topics(self, request: Command, local: Host) -> Command:
         topics = {"topicList": list(dict.fromkeys((self.cluster, self.name)))}
@@ -252,7 +261,7 @@ class ReadOnlyBroker:
         table = {"brokerVersionDesc": f"tiered-index {__version__}"}
         return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
 
-    def _query(self, request: Command, local: Host) -> Command:
+    def _query(self, request: Command, local: Host, sees: _Sees) -> Command:
         topic, key = _topic(request), _checked(check_key, request, "key")
         begin_ms, end_ms = _number(request, "beginTimestamp"), _number(request, "endTimestamp")
         wanted = min(_number(request, "maxNum"), _MOST_MESSAGES)
@@ -261,7 +270,7 @@ class ReadOnlyBroker:
             # tools begin three days ago, since no broker has older ones
             begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
-        if wanted <= 0 or begin_ms > end_ms:
+        if wanted <= 0 or begin_ms > end_ms or not sees(topic):
             return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
         source = _Fitting(self._messages(), unique, _ROOM_BYTES)
         answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, source=source)
@@ -299,9 +308,9 @@ class ReadOnlyBroker:
             "indexLastUpdateTimestamp": str(self._clock.now_ms() if as_of_ms is None else as_of_ms),
         }
 
-    def _view(self, request: Command, local: Host) -> Command:
+    def _view(self, request: Command, local: Host, sees: _Sees) -> Command:
         offset = _number(request, "offset")
-        found = self._at(offset) if offset >= 0 else []
+        found = [message for message in self._at(offset) if sees(message.topic)] if offset >= 0 else []
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
         found = [message for message in found if message.store_host == local] or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
@@ -387,8 +396,7 @@ def _number(request: Command, name: str) -> int:
     return int(text)
 
 
-_Answer = Callable[[ReadOnlyBroker, Command, Host], Command]
-_AT_ONCE: Mapping[int, _Answer] = {
+_AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.GET_BROKER_CLUSTER_INFO: ReadOnlyBroker._cluster_info,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: ReadOnlyBroker._system_topics,
     RequestCode.HEART_BEAT: ReadOnlyBroker._done,
@@ -397,7 +405,7 @@ _AT_ONCE: Mapping[int, _Answer] = {
     RequestCode.GET_CONSUMER_CONNECTION_LIST: ReadOnlyBroker._consumers,
     RequestCode.GET_BROKER_RUNTIME_INFO: ReadOnlyBroker._runtime_info,
 }
-_LOOKED_UP: Mapping[int, _Answer] = {
+_LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Sees], Command]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
     RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,

@@ -14,7 +14,7 @@ import ipaddress
 import logging
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -23,7 +23,7 @@ from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy
 from tiered_index.rocketmq.remoting.frames import Command, ResponseCode, decode_frame, encode_frame
-from tiered_index.rocketmq.remoting.signing import is_signed
+from tiered_index.rocketmq.remoting.signing import EVERY_TOPIC, AccessKey, signer_of
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
@@ -66,8 +66,8 @@ class _Ended(Exception):
 class RemotingServer:
     """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
 
-    With `secrets`, secret keys by access key, requests that are not signed with one of them get "no permission". With
-    `tls` every connection is encrypted.
+    With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
+    topics that it is for. With `tls` every connection is encrypted.
     """
 
     def __init__(
@@ -76,17 +76,18 @@ class RemotingServer:
         host: str = "127.0.0.1",
         port: int = 9876,
         *,
-        secrets: Mapping[str, str] | None = None,
+        keys: Mapping[str, AccessKey] | None = None,
         tls: ssl.SSLContext | None = None,
         limits: RemotingLimits | None = None,
     ) -> None:
         self.broker = broker
         self.limits = limits or RemotingLimits()
         self._host, self._port = host, port
-        self._secrets = dict(secrets or {})
+        self._keys = dict(keys or {})
         self._tls = tls
         self._threads = DaemonPool(self.limits.threads, "tiered-index-remoting")
         self._server: asyncio.Server | None = None
+        self._stopping: asyncio.Event | None = None
         self._connections: set[asyncio.Task[Any]] = set()
         self._requests = 0
         self._unsent_bytes = 0
@@ -110,6 +111,29 @@ class RemotingServer:
     def connections(self) -> int:
         """How many there are."""
         return len(self._connections)
+
+    @property
+    def url(self) -> str:
+        """Where it can be reached, for people."""
+        return f"rocketmq://{self.address}"
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Listen until `stop`, beside other servers of the same loop; `ready` is called once it does.
+
+        Lookups under way are given up then: who asked asks again, elsewhere. Raises as `start`.
+        """
+        self._stopping = asyncio.Event()
+        try:
+            await self.start()
+            ready()
+            await self._stopping.wait()
+        finally:
+            await self.close()
+
+    def stop(self) -> None:
+        """Have `serve` end."""
+        if self._stopping is not None:
+            self._stopping.set()
 
     async def close(self) -> None:
         """End all connections and release the port and the threads. Idempotent."""
@@ -147,7 +171,8 @@ class RemotingServer:
 
     async def respond(self, request: Command, local: Host) -> Command:
         """Return the response to a request that came in at `local`."""
-        if self._secrets and not is_signed(request, self._secrets):
+        key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
+        if key is None:
             return request.answered(ResponseCode.NO_PERMISSION, "check signature failed.")
         response = self.broker.answer_at_once(request, local)
         if response is not None:
@@ -159,7 +184,7 @@ class RemotingServer:
         def look_up() -> Command:
             if time.monotonic() - received_s > limits.queued_s:
                 return busy(request)
-            return self.broker.look_up(request, local)
+            return self.broker.look_up(request, local, key.sees)
 
         self._requests += 1
         try:
@@ -264,7 +289,7 @@ async def serve_remoting(
     name: str = "tiered-index",
     advertised: str | None = None,
     timeout_s: float = 15.0,
-    secrets: Mapping[str, str] | None = None,
+    keys: Mapping[str, AccessKey] | None = None,
     tls: ssl.SSLContext | None = None,
     limits: RemotingLimits | None = None,
 ) -> RemotingServer:
@@ -276,6 +301,6 @@ async def serve_remoting(
     broker = ReadOnlyBroker(
         index, store=store, root=root, cluster=cluster, name=name, advertised=advertised, timeout_s=timeout_s
     )
-    server = RemotingServer(broker, host, port, secrets=secrets, tls=tls, limits=limits)
+    server = RemotingServer(broker, host, port, keys=keys, tls=tls, limits=limits)
     await server.start()
     return server

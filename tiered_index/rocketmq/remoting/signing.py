@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hmac
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from tiered_index.rocketmq.remoting.frames import Command
 
@@ -17,6 +18,22 @@ SIGNATURE = "Signature"
 UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
 # Clients up to 4.9.3 add this field behind the signature.
 _LAST_WITHOUT_UNIQUE = 399
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """A secret key, and the prefixes of the topics that it is for; None: every topic."""
+
+    secret: str = field(repr=False)
+    topics: tuple[str, ...] | None = None
+
+    def sees(self, topic: str) -> bool:
+        """Return whether it is for a topic."""
+        return self.topics is None or topic.startswith(self.topics)
+
+
+# of servers that have no keys
+EVERY_TOPIC = AccessKey("")
 
 
 def signature(command: Command, secret: str) -> str:
@@ -28,8 +45,10 @@ def signature(command: Command, secret: str) -> str:
     return base64.b64encode(hmac.digest(secret.encode(), content + command.body, "sha1")).decode()
 
 
-def is_signed(command: Command, secrets: Mapping[str, str]) -> bool:
-    """Return whether a request carries the signature of one of `secrets`, secret keys by access key."""
-    secret = secrets.get(command.fields.get(ACCESS_KEY, ""))
+def signer_of(command: Command, keys: Mapping[str, AccessKey]) -> AccessKey | None:
+    """Return whose signature a request carries, of `keys` by their names; None: nobody's."""
+    key = keys.get(command.fields.get(ACCESS_KEY, ""))
     given = command.fields.get(SIGNATURE, "").encode(errors="replace")
-    return hmac.compare_digest(signature(command, secret or "").encode(), given) and secret is not None
+    # as much work for a name that is none
+    is_signed = hmac.compare_digest(signature(command, (key or EVERY_TOPIC).secret).encode(), given)
+    return key if is_signed else None
