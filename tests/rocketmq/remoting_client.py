@@ -42,8 +42,9 @@ class Client:
         await self.writer.drain()
 
     async def receive_frame(self) -> bytes:
-        length = await self.reader.readexactly(4)
-        return length + await self.reader.readexactly(*struct.unpack(">i", length))
+        async with asyncio.timeout(30):
+            length = await self.reader.readexactly(4)
+            return length + await self.reader.readexactly(*struct.unpack(">i", length))
 
     async def receive(self) -> Command:
         return decode_frame((await self.receive_frame())[4:])
@@ -60,7 +61,8 @@ class Client:
     async def ended(self) -> bool:
         """Wait for the server to end the connection; return whether it does so without another byte."""
         with contextlib.suppress(ConnectionError):
-            return await self.reader.read(1) == b""
+            async with asyncio.timeout(30):
+                return await self.reader.read(1) == b""
         return True
 
 
