@@ -13,14 +13,14 @@ import pytest
 
 from tests.rocketmq import golden_frames
 from tests.rocketmq.answered import BEGIN_OF_LAST, settled
-from tests.rocketmq.archived_store import delete_segments, index_log, lookups, scan
+from tests.rocketmq.archived_store import delete_segments, index_log, lookups, put, scan
 from tests.rocketmq.remoting_client import FOREVER, Client, by_key, by_unique_key, records
 from tests.rocketmq.test_remoting_frames import KEYS, SECRET
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.log.layout import Host
+from tiered_index.rocketmq.log.layout import Host, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting import broker as broker_module
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
@@ -262,6 +262,21 @@ def test_a_unique_key_is_found_whenever_it_was_stored(index, store, messages):
             assert (await client.ask(QUERY, by_unique_key(wanted.topic, key))).code == 22
             assert (await client.ask(QUERY, by_key(wanted.topic, key, **late))).code == 22
             assert (await client.ask(QUERY, by_key(wanted.topic, key))).code == 0
+
+    asyncio.run(ask())
+
+
+def test_newer_clients_say_what_kind_of_key_it_is(index, store, messages):
+    wanted = next(m for m in messages if m.is_visible and m.uniq_key and m.tags and m.index_keys[1:])
+    put(index, wanted, [tag_key(wanted.tags)])
+
+    async def ask():
+        async with client_of(index, store=store) as client:
+            for kind, key in (("K", wanted.index_keys[1]), ("U", wanted.uniq_key), ("T", wanted.tags)):
+                fields = by_key(wanted.topic, key, indexType=kind)
+                assert wanted in records((await client.ask(QUERY, fields)).body)
+                none = by_key(wanted.topic, key, indexType={"K": "U", "U": "T", "T": "K"}[kind])
+                assert (await client.ask(QUERY, none)).code == 22
 
     asyncio.run(ask())
 

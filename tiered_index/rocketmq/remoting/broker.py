@@ -20,7 +20,7 @@ from tiered_index._version import __version__
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id
+from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting.frames import MAX_FRAME_BYTES, Command, RequestCode, ResponseCode, json_text
 from tiered_index.rocketmq.remoting.signing import UNIQUE_KEY_QUERY
@@ -47,6 +47,8 @@ _READABLE = 4
 # Master, the one that clients ask.
 _BROKER_ID = "0"
 
+# What newer clients say of a key.
+_INDEX_TYPE, _UNIQUE, _TAG = "indexType", "U", "T"
 _NO_MESSAGE = "can not find message, maybe time range not correct"
 _BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 # Codes by which clients, brokers and tools write: messages, offsets, topics, groups, configuration, users.
@@ -265,7 +267,10 @@ class ReadOnlyBroker:
         topic, key = _topic(request), _checked(check_key, request, "key")
         begin_ms, end_ms = _number(request, "beginTimestamp"), _number(request, "endTimestamp")
         wanted = min(_number(request, "maxNum"), _MOST_MESSAGES)
-        unique = request.fields.get(UNIQUE_KEY_QUERY) == "true"
+        kind = request.fields.get(_INDEX_TYPE)
+        unique = kind == _UNIQUE or request.fields.get(UNIQUE_KEY_QUERY) == "true"
+        if kind == _TAG and not unique:
+            key = tag_key(key)
         if unique:
             # tools begin three days ago, since no broker has older ones
             begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
