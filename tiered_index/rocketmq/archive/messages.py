@@ -427,6 +427,9 @@ def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, 
 
 def _each(parts: Sequence[T], act: Callable[[T], None], threads: int) -> None:
     """Call `act` for every part, several at once; requests count where the caller's do."""
+    if len(parts) == 1:
+        act(parts[0])  # most messages are looked for in one place, and a thread costs more than reading it
+        return
     with contextlib.closing(DaemonPool(max(threads, 1), "tiered-index-messages")) as pool:
         for future in [pool.submit(act, part) for part in parts]:
             future.result()
