@@ -45,6 +45,14 @@ MUTANTS = (
         (f"{COPY}::test_nothing_damaged_is_copied_and_the_name_is_told",),
     ),
     Mutant(
+        "copy-of-what-was-not-checked",
+        "other bytes are sent than were checked: a window was read twice, and differed",
+        COPYING,
+        '        CorruptFile.unless_equal(one.name, "two reads of the same bytes differ", sums[start], crc32)\n',
+        "        assert crc32 is not None\n",
+        (f"{COPY}::test_damage_on_the_way_is_read_again",),
+    ),
+    Mutant(
         "copy-over-a-writer",
         "a follower goes on with a target that a writer has taken over",
         COPYING,

@@ -28,6 +28,7 @@ from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StreamBatch
 from tiered_index.service.log.state import LogState
+from tiered_index.service.merge.migrate import migrate
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.opening import open_storage
@@ -36,7 +37,7 @@ from tiered_index.testing.storage_faults import FaultStorage
 
 WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete")
 READING = ("get", "get_range", "head", "list", "get_suffix")
-SEGMENT = bytes(range(256)) * 5000
+SEGMENT = bytes(range(256)) * 40
 
 
 @pytest.fixture
@@ -73,8 +74,8 @@ def merge_first_day(life: Merging) -> None:
     life.merge(DAY_S)
 
 
-def archive(life: Merging, start: int = 0) -> None:
-    life.index.archive("broker", start, len(SEGMENT), lambda at, length: SEGMENT[at : at + length], None)
+def archive(life: Merging, start: int = 0, data: bytes = SEGMENT) -> None:
+    life.index.archive("broker", start, len(data), lambda at, length: data[at : at + length], None)
 
 
 def copier(life: Merging, target: Storage, source: Storage | None = None, **more: Any) -> Copier:
@@ -115,14 +116,15 @@ def same(copied: LogState, source: LogState) -> bool:
 def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, request, monkeypatch):
     fill(life)
     merge_first_day(life)
-    archive(life)
+    archive(life, data=SEGMENT * 1100 if backend == "s3" else SEGMENT)
     if backend == "s3":
         server = request.getfixturevalue("server")
         for name, value in server.environment.items():
             monkeypatch.setenv(name, value)
         uri = f"s3://{server.new_bucket()}/copied?endpoint_url={server.endpoint_url}"
         for module in (copying, verify):
-            monkeypatch.setattr(module, "WINDOW_BYTES", 8 << 20)
+            # of several parts, of which the last comes first
+            monkeypatch.setattr(module, "WINDOW_BYTES", 5 << 20)
     else:
         path = {"memory": "copied", "file": f"{tmp_path}/b", "sqlite": f"{tmp_path}/b.db"}[backend]
         uri = f"{backend}://{path}"
@@ -134,8 +136,8 @@ def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, reques
         again.open()
         again.run_once()
         assert same(check_target(life, back), life.state)
-        for info in back.list("data/"):
-            assert back.get(info.name) == life.storage.get(info.name)
+        for name in (*life.state.objects, *life.state.archive):
+            assert back.get(name) == life.storage.get(name)
 
 
 def test_every_member_of_the_state_is_copied():
@@ -318,6 +320,19 @@ def test_nothing_damaged_is_copied_and_the_name_is_told(life, what):
         assert same(StorageLog(target, life.clock).open(), life.state)
 
 
+def test_damage_on_the_way_is_read_again(life, small_windows):
+    fill(life, 1)
+    archive(life)
+    counted = FaultStorage(life.storage)
+    copier(life, MemoryStorage(clock=life.clock), counted).run_once()
+    for nth in range(1, counted.calls("get_range") + 1):
+        target, faulty = MemoryStorage(clock=life.clock), FaultStorage(life.storage)
+        faulty.corrupt("get_range", mode="wrong", nth=nth)
+        copier(life, target, faulty).run_once()
+        copied = {n: data for n, data in bytes_of(target).items() if n.startswith(("data/", "segments/"))}
+        assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}
+
+
 @pytest.mark.parametrize("by", ["a writer", "a job"])
 def test_a_target_that_was_written_to_is_let_alone(life, by):
     fill(life)
@@ -416,7 +431,7 @@ def _follow(life: Merging, rng: random.Random) -> None:
     fill(life, 1)
     made = copier(life, target)
     for _ in range(12):
-        step = rng.choice(["fill", "merge", "expire", "archive", "sweep", "pass", "again"])
+        step = rng.choice(["fill", "merge", "expire", "archive", "migrate", "sweep", "pass", "again"])
         if step == "fill":
             day += 1
             fill(life, 1, first=day)
@@ -430,6 +445,8 @@ def _follow(life: Merging, rng: random.Random) -> None:
             life.model.expire(horizon.before_ms, dict(horizon.topics))
         elif step == "archive":
             archive(life, life.messages * 10**7)
+        elif step == "migrate":
+            migrate(life.storage, life.log(), life.clock, rng.choice(["plain", "packed"]))
         elif step == "sweep":
             sweep(life.storage, life.log(), life.clock, Retention(grace_s=3600), delete=True)
             made.sweep(3600)

@@ -198,16 +198,22 @@ class Copier:
             raise CopyStopped
         was_sent = not self._is_there(one)
         if was_sent:
-            upload = _Sending(self.target, one.name, _size(one))
             try:
-                _check(self.source, one, upload.take)
-                upload.finish()
-            except BaseException:
-                upload.abandon()
-                raise
+                self._transfer(one)
+            except CorruptFile:  # damage on the way is not damage of the object
+                self._transfer(one)
         self._checked.add(one.name)
         self._done[one.name] = was_sent, _size(one)
         self.progress(_size(one))
+
+    def _transfer(self, one: Part) -> None:
+        upload = _Sending(self.target, one.name, _size(one))
+        try:
+            _check(self.source, one, upload.take)
+            upload.finish()
+        except BaseException:
+            upload.abandon()
+            raise
 
     def _is_there(self, one: Part) -> bool:
         """Return whether an earlier try has sent an object: every byte is read and checked."""
