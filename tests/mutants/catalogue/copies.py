@@ -50,7 +50,7 @@ MUTANTS = (
         COPYING,
         '        CorruptFile.unless_equal(one.name, "two reads of the same bytes differ", sums[start], crc32)\n',
         "        assert crc32 is not None\n",
-        (f"{COPY}::test_damage_on_the_way_is_read_again",),
+        (f"{COPY}::test_what_is_sent_is_what_was_checked",),
     ),
     Mutant(
         "copy-over-a-writer",

@@ -333,6 +333,31 @@ def test_damage_on_the_way_is_read_again(life, small_windows):
         assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}
 
 
+def test_what_is_sent_is_what_was_checked(life, monkeypatch):
+    """The last window is read for the trailer, and again for the end of the entries, which is checked only then."""
+    life.put([(BASE_MS + number * 1000, f"k{number % 50}") for number in range(2000)])
+    life.publish()
+    ((name, stored),) = life.state.objects.items()
+    window = stored.trailer_position - 100
+    assert window < stored.size_bytes < 2 * window
+    for module in (copying, verify):
+        monkeypatch.setattr(module, "WINDOW_BYTES", window)
+
+    class Flipping(WrapperStorage):
+        done = 0
+
+        def get_range(self, name: str, start: int, length: int) -> bytes:
+            data = super().get_range(name, start, length)
+            if start == window:
+                self.done += 1
+            return bytes([data[0] ^ 1]) + data[1:] if start == window and self.done == 1 else data
+
+    source, target = Flipping(life.storage), MemoryStorage(clock=life.clock)
+    copier(life, target, source).run_once()
+    assert source.done > 2
+    assert target.get(name) == life.storage.get(name)
+
+
 @pytest.mark.parametrize("by", ["a writer", "a job"])
 def test_a_target_that_was_written_to_is_let_alone(life, by):
     fill(life)
