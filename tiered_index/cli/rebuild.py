@@ -59,7 +59,7 @@ def rebuild(
     file family are the other index's. Give what it was made with: --topics, --exclude-topics, --index-tags,
     --index-prepared. Without --root a temporary folder is used, and everything is uploaded before exit. The same
     command again goes on where it stopped, and takes what was archived since. The segments themselves stay where they
-    are: `tiered-index copy` copies them.
+    are.
 
     --check reads both indexes whole, and compares count and checksum of the entries that lie in the archived segments;
     exit code 1: they differ.

@@ -1,0 +1,103 @@
+"""Defects of repairs: a bad copy is taken for a good one, a good object is given up, what is lost is not told."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+REPAIR = "tests/unit/service/test_repair.py"
+FILE = "service/checks/repair.py"
+REMAKING = "service/checks/remaking.py"
+SALVAGE = "service/checks/salvage.py"
+
+MUTANTS = (
+    Mutant(
+        "repair-from-a-copy-that-does-not-verify",
+        "a copy is taken for a good one though its bytes are damaged",
+        FILE,
+        "if check(WindowedRead(read, size, lambda start, window: None), size, name):",
+        "if check is None:",
+        (f"{REPAIR}::test_a_copy_that_does_not_verify_is_none",),
+    ),
+    Mutant(
+        "repair-names-what-it-did-not-read-back",
+        "what was damaged on its way is recorded",
+        FILE,
+        "if again.findings or not _is_like(wanted or old, new):",
+        "if not _is_like(wanted or old, new):",
+        (f"{REPAIR}::test_what_was_damaged_on_its_way_is_not_recorded",),
+    ),
+    Mutant(
+        "repair-gives-up-what-is-whole",
+        "an object that a finding names is given up without another look",
+        FILE,
+        "        return not again.findings\n",
+        "        return False\n",
+        (f"{REPAIR}::test_what_was_damaged_for_a_moment_is_left_alone",),
+    ),
+    Mutant(
+        "repair-brings-back-what-was-merged",
+        "an object that was merged meanwhile is put beside what it was merged into",
+        FILE,
+        "if name in state.objects or old.name not in state.objects:\n                return None",
+        "if name in state.objects:\n                return None",
+        (f"{REPAIR}::test_an_object_that_was_merged_meanwhile_is_left_alone",),
+    ),
+    Mutant(
+        "repair-dry-run-acts",
+        "what has no good copy is given up by a dry run",
+        FILE,
+        '        if yes:\n            self.log.append("what was lost", None, make)',
+        '        self.log.append("what was lost", None, make)',
+        (f"{REPAIR}::test_messages_that_are_not_all_there_make_nothing",),
+    ),
+    Mutant(
+        "repair-of-too-few-messages",
+        "a shard is made anew of fewer entries than it had",
+        REMAKING,
+        "            if len(items) != sum(stored.count for stored in group):\n                return {}\n",
+        "",
+        (f"{REPAIR}::test_messages_that_are_not_all_there_make_nothing",),
+    ),
+    Mutant(
+        "repair-forgets-the-files-beside",
+        "entries that another file holds are put twice",
+        REMAKING,
+        "kept = _without(hashes, self._held_elsewhere(group, bad, topics))",
+        "kept = _without(hashes, ())",
+        (f"{REPAIR}::test_files_are_made_anew_of_their_messages",),
+    ),
+    Mutant(
+        "salvage-forgets-what-is-lost",
+        "an object of what verifies takes the place, and nothing says what is missing",
+        FILE,
+        "gone = () if lost is None else (lost,)",
+        "gone = ()",
+        (f"{REPAIR}::test_what_still_verifies_of_an_object_is_kept",),
+    ),
+    Mutant(
+        "salvage-says-too-few-slots",
+        "of the slots that are lost the last group's are not named",
+        SALVAGE,
+        "slot_high=firsts[last + 1]",
+        "slot_high=firsts[first] + 1",
+        (f"{REPAIR}::test_what_still_verifies_of_an_object_is_kept",),
+    ),
+    Mutant(
+        "repaired-object-unseen",
+        "a reader goes on reading the object whose place another has taken",
+        "service/files/window_table.py",
+        "shown.stored.stored != stored:",
+        "shown.stored.stored is None:",
+        (f"{REPAIR}::test_a_reader_that_stood_before_reads_the_object_that_took_the_place",),
+    ),
+    Mutant(
+        "verify-believes-repairs",
+        "a record that puts other entries in the place of an object is no finding",
+        "service/checks/checks.py",
+        "            if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:",
+        "            if not said:",
+        (f"{REPAIR}::test_a_record_that_puts_other_entries_in_the_place_is_found",),
+    ),
+)
