@@ -59,6 +59,13 @@ def verify(
         None, metavar="STORE", help="With --repair: the RocketMQ store, which still has messages.", show_default=False
     ),
     store_name: str | None = Option(None, help="What that store is called in the index; by default its path."),
+    standby: str | None = Option(
+        None,
+        "--copy",
+        metavar="URI",
+        help="With --repair: a copy of the index (`tiered-index copy`).",
+        show_default=False,
+    ),
     yes: bool = Option(False, "--yes", help="With --repair: do it."),
     slots: FileSlots = None,
     items: FileItems = None,
@@ -69,12 +76,13 @@ def verify(
     Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's
     size and trailer are checked, with it every byte. Objects that the log does not name are notes.
 
-    --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root) or
-    another upload of it, else made anew of the messages of archived segments or of --source, where these are exactly
-    what it held; a damaged local copy is fetched from its object. Of what has no good copy it says which topics and
-    times answers will miss; with --yes a log record gives it up, for good, and answers say so from then on. What was
-    sent is verified before a log record names it. Writers, readers and jobs may be at work, but for the writer of a
-    root whose files are repaired. The exit code is 0 once nothing is left to be repaired.
+    --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root), another
+    upload of it or a copy of the index (--copy), else made anew of the messages of archived segments or of --source,
+    where these are exactly what it held; else what verifies of it is written anew. A damaged local copy is fetched from
+    its object. Of what has no good copy it says which topics and times answers will miss; with --yes a log record gives
+    it up, for good, and answers say so from then on. What was sent is verified before a log record names it. Writers,
+    readers and jobs may be at work, but for the writer of a root whose files are repaired. The exit code is 0 once
+    nothing is left to be repaired.
 
     [bold]Examples[/bold]
 
@@ -88,7 +96,7 @@ def verify(
 
       tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
     """
-    check_options(files, source, deep=deep, repair=repair, yes=yes)
+    check_options(files, source or standby, deep=deep, repair=repair, yes=yes)
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
@@ -98,7 +106,7 @@ def verify(
     else:
         local, is_readable = _check_index(session, config, report, deep=deep)
         if repair and is_readable:
-            repairs = mend(session, config, report, local, source, store_name, yes=yes)
+            repairs = mend(session, config, report, local, source, store_name, standby, yes=yes)
     left = left_over(report, repairs)
     more = repairs_document(repairs, left, yes=yes) if repair else {}
     session.out.answer(report.to_dict() | more)

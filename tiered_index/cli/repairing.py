@@ -21,7 +21,7 @@ from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import probe_put_if_absent
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
 
 _DOING = {
     "restore": "put back from {source}",
@@ -40,6 +40,7 @@ def mend(
     local: Mapping[str, CompactedFile],
     store: Path | None,
     store_name: str | None,
+    standby: str | None,
     *,
     yes: bool,
 ) -> list[Repair]:
@@ -53,6 +54,9 @@ def mend(
         archive = SegmentArchive(index.storage, lambda: index.log.state, index.log.refresh)
         has_messages = state.stores or source is not None
         root = Root(config.root, Disk()) if config.root is not None else None
+        copied = None
+        if standby is not None:
+            copied = stack.enter_context(contextlib.closing(open_storage(standby, options=config.s3)))
         progress = stack.enter_context(session.progress("repairing", None))
         return Repairs(
             index.storage,
@@ -60,18 +64,19 @@ def mend(
             root,
             local,
             partial(entries_of_messages, archive, state, source) if has_messages else None,
+            copied,
             progress.update,
         ).run(report, yes=yes)
 
 
-def check_options(files: Sequence[str] | None, store: Path | None, *, deep: bool, repair: bool, yes: bool) -> None:
+def check_options(files: object, source: object, *, deep: bool, repair: bool, yes: bool) -> None:
     """Raise `InvalidArgument` where the options of `verify` contradict each other."""
     if repair and (files or not deep):
         raise InvalidArgument(
             "--repair needs " + ("an index, not files" if files else "--deep: every byte is read first")
         )
-    if not repair and (yes or store is not None):
-        raise InvalidArgument(f"{'--yes' if yes else '--source'} is for --repair")
+    if not repair and (yes or source is not None):
+        raise InvalidArgument(f"{'--yes is' if yes else '--source and --copy are'} for --repair")
 
 
 def left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:

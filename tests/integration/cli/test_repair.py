@@ -78,6 +78,18 @@ def test_what_has_no_copy_is_given_up_by_name(run_here, damaged):
     assert found["status"] == "complete" and found["lost"]
 
 
+def test_a_copied_index_has_what_was_lost(run_here, damaged, tmp_path):
+    copy = f"file://{tmp_path}/standby"
+    assert run_here("copy", "--from", damaged.uri, "--to", copy).code == 0
+    first, *_ = damaged.objects()
+    first.unlink()
+    where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
+    done = run_here(*where, "--copy", copy, "--json")
+    assert (done.code, [one["action"] for one in done.document["repairs"]]) == (0, ["restore"]), done.err
+    assert done.document["repairs"][0]["source"].startswith(copy)
+    assert run_here("verify", "--deep", "--storage", damaged.uri).code == 0
+
+
 @pytest.mark.parametrize(
     "wrong", [("--repair",), ("--yes",), ("--deep", "--source", "."), ("--deep", "--repair", "x.index")]
 )
@@ -119,6 +131,20 @@ def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_pa
     (source,) = built.document["stores"].values()
     assert again.document["stores"]["b"]["resumed_from"] == source["end"]
     assert run_here("verify", "--deep", "--storage", new).code == 0
+
+
+@pytest.mark.parametrize("root", [True, False])
+def test_a_rebuild_that_was_stopped_goes_on_where_it_was(run_here, place, tmp_path, root):
+    segments = sorted((place / "store" / "segments%").rglob("*.log"))
+    flip(segments[2], 5000)
+    where = ["rebuild", "--from", f"file://{place}/store", "--storage", f"file://{tmp_path}/new", "--json"]
+    where += ["--root", tmp_path / "root"] if root else []
+    assert run_here(*where).code == 4
+    flip(segments[2], 5000)
+    done = run_here(*where, "--check", "--wait")
+    assert done.code == 0 and done.document["check"]["same"], done.err
+    resumed = done.document["stores"]["b"]["resumed_from"]
+    assert resumed == 2 * golden_store.SEGMENT_BYTES if root else resumed is None
 
 
 def test_rebuild_takes_an_empty_place_and_another_one(run_here, archived, damaged, tmp_path):

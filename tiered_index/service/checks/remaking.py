@@ -130,7 +130,7 @@ class Remaking:
                 if stored.name not in bad and stored.second_min <= high and stored.second_max >= low
             ]
             for name, copy in self.copies.items():
-                if copy.startswith(DATA_PREFIX):
+                if copy.startswith(DATA_PREFIX):  # another upload of it
                     sources.append(StorageBytes(cold, replace(state.objects[name], name=copy)))
             restored = {state.objects[name].file_id for name in self.copies}
             handles: list[Handle] = RootView(self.root).look() if self.root is not None else []

@@ -1,10 +1,10 @@
 """Repairs of what `verify` found: each damaged or missing object is restored from a good copy, else given up by name.
 
-A good copy is the root's file, another upload of the same object, or one made anew of the source's messages. What is
-sent is read back, every byte, before one log record puts it in the place of the bad object; nothing else of the index
-changes, and where that was merged or removed meanwhile nothing does. So a crash leaves the old state or the new one,
-and repeating a repair is harmless, beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are
-fetched anew. One thread.
+A good copy is the root's file, another upload of the same object, that of a copied index, or one made anew of the
+source's messages; what still verifies of an object is one of that part. What is sent is read back, every byte, before
+one log record puts it in the place of the bad object; nothing else of the index changes, and where that was merged or
+removed meanwhile nothing does. So a crash leaves the old state or the new one, and repeating a repair is harmless,
+beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are fetched anew. One thread.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Repair:
 
 @dataclass(frozen=True)
 class Repairs:
-    """Repairs one index. `local` are the root's compacted files, `entries` makes entries anew, where there is a source
-    of messages; `progress` is told what is being looked at.
+    """Repairs one index. `local` are the root's compacted files, `standby` has a copy of the index; `entries` makes
+    entries anew, where there is a source of messages; `progress` is told what is being looked at.
     """
 
     storage: Storage
@@ -62,6 +62,7 @@ class Repairs:
     root: Root | None = None
     local: Mapping[str, CompactedFile] | None = None
     entries: Entries | None = None
+    standby: Storage | None = None
     progress: Progress = lambda number, what: None
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
@@ -80,7 +81,7 @@ class Repairs:
                 left.append(stored)
             else:
                 done.append(repaired)
-        copies = {one.object: str(one.source) for one in done}
+        copies = {one.object: str(one.replaced_by or one.source) for one in done}
         names = {stored.name for stored in bad}
         for group in groups_of(left):
             anew: Mapping[str, Callable[[], Pieces]] = {}
@@ -128,6 +129,9 @@ class Repairs:
         for info in list(own_objects(self.storage, data_prefix(stored.file_id))):
             if info.name != stored.name:
                 yield info.name, info.size_bytes, partial(self.storage.get_range, info.name)
+        if self.standby is not None:
+            for info in list(own_objects(self.standby, data_prefix(stored.file_id))):
+                yield f"{self.standby.uri}: {info.name}", info.size_bytes, partial(self.standby.get_range, info.name)
 
     def _put_in_place(
         self, old: StoredObject, pieces: Pieces, wanted: StoredObject | None = None, lost: LostObject | None = None
