@@ -218,14 +218,20 @@ async def test_two_hundred_connections_at_once():
         await until(lambda: server.connections == 0)
 
 
-@run
-async def test_connections_are_bounded():
+def test_connections_are_bounded(caplog):
+    """What is refused is told once, however often it is tried."""
+    asyncio.run(_ask_from_too_many())
+    assert caplog.messages == ["further connections are refused: there are 2"]
+
+
+async def _ask_from_too_many():
     async with serving(connections=2) as server:
         async with Client.open(server) as first:
             async with Client.open(server) as second:
                 assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
-                async with Client.open(server) as third:
-                    assert await third.ended()
+                for _ in range(3):
+                    async with Client.open(server) as third:
+                        assert await third.ended()
                 assert [(await one.ask(AT_ONCE)).code for one in (first, second)] == [0, 0]
             await until(lambda: server.connections == 1)
             async with Client.open(server) as third:

@@ -89,6 +89,7 @@ class RemotingServer:
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Event | None = None
         self._connections: set[asyncio.Task[Any]] = set()
+        self._refusing = False
         self._requests = 0
         self._unsent_bytes = 0
 
@@ -157,10 +158,13 @@ class RemotingServer:
     async def _connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         if task is None or len(self._connections) >= self.limits.connections:
-            _log.warning("a connection was refused: there are %d already", len(self._connections))
+            if not self._refusing:
+                _log.warning("further connections are refused: there are %d", len(self._connections))
+            self._refusing = True
             writer.transport.abort()
             return
         self._connections.add(task)
+        self._refusing = False
         try:
             await _Connection(self, reader, writer).run()
         except asyncio.CancelledError:
