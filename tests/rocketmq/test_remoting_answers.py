@@ -28,6 +28,7 @@ from tiered_index.rocketmq.remoting.frames import BINARY, JSON, Command, Request
 from tiered_index.rocketmq.remoting.server import serve_remoting
 from tiered_index.rocketmq.remoting.signing import AccessKey, signature
 from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.storage.metering import Usage, active_context
 from tiered_index.testing.model import ReferenceModel
 
 QUERY, VIEW = RequestCode.QUERY_MESSAGE, RequestCode.VIEW_MESSAGE_BY_ID
@@ -394,6 +395,19 @@ def test_a_storage_that_fails_is_never_a_short_answer(index, store, storage, mes
 
     asyncio.run(ask())
     assert "memory://" in caplog.text or "get_range" in caplog.text
+
+
+def test_a_lookup_that_takes_too_long_is_told_and_one_of_a_client_that_is_gone_is_not(index, storage, messages, caplog):
+    wanted = by_key(messages[0].topic, messages[0].index_keys[0])
+    with IndexReader.open(storage_backend=storage) as reader:
+        answer = ReadOnlyBroker(reader, timeout_s=1e-9).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1))
+        assert (answer.code, len(caplog.messages)) == (2, 1)
+        gone = Usage()
+        gone.max_requests = 0
+        with active_context().counting(gone).active():
+            answer = ReadOnlyBroker(reader).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1))
+        assert (answer.code, len(caplog.messages)) == (2, 1)
+        assert ReadOnlyBroker(reader).look_up(Command(code=QUERY, fields=wanted), Host("::1", 1)).code == 0
 
 
 def test_damage_is_told_without_names(index, store, storage, messages, caplog):

@@ -192,12 +192,18 @@ class ReadOnlyBroker:
 
         Topics that `sees` refuses are none for it.
         """
+        budget = LookupBudget(self._index.config.prices, self._limits)
         try:
-            with LookupBudget(self._index.config.prices, self._limits).open():
+            with budget.open():
                 return _LOOKED_UP[request.code](self, request, local, sees)
         except _BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
-        except (StorageUnavailable, BudgetExceeded) as error:
+        except BudgetExceeded as error:
+            # where time is left the client is gone, and with it the lookup's right to further requests
+            if budget.remaining_s() == 0:
+                _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
+            return busy(request)
+        except StorageUnavailable as error:
             _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         except TieredIndexError as error:
