@@ -28,14 +28,6 @@ MUTANTS = (
         (f"{EXPIRY}::test_bytes_stay_for_the_grace",),
     ),
     Mutant(
-        "expiry-passes-over-a-segment-that-is-not-archived",
-        "a segment that is yet to be archived counts as expired, since those behind it are old",
-        "service/lifecycle/expiry.py",
-        " or (end is not None and segment.start > end):",
-        ":",
-        (f"{EXPIRY}::test_a_segment_that_is_not_archived_keeps_those_behind_it",),
-    ),
-    Mutant(
         "expiry-sweeps-what-a-job-publishes",
         "with a short grace the sweep deletes what a long merge has yet to publish",
         "service/lifecycle/expiry.py",

@@ -133,20 +133,17 @@ def _bytes_before_ms(groups: list[list[StoredObject]], max_bytes: int, now_ms: i
 
 
 def _expired_segments(rule: Retention, state: LogState, now_ms: int) -> dict[str, int]:
-    """Return up to where the segments of each store have expired: from its beginning, without a gap. A segment's
-    messages are older than its upload.
+    """Return up to where the segments of each store have expired, what was never archived before it included: that is
+    older still. A segment's messages are older than its upload.
     """
     if rule.segments_age_s is None:
         return {}
     before_ms = now_ms - rule.segments_age_s * 1000
     ends: dict[str, int] = {}
     for store in state.stores:
-        end = state.expired.segments.get(store)
         for segment in state.segments_of(store):
-            # what is missing before it may be archived yet, and would count as expired
-            if segment.published_ms >= before_ms or (end is not None and segment.start > end):
+            if segment.published_ms >= before_ms:
                 break
-            end = segment.end
             ends[store] = segment.end
     return ends
 
