@@ -172,9 +172,10 @@ class Explain:
     files: tuple[FileReport, ...] = ()
     folded_entries: int = 0
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the fields as a JSON-ready dict."""
-        return dataclasses.asdict(self)
+    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
+        """Return the fields as a JSON-ready dict; without `files` those are left out."""
+        totals = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "files"}
+        return totals | {"files": [report.to_dict() for report in self.files]} if files else totals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -303,14 +304,14 @@ class QueryResult(Answer, Generic[ItemT]):
         """Return `to_arrow` as a pandas DataFrame; needs pandas, which this package does not install."""
         return self.to_arrow().to_pandas()
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the answer as a JSON-ready dict."""
+    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
+        """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
         return {
             "items": [item.to_dict() for item in self.items],
             "status": self.status,
             "cursor": self.cursor,
             "failed": [report.to_dict() for report in self.failed],
-            "explain": self.explain.to_dict(),
+            "explain": self.explain.to_dict(files=files),
             **self.seen_to_dict(),
             "timestamp_resolution_ms": self.timestamp_resolution_ms,
         }
@@ -355,13 +356,13 @@ class TopicsResult(Answer):
     def __len__(self) -> int:
         return len(self.topics)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the answer as a JSON-ready dict."""
+    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
+        """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
         return {
             "topics": [topic.to_dict() for topic in self.topics],
             "status": self.status,
             "failed": [report.to_dict() for report in self.failed],
-            "explain": self.explain.to_dict(),
+            "explain": self.explain.to_dict(files=files),
             **self.seen_to_dict(),
         }
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby, pairwise
 from typing import Annotated, Any
@@ -31,7 +30,7 @@ from tiered_index.format.schema import PREVIOUS
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.lookup.inventory import describe_handle
+from tiered_index.service.lookup.inventory import files_document
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import TopicsResult, TopicSummary, format_time
 
@@ -107,22 +106,11 @@ def files(session: Session) -> int:
       tiered-index files --root /data/index --json
     """
     with IndexReader.open(config=session.config()) as reader:
-        handles = reader.files()
-        listed = [describe_handle(handle) for handle in handles]
-        genesis, number, archived = reader.genesis, reader.log_state.number, reader.archived()
+        handles, archived = reader.files(), reader.archived()
+        document = files_document(reader.genesis.index_id, reader.log_state.number, handles, archived)
     broken = [handle for handle in handles if isinstance(handle, DamagedFile)]
-    sums = {name: sum(file[name] or 0 for file in listed) for name in ("entries", "bytes")}
-    by_state = Counter(file["state"] for file in listed)
-    session.out.answer(
-        {
-            "index_id": genesis.index_id,
-            "log_number": number,
-            "status": "partial" if broken else "complete",
-            "files": listed,
-            "totals": {"files": len(listed), **sums, "by_state": dict(by_state)},
-            "archived": [segment.to_json() for segment in archived],
-        }
-    )
+    listed, totals = document["files"], document["totals"]
+    session.out.answer(document)
     session.out.table(
         ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
         map(_row, handles, listed, short_ids([file["file_id"] for file in listed])),
@@ -130,8 +118,8 @@ def files(session: Session) -> int:
         brief=("file", "state", "from", "to", "entries", "bytes"),
     )
     session.out.line(
-        f"{counted(len(listed), 'file')} ({states(by_state) or 'none'}), "
-        f"{counted(sums['entries'], 'entry', 'entries')}, {human_bytes(sums['bytes'])}"
+        f"{counted(len(listed), 'file')} ({states(totals['by_state']) or 'none'}), "
+        f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
     )
     # a narrow table has no room for the reasons
     unread = [f"not read: {handle.file_id} ({handle.place}): {handle.error}" for handle in broken]

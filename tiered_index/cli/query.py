@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -23,7 +22,7 @@ from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, tag_key
 from tiered_index.rocketmq.log.message import BodyFormat, Message, show_body
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
-from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
+from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time
 
@@ -215,6 +214,9 @@ _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 
 def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
     """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
+    # imported when asked for, as in `_source`
+    from tiered_index.rocketmq.archive.by_id import describe_fetched
+
     count = collisions = requests = size_bytes = 0
     found: Counter[str] = Counter()
     for answer in pages:
@@ -223,7 +225,7 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
                 _write_message(out, one, body)
                 out.line()
             elif pages.every:
-                out.record(_describe(one, body))
+                out.record(describe_fetched(one, body))
             found[one.state] += 1
         count += len(answer)
         collisions += answer.collisions
@@ -233,17 +235,12 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
         costs = {"message_requests": requests, "message_bytes": size_bytes}
         out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
     elif out.as_json:
-        shown = [_describe(one, body) for one in pages.last.messages]
+        shown = [describe_fetched(one, body) for one in pages.last.messages]
         out.answer(pages.last.to_dict() | {"messages": shown} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
     out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{seen}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
-
-
-def _describe(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
-    message = fetched.message
-    return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, Message) else {})
 
 
 def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
@@ -299,7 +296,6 @@ def _body(message: Message, wanted: BodyFormat) -> str | None:
 
 
 _FOUND = 1
-_MANY = 32
 
 
 @command
@@ -349,6 +345,9 @@ def message(
 
       tiered-index message --topic orders --queue-id 0 --offset 17 --store /home/rocketmq/store
     """
+    # imported when asked for, as in `_source`
+    from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
+
     budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)
     has_index = config.root is not None or config.storage is not None
@@ -369,28 +368,21 @@ def message(
             reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
 
             def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
-                if reader is not None:
-                    # what a place costs beside a lookup counts, too
-                    stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
                 source = _source(store, reader, config)
-                answer = MessagesResult(messages=(), status="complete")
                 if topic is not None and queue_id is not None and queue_offset is not None:
-                    return replace(answer, messages=(source.by_queue_offset(topic, queue_id, queue_offset),))
+                    if reader is not None:
+                        # what a place costs beside a lookup counts, too
+                        stack.enter_context(LookupBudget(reader.storage.prices, LookupLimits(**limits)).open())
+                    fetched = source.by_queue_offset(topic, queue_id, queue_offset)
+                    return MessagesResult(messages=(fetched,), status="complete")
                 assert msg_id is not None
-                if topic is None:
-                    return replace(answer, messages=(source.by_msg_id(msg_id),))
-                assert reader is not None
-                by_key = _ByUniqueKey(source)
-                answer = reader.messages(topic, msg_id, max_count=_MANY, cursor=cursor, source=by_key, **limits)
-                if not answer.messages and cursor is None:
-                    answer = replace(answer, messages=_by_place(source.by_msg_id, topic, msg_id))
-                return answer
+                return messages_by_id(reader, source, msg_id, topic, cursor, **limits)
 
             return look_up
 
         pages = Pages(open_lookup, MessagesResult(messages=(), status="partial"), cursor, budget, every=False)
         (answer,) = pages
-    shown = [_describe(one, body) for one in answer.messages]
+    shown = [describe_fetched(one, body) for one in answer.messages]
     lost = {"lost": [one.to_dict() for one in answer.lost]} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())
@@ -405,29 +397,3 @@ def message(
         session.out.line(f"more with --cursor {answer.cursor}")
     pages.settle()
     return 0 if any(one.message is not None for one in answer.messages) else _FOUND
-
-
-@dataclass(frozen=True)
-class _ByUniqueKey:
-    """Gives only messages whose unique key is the one asked for; others that carry it are paged past."""
-
-    source: MessageSource
-
-    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
-        """Return what became of each of `items`."""
-        fetched = self.source.fetch(items, topic, key)
-        return [
-            one
-            if one.message is None or getattr(one.message, "uniq_key", None) == key
-            else replace(one, carries_key=False)
-            for one in fetched
-        ]
-
-
-def _by_place(by_msg_id: Callable[[str], Fetched], topic: str, msg_id: str) -> tuple[Fetched, ...]:
-    """Return the topic's message at the place that the id names, if it names one; RocketMQ's tools do so."""
-    try:
-        fetched = by_msg_id(msg_id)
-    except InvalidArgument:
-        return ()
-    return (fetched,) if fetched.message is None or getattr(fetched.message, "topic", None) == topic else ()

@@ -194,6 +194,11 @@ class IndexReader(Lookups[ItemT]):
         return self._only.storage
 
     @property
+    def storages(self) -> list[MeteredStorage]:
+        """The storage of each index, metered, as `sources`."""
+        return [view.storage for view in self._views]
+
+    @property
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading. Of one index only."""
         return self._archive_of(self._only)

@@ -180,10 +180,16 @@ class Usage:
 
     Limits are inclusive; None: no limit. `max_bytes` limits bytes read. A call whose answer's size is unknown (a whole
     object) is admitted below that limit and counted afterwards, so it may exceed it once; the next call is refused.
+    `max_cost_usd` limits the estimated price likewise.
     """
 
     def __init__(
-        self, prices: PriceTable | None = None, *, max_requests: int | None = None, max_bytes: int | None = None
+        self,
+        prices: PriceTable | None = None,
+        *,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        max_cost_usd: float | None = None,
     ) -> None:
         if max_requests is not None or max_bytes is not None:
             for name, limit in (("max_requests", max_requests), ("max_bytes", max_bytes)):
@@ -192,6 +198,7 @@ class Usage:
         self.prices = prices or PriceTable()
         self.max_requests = max_requests
         self.max_bytes = max_bytes
+        self.max_cost_usd = max_cost_usd
         self._lock = threading.RLock()
         self._requests: dict[str, int] = {}
         # payload bytes delivered by reads, and accepted by writes
@@ -242,7 +249,7 @@ class Usage:
     @property
     def limited(self) -> bool:
         """Whether there is a limit at all."""
-        return self.max_requests is not None or self.max_bytes is not None
+        return self.max_requests is not None or self.max_bytes is not None or self.max_cost_usd is not None
 
     def begin(self, call: Call) -> None:
         """Admit a call, count its requests, reserve its bytes. Raises `BudgetExceeded`, and counts nothing then."""
@@ -279,6 +286,15 @@ class Usage:
                 raise BudgetExceeded(
                     f"max_bytes={self.max_bytes} reached: {call.operation} of {call.name!r} asks for {asks} bytes "
                     f"after {known}"
+                )
+        if self.max_cost_usd is not None:
+            requests_of = self._requests | {call.operation: self._requests.get(call.operation, 0) + call.requests}
+            read = self.bytes_read + self._bytes_held + (call.asked_bytes or 0)
+            cost_usd = self.prices.cost_usd(requests_of, read)
+            if cost_usd > self.max_cost_usd:
+                raise BudgetExceeded(
+                    f"max_cost_usd={self.max_cost_usd:g} reached: with {call.operation} of {call.name!r} the cost "
+                    f"is {cost_usd:g}"
                 )
 
     def _take_back(self, call: Call) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -17,6 +18,7 @@ from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
 from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.log.log import Removals, StorageLog
+from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
@@ -100,6 +102,26 @@ def describe_handle(handle: Handle) -> dict[str, Any]:
         "begin_ms": handle.second_min * 1000,
         "end_ms": handle.second_max * 1000,
         **known,
+    }
+
+
+def files_document(
+    index_id: str, log_number: int, handles: Iterable[Handle], archived: Iterable[ArchivedSegment]
+) -> dict[str, Any]:
+    """Return what an index's files are, their sums, and what is archived, JSON-ready; ``partial`` where one can't be
+    read.
+    """
+    handles = list(handles)
+    listed = [describe_handle(handle) for handle in handles]
+    sums = {name: sum(file[name] or 0 for file in listed) for name in ("entries", "bytes")}
+    by_state = Counter(file["state"] for file in listed)
+    return {
+        "index_id": index_id,
+        "log_number": log_number,
+        "status": "partial" if any(isinstance(handle, DamagedFile) for handle in handles) else "complete",
+        "files": listed,
+        "totals": {"files": len(listed), **sums, "by_state": dict(by_state)},
+        "archived": [segment.to_json() for segment in archived],
     }
 
 

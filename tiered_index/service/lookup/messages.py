@@ -117,15 +117,15 @@ class MessagesResult(Answer):
     def __len__(self) -> int:
         return len(self.messages)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the answer JSON-ready."""
+    def to_dict(self, *, files: bool = True) -> dict[str, Any]:
+        """Return the answer JSON-ready; without `files` its `explain` has no report of each file."""
         return {
             "messages": [fetched.to_dict() for fetched in self.messages],
             "status": self.status,
             "cursor": self.cursor,
             "failed": [report.to_dict() for report in self.failed],
             "collisions": self.collisions,
-            "explain": self.explain.to_dict()
+            "explain": self.explain.to_dict(files=files)
             | {"message_requests": self.message_requests, "message_bytes": self.message_bytes},
             **self.seen_to_dict(),
         }
