@@ -91,6 +91,8 @@ _COMMANDS = {
     "maintenance:orphans": (
         "Find objects that the log does not name: what crashes left, and what merges have replaced."
     ),
+    "serve:serve": "Serve lookups over HTTP until ended.",
+    "serve:token": "Make a token for the service and print it, once: the file has its hash only.",
     "bench.command:bench": (
         "Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; "
         "what cold lookups cost."

@@ -1,0 +1,90 @@
+"""A service on a socket of this process: `serving(lookups, ...)` yields a client that asks it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.server.app import Service
+from tiered_index.server.calls import Caps
+from tiered_index.server.examples import ENTRIES
+from tiered_index.server.listening import HttpListener, own_names, serve_all
+from tiered_index.server.problems import Redaction
+from tiered_index.server.served import Audit, Served, messages_of
+from tiered_index.server.tokens import Tokens
+
+PATIENCE_S = 60.0
+
+
+@contextlib.contextmanager
+def serving(
+    lookups: Any,
+    *,
+    tokens: Path | None = None,
+    caps: Caps | None = None,
+    audit: Path | None = None,
+    store: Path | None = None,
+    host: str = "127.0.0.1",
+    problems: Callable[[], list[str]] = list,
+    **bounds: Any,
+) -> Iterator[httpx.Client]:
+    """Serve until the block ends, on a free port; yields a client of it."""
+    ready, stop, stopping = threading.Event(), threading.Event(), threading.Event()
+    with contextlib.ExitStack() as stack:
+        served = Served(
+            lookups,
+            messages_of(lookups, store),
+            caps or Caps(),
+            Redaction.of(lookups.config, store=store),
+            stack.enter_context(contextlib.closing(Audit(audit))),
+            Tokens(tokens) if tokens is not None else None,
+            problems,
+            stopping,
+        )
+        service = stack.enter_context(Service(served, hosts=own_names(host), **bounds))
+        listener = HttpListener(service.app, host, 0, drain_s=5)
+        thread = threading.Thread(
+            target=lambda: asyncio.run(serve_all([listener], ready.set, stopping, stop.is_set)), daemon=True
+        )
+        thread.start()
+        assert ready.wait(PATIENCE_S)
+        try:
+            with httpx.Client(base_url=listener.url, timeout=PATIENCE_S, trust_env=False) as client:
+                yield client
+        finally:
+            stop.set()
+            thread.join(PATIENCE_S)
+        assert not thread.is_alive()
+
+
+def put_entries(index: IndexService) -> None:
+    """Put the entries of the examples and make them durable."""
+    for topic, queue_id, key, offset, size, timestamp_ms in ENTRIES:
+        index.put(topic, queue_id, key, offset, size, timestamp_ms)
+    index.flush()
+
+
+@pytest.fixture(scope="session")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexService]:
+    """A writer's index with the entries of the examples, which stay unsealed."""
+    folder = tmp_path_factory.mktemp("served")
+    with IndexService.open(
+        root=folder / "root", storage=(folder / "storage").as_uri(), slots=100, items=1000, background=False
+    ) as index:
+        put_entries(index)
+        yield index
+
+
+@pytest.fixture(scope="session")
+def client(index: IndexService) -> Iterator[httpx.Client]:
+    """A client of a service beside the writer."""
+    with serving(index) as client:
+        yield client

@@ -1,0 +1,231 @@
+"""Who may ask for what, how much, and how often; and what becomes of a lookup that nobody waits for any more."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+
+import pytest
+
+from tests.server.conftest import PATIENCE_S, serving
+from tiered_index import IndexService
+from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.server import tokens as token_files
+from tiered_index.server import wire
+from tiered_index.server.calls import Allowance, Caps
+from tiered_index.server.gate import Rate
+from tiered_index.server.problems import Refused
+from tiered_index.server.tokens import Tokens, add_token
+from tiered_index.storage.base import Call
+from tiered_index.storage.metering import PriceTable, active_context
+
+QUERY = {"topic": "orders", "key": "order-4711"}
+
+
+def bearer(token):
+    return {"authorization": f"Bearer {token}"}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A token file, and its tokens by name."""
+    path = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    wanted = {
+        "reader": ("read", None),
+        "writer": ("write", None),
+        "admin": ("admin", None),
+        "pay": ("admin", ["pay", "invoice"]),
+    }
+    return path, {name: add_token(path, name, *given) for name, given in wanted.items()}
+
+
+@pytest.fixture(scope="module")
+def guarded(index, made):
+    with serving(index, tokens=made[0]) as client:
+        yield client
+
+
+def test_every_route_but_probes_needs_a_token(guarded):
+    described = guarded.get("/openapi.json").json()
+    for path, methods in described["paths"].items():
+        for method in methods:
+            for headers in ({}, bearer("ti_wrong"), {"authorization": "Basic eDp5"}):
+                got = guarded.request(method, path.replace("{id}", "x"), headers=headers)
+                if path in ("/livez", "/readyz"):
+                    assert got.status_code == 200
+                else:
+                    assert (path, got.status_code) == (path, 401)
+                    assert got.headers["www-authenticate"] == "Bearer"
+
+
+def test_tokens_are_kept_as_hashes_readable_by_their_owner(made):
+    path, by_name = made
+    assert not any(token in path.read_text() for token in by_name.values())
+    assert path.stat().st_mode & 0o777 == 0o600
+    with pytest.raises(InvalidArgument, match="has a token called reader"):
+        add_token(path, "reader", "read", None)
+
+
+def test_a_token_sees_its_topics_only(guarded, made):
+    pay, reader = bearer(made[1]["pay"]), bearer(made[1]["reader"])
+    asked = {"topic": "payments", "key": "order-4711"}
+    assert len(guarded.get("/v1/query", params=asked, headers=pay).json()["items"]) == 1
+    for path in ("/v1/query", "/v1/messages"):
+        got = guarded.get(path, params=QUERY, headers=pay)
+        assert (got.status_code, got.json()["detail"]) == (403, "the token is not for topic 'orders'")
+    stream = guarded.get("/v1/query", params=QUERY | {"all": True}, headers=pay | {"accept": wire.NDJSON})
+    assert stream.status_code == 403
+    both = {"lookups": [asked, QUERY]}
+    assert guarded.post("/v1/query:batch", json=both, headers=pay).status_code == 403
+    assert guarded.post("/v1/query:batch", json=both, headers=reader).status_code == 200
+    topics = [topic["topic"] for topic in guarded.get("/v1/topics", headers=pay).json()["topics"]]
+    assert topics == ["payments"]
+    for path in ("/v1/files", "/v1/files/x", "/metrics"):
+        assert guarded.get(path, headers=pay).status_code == 403
+        assert guarded.get(path, headers=reader).status_code in (200, 404)
+
+
+def test_a_token_that_is_taken_out_ends(index, tmp_path, monkeypatch):
+    path = tmp_path / "tokens.json"
+    first, second = add_token(path, "first", "read", None), add_token(path, "second", "read", None)
+    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
+    known = Tokens(path)
+    rows = json.loads(path.read_text())
+    assert known.find(first).name == "first"
+    path.write_text("[")
+    assert known.find(first) is not None and "no JSON" in known.problem
+    path.write_text(json.dumps(rows[1:]))
+    assert known.find(first) is None and known.find(second) is not None and known.problem is None
+
+
+@pytest.mark.parametrize("text", ["{}", "[1]", '[{"name": "a", "sha256": "12", "role": "read"}]', "not json"])
+def test_a_damaged_token_file_is_refused(tmp_path, text):
+    path = tmp_path / "tokens.json"
+    path.write_text(text)
+    with pytest.raises(ConfigError, match="is no file of tokens"):
+        Tokens(path)
+
+
+def test_without_tokens_only_its_own_address_is_answered(client):
+    got = client.get("/v1/topics", headers={"host": "evil.example:8080"})
+    assert got.status_code == 403
+    for host in ("localhost", "127.0.0.1:80", "[::1]:8080"):
+        assert client.get("/v1/topics", headers={"host": host}).status_code == 200
+
+
+def test_a_caller_has_its_rate(monkeypatch):
+    now_s = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now_s[0])
+    rate = Rate(2)
+    for _ in range(2):
+        rate.take("a")
+    with pytest.raises(Refused) as refused:
+        rate.take("a")
+    assert (refused.value.status, refused.value.retry_after_s) == (429, 1)
+    rate.take("b")
+    now_s[0] += 0.5
+    rate.take("a")
+    with pytest.raises(Refused):
+        rate.take("a")
+
+
+def test_too_many_requests_a_second_are_told_when_to_go_on(index):
+    with serving(index, rate=0.001) as client:
+        assert client.get("/v1/query", params=QUERY).status_code == 200
+        got = client.get("/v1/query", params=QUERY)
+        assert (got.status_code, got.headers["retry-after"].isdigit()) == (429, True)
+        assert client.get("/livez").status_code == 200
+
+
+class Held:
+    """A lookup that waits, then asks the storage once a turn until it is refused."""
+
+    def __init__(self):
+        self.entered, self.go_on, self.refused = threading.Event(), threading.Event(), threading.Event()
+
+    def __call__(self, *_, timeout_s, **__):
+        self.entered.set()
+        assert self.go_on.wait(PATIENCE_S)
+        call = Call("get_range", "object", 1, 1)
+        try:
+            for _, usage in active_context().usages:
+                usage.begin(call)
+        except BudgetExceeded:
+            self.refused.set()
+            raise
+        raise StorageUnavailable("a request was sent")
+
+
+def test_a_client_that_goes_ends_its_lookup(index, monkeypatch):
+    held = Held()
+    with serving(index) as client:
+        monkeypatch.setattr(IndexService, "query", lambda self, *args, **kwargs: held(*args, **kwargs))
+        host, port = client.base_url.host, client.base_url.port
+        with socket.create_connection((host, port)) as connection:
+            connection.sendall(b"GET /v1/query?topic=orders&key=k HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert held.entered.wait(PATIENCE_S)
+        until_s = time.monotonic() + PATIENCE_S
+        while 'status="499"' not in client.get("/metrics").text:
+            assert time.monotonic() < until_s
+        held.go_on.set()
+        assert held.refused.wait(PATIENCE_S)
+
+
+def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
+    held = Held()
+    with serving(index, threads=1, waiting=0) as client:
+        monkeypatch.setattr(IndexService, "query", lambda self, *args, **kwargs: held(*args, **kwargs))
+        first = threading.Thread(target=client.get, args=("/v1/query",), kwargs={"params": QUERY})
+        first.start()
+        assert held.entered.wait(PATIENCE_S)
+        got = client.get("/v1/query", params=QUERY)
+        assert (got.status_code, got.headers["retry-after"]) == (503, "1")
+        assert client.get("/livez").status_code == 200
+        held.go_on.set()
+        first.join(PATIENCE_S)
+
+
+def test_bounds_are_the_lesser_of_the_requests_and_the_services():
+    caps, prices = Caps(timeout_s=10, max_requests=5, max_bytes=100, max_cost_usd=1.0), PriceTable()
+    own = Allowance(caps, prices, timeout_s=99, max_requests=3, max_bytes=1000, max_cost_usd=0.5)
+    assert (own.timeout_s, own.usage.max_requests, own.usage.max_bytes, own.usage.max_cost_usd) == (10, 3, 100, 0.5)
+    assert Allowance(caps, prices).usage.max_requests == 5
+
+
+def test_a_cost_bounds_requests():
+    allowance = Allowance(Caps(max_cost_usd=2.5 * 0.0004 / 1000), PriceTable())
+    for _ in range(2):
+        allowance.usage.begin(Call("get_range", "object", 1, 10))
+    with pytest.raises(BudgetExceeded, match="max_cost_usd"):
+        allowance.usage.begin(Call("get_range", "object", 1, 10))
+    assert allowance.usage.requests == 2
+
+
+def test_lookups_are_told_to_the_audit_log(index, tmp_path, made):
+    path = tmp_path / "audit.ndjson"
+    with serving(index, tokens=made[0], audit=path) as client:
+        headers = bearer(made[1]["reader"]) | {"x-request-id": "r-1"}
+        client.get("/v1/query", params=QUERY, headers=headers)
+        client.get("/v1/query", params=QUERY | {"cursor": "x"}, headers=headers)
+    found, wrong = map(json.loads, path.read_text().splitlines())
+    assert {name: found[name] for name in ("request_id", "caller", "lookup", "topic", "key", "status", "count")} == {
+        "request_id": "r-1",
+        "caller": "reader",
+        "lookup": "query",
+        **QUERY,
+        "status": "complete",
+        "count": 2,
+    }
+    assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
+
+
+def test_it_says_why_it_is_not_ready(index):
+    problems = []
+    with serving(index, problems=lambda: problems) as client:
+        assert client.get("/readyz").status_code == 200
+        problems.append("follow: it is 9 GB behind")
+        got = client.get("/readyz")
+        assert (got.status_code, got.json()["reasons"]) == (503, problems)
+        assert client.get("/livez").status_code == 200

@@ -1,0 +1,236 @@
+"""Every route over a real socket: what it answers is what the library answers, and what it refuses is a problem."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pyarrow as pa
+import pytest
+
+from tests.server.conftest import serving
+from tiered_index import IndexService, Lookup
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
+from tiered_index.server import wire
+from tiered_index.server.calls import Caps
+from tiered_index.server.examples import EXAMPLES
+
+NDJSON = {"accept": wire.NDJSON}
+ARROW = {"accept": wire.ARROW}
+# what differs from one index, or one call, to the next
+VOLATILE = {"elapsed_ms", "index_id", "log_number", "file_id", "path", "bytes", "files"}
+
+
+def masked(value, name=None):
+    if isinstance(value, dict):
+        return {key: masked(one, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [masked(one, name if name != "files" else None) for one in value]
+    return type(value).__name__ if name in VOLATILE else value
+
+
+def expected(answer):
+    """Return what the service says of the library's answer, times left out."""
+    return masked(json.loads(json.dumps(answer.to_dict(files=False))))
+
+
+def test_a_query_answers_as_the_library_does(client, index):
+    got = client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
+    assert got.headers["content-type"] == wire.JSON
+    assert masked(got.json()) == expected(index.query("orders", "order-4711"))
+    assert [item["offset"] for item in got.json()["items"]] == [204_800, 1024]
+    explained = client.get("/v1/query", params={"topic": "orders", "key": "order-4711", "explain": "true"}).json()
+    assert [file["outcome"] for file in explained["explain"]["files"]] == ["read"]
+
+
+@pytest.mark.parametrize("end", ["1762000000999", "2025-11-01T12:26:40Z"])
+def test_a_range_is_given_in_milliseconds_or_as_a_time(client, index, end):
+    asked = {"topic": "orders", "key": "order-4711", "begin_ms": "0", "end_ms": end}
+    got = client.get("/v1/query", params=asked).json()
+    assert masked(got) == expected(index.query("orders", "order-4711", 0, 1_762_000_000_999))
+    assert len(got["items"]) == 1
+    asked["end_ms"] = str(2**63 - 1)
+    assert len(client.get("/v1/query", params=asked).json()["items"]) == 2
+
+
+def test_a_cursor_continues_an_answer(client):
+    asked = {"topic": "orders", "key": "order-4711", "max_count": 1}
+    first = client.get("/v1/query", params=asked).json()
+    assert (first["status"], len(first["items"])) == ("truncated", 1)
+    second = client.get("/v1/query", params=asked | {"cursor": first["cursor"]}).json()
+    assert second["status"] == "complete"
+    assert [*first["items"], *second["items"]] == client.get("/v1/query", params=asked | {"max_count": 2}).json()[
+        "items"
+    ]
+
+
+@pytest.mark.parametrize("count", [1, 64])
+def test_a_stream_ends_with_its_status(client, count):
+    asked = {"topic": "orders", "key": "order-4711", "max_count": count}
+    whole = client.get("/v1/query", params=asked | {"max_count": 64}).json()
+    got = client.get("/v1/query", params=asked | {"all": True}, headers=NDJSON)
+    *items, status = map(json.loads, got.text.splitlines())
+    assert items == whole["items"]
+    assert (status["status"], status["count"], status["cursor"]) == ("complete", 2, None)
+    data = client.get("/v1/query", params=asked | {"all": True}, headers=ARROW).content
+    batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())
+    rows = [row for batch, _ in batches for row in batch.to_pylist()]
+    assert [{**item, "source": None} for item in whole["items"]] == rows
+    assert json.loads(batches[-1][1][wire.STATUS])["status"] == "complete"
+    assert all(metadata is None for _, metadata in batches[:-1])
+
+
+def test_a_batch_answers_as_each_lookup_does(client, index):
+    lookups = [*EXAMPLES.batch["lookups"], {"topic": "nowhere", "key": "k"}]
+    got = client.post("/v1/query:batch", json={"lookups": lookups}).json()
+    answers = index.query_many([Lookup(**one) for one in lookups])
+    assert [one["items"] for one in got["results"]] == [[item.to_dict() for item in one] for one in answers]
+    assert [one["unknown_topics"] for one in got["results"]] == [[], [], ["nowhere"]]
+    assert got["status"] == "complete"
+    lines = client.post("/v1/query:batch", json={"lookups": lookups}, headers=NDJSON).text.splitlines()
+    assert list(map(json.loads, lines))[:-1] == got["results"]
+    assert json.loads(lines[-1])["status"] == "complete"
+
+
+def test_a_batch_as_arrow_says_which_lookup_a_row_answers(client):
+    lookups = [{"topic": "payments", "key": "order-4711"}, {"topic": "orders", "key": "order-4711", "max_count": 1}]
+    page = client.get("/v1/query", params=lookups[1]).json()
+    for more in ([], [{**lookups[1], "cursor": page["cursor"]}]):
+        data = client.post("/v1/query:batch", json={"lookups": lookups + more}, headers=ARROW).content
+        batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())
+        rows = [(row["lookup"], row["topic"], row["offset"]) for batch, _ in batches for row in batch.to_pylist()]
+        assert rows == [(0, "payments", 4096), (1, "orders", 204_800), *([(2, "orders", 1024)] if more else [])]
+        status = json.loads(batches[-1][1][wire.STATUS])
+        assert (status["status"], status["cursors"]) == ("truncated", {"1": page["cursor"]})
+
+
+def test_topics_and_files_are_listed(client, index):
+    got = client.get("/v1/topics").json()
+    assert masked(got) == expected(index.topics())
+    assert [topic["topic"] for topic in got["topics"]] == ["orders", "payments"]
+    files = client.get("/v1/files").json()
+    assert (files["index_id"], files["totals"]["entries"]) == (index.index_id, 4)
+    *lines, rest = map(json.loads, client.get("/v1/files", headers=NDJSON).text.splitlines())
+    assert {**rest, "files": lines} == files
+    one = client.get(f"/v1/files/{files['files'][0]['file_id']}").json()
+    assert one == files["files"][0] | {"topics": ["orders", "payments"]}
+    # the folder stays the service's own
+    assert one["path"].startswith("[root]/")
+
+
+def test_metrics_count_what_was_asked(client):
+    def value(name):
+        lines = client.get("/metrics").text.splitlines()
+        return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    counted = 'tiered_index_lookups_total{kind="query",status="complete"}'
+    client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
+    before = value(counted)
+    client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
+    assert value(counted) == before + 1
+    assert value('tiered_index_files{state="unsealed"}') == 1
+    assert value('tiered_index_http_request_seconds_count{method="GET",route="/v1/query",status="200"}') >= 2
+
+
+def test_a_request_has_an_id_that_errors_name(client):
+    got = client.get("/v1/query", headers={"x-request-id": "my-7"})
+    assert got.headers["x-request-id"] == got.json()["request_id"] == "my-7"
+    made = client.get("/v1/query", headers={"x-request-id": "not an id"})
+    assert made.headers["x-request-id"] == made.json()["request_id"] != "not an id"
+
+
+WRONG = [
+    ("/v1/query", 400, "topic is missing"),
+    ("/v1/query?topic=orders&key=k&max_count=ten", 400, "max_count: must be a whole number"),
+    ("/v1/query?topic=orders&key=k&max_count=0", 400, "max_count: must be at least 1"),
+    ("/v1/query?topic=orders&key=k&max_count=10001", 400, "this service gives 10,000 at once"),
+    ("/v1/query?topic=orders&key=k&key=j", 400, "parameter 'key' is given more than once"),
+    ("/v1/query?topic=orders&key=k&begin=0", 400, "begin is no parameter of this request"),
+    ("/v1/query?topic=orders&key=k&begin_ms=soon", 400, "'soon' is neither epoch milliseconds"),
+    ("/v1/query?topic=orders&key=k&cursor=xyz", 400, "cursor"),
+    ("/v1/query?topic=orders&key=k&all=true", 400, "all answers come as a stream"),
+    ("/v1/query?topic=orders&key=k&timeout_s=0", 400, "timeout_s: must be greater than 0"),
+    ("/v1/messages/xyz", 400, "xyz"),
+    ("/v1/files/xyz", 404, "no file has the id 'xyz'"),
+    ("/v1/nothing", 404, "Not Found"),
+]
+
+
+@pytest.mark.parametrize(("path", "status", "detail"), WRONG)
+def test_what_is_wrong_is_a_problem(client, path, status, detail):
+    got = client.get(path)
+    assert (got.status_code, got.headers["content-type"]) == (status, "application/problem+json")
+    assert detail in got.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "status"),
+    [
+        (b"{", "application/json", 400),
+        (b"[]", "application/json", 400),
+        (b'{"lookups": []}', "application/json", 400),
+        (b'{"lookups": [{"topic": "orders"}]}', "application/json", 400),
+        (b"[" * 100_000, "application/json", 400),
+        (b'{"lookups": [{"topic": "a", "key": "k"}, {"topic": "a", "key": "k"}]}', "application/json", 413),
+        (b" " * 3000, "application/json", 413),
+        (b'{"lookups": [{"topic": "a", "key": "k"}]}', "text/plain", 415),
+    ],
+)
+def test_a_wrong_body_is_a_problem(index, body, kind, status):
+    caps = Caps(max_lookups=1, body_bytes=200_000 if body[:1] == b"[" else 2000)
+    with serving(index, caps=caps) as client:
+        got = client.post("/v1/query:batch", content=body, headers={"content-type": kind})
+        assert (got.status_code, got.json()["status"]) == (status, status)
+        # of a length that is not told beforehand, too
+        got = client.post("/v1/query:batch", content=iter([body]), headers={"content-type": kind})
+        assert got.status_code == status
+
+
+def raising(error):
+    """Return a method that raises."""
+
+    def method(*_, **__):
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "name", "retry"),
+    [
+        (StorageUnavailable("it is away"), 502, "StorageUnavailable", True),
+        (CorruptFile("a", "is damaged"), 502, "CorruptFile", False),
+        (BudgetExceeded("max_requests=1 reached"), 422, "BudgetExceeded", False),
+        (RuntimeError("secret of the process"), 500, "Unexpected", False),
+    ],
+)
+def test_errors_of_the_library_have_a_status_each(index, error, status, name, retry):
+    with serving(index) as client, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexService, "query", raising(error))
+        got = client.get("/v1/query", params={"topic": "orders", "key": "k"})
+        assert (got.status_code, got.json()["error"], "retry-after" in got.headers) == (status, name, retry)
+        assert "secret" not in got.text and "Traceback" not in got.text
+        # a stream that can't begin is a problem, too
+        assert client.get("/v1/query", params={"topic": "orders", "key": "k"}, headers=NDJSON).status_code == status
+
+
+def test_the_description_is_whole_and_its_examples_are_true(client, index):
+    described = client.get("/openapi.json").json()
+    file_id = client.get("/v1/files").json()["files"][0]["file_id"]
+    checked = set()
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            assert operation["summary"] and operation["responses"]
+            responses = operation["responses"].get("200", {})
+            example = responses.get("content", {}).get(wire.JSON, {}).get("example")
+            if example is None:
+                continue
+            asked = {one["name"]: one["example"] for one in operation["parameters"] if "example" in one}
+            content = operation.get("requestBody", {}).get("content", {}).get(wire.JSON, {}).get("example")
+            at = path.replace("{id}", file_id)
+            asked.pop("id", None)
+            got = client.request(method, at, params=asked, json=content)
+            assert (path, got.status_code) == (path, 200)
+            assert masked(got.json()) == masked(example), path
+            checked.add(path)
+    assert checked == {"/v1/query", "/v1/query:batch", "/v1/topics", "/v1/files", "/v1/files/{id}", "/livez", "/readyz"}

@@ -1,0 +1,178 @@
+"""`tiered-index serve`: lookups over HTTP; and `tiered-index token`: who may use it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from typer import Argument, Option
+
+from tiered_index.cli.options import CacheDir, bytes_option
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.service.lookup.lookups import Lookups
+
+if TYPE_CHECKING:
+    from tiered_index.server.listening import Listener, Tls
+
+_listen = partial(Option, rich_help_panel="Listening")
+_guard = partial(Option, rich_help_panel="Bounds")
+_GIB = 1 << 30
+
+
+@command
+def serve(
+    session: Session,
+    host: Annotated[str, _listen(help="Address; other hosts than this one need --tokens.")] = "127.0.0.1",
+    port: Annotated[int, _listen(min=0, max=65535, help="Port; 0: any free one.")] = 8080,
+    tokens: Annotated[
+        Path | None,
+        _listen(metavar="FILE", help="Who may ask for what; made by tiered-index token.", show_default=False),
+    ] = None,
+    insecure: Annotated[bool, _listen("--insecure", help="Serve other hosts without tokens.")] = False,
+    tls_cert: Annotated[Path | None, _listen(help="Certificate (PEM).", show_default=False)] = None,
+    tls_key: Annotated[Path | None, _listen(help="Its key (PEM).", show_default=False)] = None,
+    tls_clients: Annotated[
+        Path | None,
+        _listen(help="Authority of clients' certificates (PEM), which are then needed.", show_default=False),
+    ] = None,
+    store: Annotated[
+        Path | None, Option(help="RocketMQ's store directory, for messages themselves.", show_default=False)
+    ] = None,
+    audit_log: Annotated[
+        Path | None, Option(metavar="FILE", help="Append each lookup as a JSON line.", show_default=False)
+    ] = None,
+    cache_dir: CacheDir = None,
+    threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at once.")] = 16,
+    waiting: Annotated[int, _guard(min=0, help="Lookups that wait for their turn; more get 503.")] = 256,
+    rate: Annotated[float, _guard(min=0, help="Requests a second of each caller; more get 429; 0: any number.")] = 0,
+    lookup_timeout: Annotated[float, _guard(min=0.001, help="Seconds of a lookup at most.")] = 30.0,
+    lookup_requests: Annotated[int, _guard(min=0, help="Requests to the storage of a lookup at most.")] = 10_000,
+    lookup_bytes: Annotated[
+        int, _guard(parser=bytes_option, metavar="1GiB", help="Bytes read by a lookup at most.", show_default="1GiB")
+    ] = _GIB,
+    lookup_cost: Annotated[float, _guard(min=0, help="Dollars of a lookup at most.")] = 0.05,
+    max_body: Annotated[
+        int, _guard(parser=bytes_option, metavar="16MiB", help="Bytes of a request at most.", show_default="16MiB")
+    ] = 16 << 20,
+) -> int:
+    """Serve lookups over HTTP until ended.
+
+    GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, /metrics, /livez and /readyz;
+    /openapi.json describes them.
+
+    With --storage alone, of which there may be several, the process keeps nothing: any number of them answer alike
+    behind a load balancer. With --root, on the writer's host, answers have what was flushed, too.
+
+    SIGTERM ends it: no new connection is taken, requests that are under way are answered.
+
+    [bold]Examples[/bold]
+
+      tiered-index serve --storage s3://bucket/index
+
+      tiered-index token grafana --role read --topics order --file tokens.json
+
+      tiered-index serve --storage s3://bucket/a --storage s3://bucket/b --host 0.0.0.0 --tokens tokens.json
+
+      curl -H "Authorization: Bearer $TOKEN" "http://localhost:8080/v1/query?topic=orders&key=order-4711"
+    """
+    try:
+        # the extra's packages are needed here alone
+        from tiered_index.server.app import Service
+        from tiered_index.server.calls import Caps
+        from tiered_index.server.listening import HttpListener, Tls, is_local, own_names, serve_all
+        from tiered_index.server.problems import Redaction
+        from tiered_index.server.served import Audit, Served, messages_of
+        from tiered_index.server.tokens import Tokens
+    except ModuleNotFoundError as error:
+        if (error.name or "").startswith("tiered_index"):
+            raise
+        raise ConfigError(
+            f"serve needs the extra 'server' ({error.name} is missing): pip install 'tiered_index[server]'"
+        ) from error
+    if not is_local(host) and tokens is None and not insecure:
+        raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
+    tls = _tls(Tls, tls_cert, tls_key, tls_clients)
+    config = session.reader_config(cache_dir=cache_dir)
+    caps = Caps(
+        timeout_s=lookup_timeout,
+        max_requests=lookup_requests,
+        max_bytes=lookup_bytes,
+        max_cost_usd=lookup_cost,
+        body_bytes=max_body,
+    )
+    stopping = threading.Event()
+    with contextlib.ExitStack() as stack:
+        known = Tokens(tokens) if tokens is not None else None
+        audit = stack.enter_context(contextlib.closing(Audit(audit_log)))
+        lookups: Lookups[Any] = stack.enter_context(session.open_reader(config))
+        served = Served(
+            lookups,
+            messages_of(lookups, store),
+            caps,
+            Redaction.of(config, session.storages, store=store),
+            audit,
+            known,
+            stopping=stopping,
+        )
+        service = stack.enter_context(
+            Service(served, threads=threads, waiting=waiting, rate=rate, hosts=None if insecure else own_names(host))
+        )
+        # each further protocol of this process is one more listener
+        listeners: list[Listener] = [HttpListener(service.app, host, port, tls=tls)]
+
+        def ready() -> None:
+            urls = [listener.url for listener in listeners]
+            session.out.note(f"serving {', '.join(urls)}; end with SIGTERM or Ctrl-C")
+            if session.out.as_json:
+                session.out.record({"status": "serving", "url": urls[0], "urls": urls})
+                session.out.flush()
+
+        asyncio.run(serve_all(listeners, ready, stopping, lambda: False))
+    session.out.answer({"status": "stopped"}, streamed=True)
+    return 0
+
+
+def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:
+    if cert is None and key is None and clients is None:
+        return None
+    if cert is None or key is None:
+        raise InvalidArgument("--tls-cert and --tls-key belong together, and --tls-clients needs both")
+    return kind(cert, key, clients)
+
+
+@command
+def token(
+    session: Session,
+    name: str = Argument(metavar="NAME", help="What the token is called, in logs, too.", show_default=False),
+    file: Path = Option(
+        Path("tokens.json"), "--file", metavar="FILE", help="File of tokens, as serve --tokens takes it."
+    ),
+    role: Literal["read", "write", "admin"] = Option(
+        "read", help="read: lookups and lists; write: POST /v1/entries, too; admin: verify, too."
+    ),
+    topics: list[str] | None = Option(
+        None, metavar="PREFIX", help="Only topics that begin so; several times.", show_default=False
+    ),
+) -> int:
+    """Make a token for the service and print it, once: the file has its hash only.
+
+    To end a token, take it out of the file: a running service sees that within a second.
+
+    [bold]Examples[/bold]
+
+      tiered-index token grafana --file tokens.json
+
+      tiered-index token billing --role read --topics order --topics invoice --file tokens.json
+    """
+    from tiered_index.server.tokens import add_token
+
+    made = add_token(file, name, role, topics)
+    session.out.answer({"name": name, "role": role, "topics": topics or None, "file": str(file), "token": made})
+    session.out.line(made)
+    session.out.remark(f"{name} has the role {role}; {file} keeps the token's hash only, so keep the token now")
+    return 0

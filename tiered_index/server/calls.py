@@ -1,0 +1,147 @@
+"""Calls of the library for requests: in threads, within bounds, and ended where the client has gone.
+
+The library's calls are synchronous. A call has a usage of its own; where nobody waits for its answer any more, that
+allows no further request to the storage, as with `AsyncIndexReader`. `Calls` belongs to one event loop; an `Allowance`
+to one request, whatever thread its calls run in.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from tiered_index.errors import BudgetExceeded
+from tiered_index.server.problems import Refused
+from tiered_index.service.threads import DaemonPool
+from tiered_index.storage.metering import PriceTable, Usage, active_context
+
+T = TypeVar("T")
+N = TypeVar("N", int, float)
+# what ends sooner is not worth watching the client for
+_SOON_S = 0.05
+_BUSY_RETRY_S = 1
+CLIENT_GONE = 499
+
+
+@dataclass(frozen=True, kw_only=True)
+class Caps:
+    """The most that one request may ask for; a request that names no bound has these."""
+
+    timeout_s: float = 30.0
+    max_requests: int = 10_000
+    max_bytes: int = 1 << 30
+    max_cost_usd: float = 0.05
+    max_count: int = 10_000
+    max_lookups: int = 10_000
+    body_bytes: int = 16 << 20
+
+
+class Allowance:
+    """What one request may still spend; all of its calls share it."""
+
+    def __init__(
+        self,
+        caps: Caps,
+        prices: PriceTable,
+        *,
+        timeout_s: float | None = None,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        max_cost_usd: float | None = None,
+    ) -> None:
+        self.usage = Usage(
+            prices,
+            max_requests=_least(max_requests, caps.max_requests),
+            max_bytes=_least(max_bytes, caps.max_bytes),
+            max_cost_usd=_least(max_cost_usd, caps.max_cost_usd),
+        )
+        self.timeout_s = _least(timeout_s, caps.timeout_s)
+        self._until_s = time.monotonic() + self.timeout_s
+
+    def left_s(self) -> float:
+        """Return the seconds that are left. Raises `BudgetExceeded` where none are."""
+        left_s = self._until_s - time.monotonic()
+        if left_s <= 0:
+            raise BudgetExceeded(f"timeout_s={self.timeout_s:g} was reached before the lookup could begin")
+        return left_s
+
+    def end(self) -> None:
+        """Let its calls make no further request."""
+        self.usage.max_requests = 0
+
+
+def _least(asked: N | None, cap: N) -> N:
+    return cap if asked is None else min(asked, cap)
+
+
+class Calls:
+    """Runs up to `threads` calls at once; up to `waiting` more wait for their turn, others are refused."""
+
+    def __init__(self, threads: int, waiting: int) -> None:
+        self._pool = DaemonPool(threads, "tiered-index-http")
+        self._most = threads + waiting
+        self.under_way = 0
+
+    async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
+        """Return what `call` returns in a thread. Raises as it does, and `Refused` where the client has gone, or where
+        too many calls wait.
+        """
+        if self.under_way >= self._most:
+            raise Refused(503, "too many requests are under way; try again", retry_after_s=_BUSY_RETRY_S)
+        with active_context().counting(allowance.usage).active():
+            future = self._pool.submit(call)
+        self.under_way += 1
+        loop = asyncio.get_running_loop()
+        future.add_done_callback(lambda _: _tell(loop, self._ended))
+        awaited = asyncio.wrap_future(future)
+        try:
+            done, _ = await asyncio.wait([awaited], timeout=_SOON_S)
+            if not done:
+                await self._watch(request, awaited)
+        except BaseException:
+            allowance.end()
+            _forget(future)
+            raise
+        return awaited.result()
+
+    def _ended(self) -> None:
+        self.under_way -= 1
+
+    async def _watch(self, request: Request, awaited: asyncio.Future[T]) -> None:
+        """Return once a call has ended. Raises `Refused` where the client goes before."""
+        gone = asyncio.ensure_future(_disconnected(request))
+        try:
+            both: list[asyncio.Future[Any]] = [awaited, gone]
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            gone.cancel()
+        if not awaited.done():
+            raise Refused(CLIENT_GONE, "the client has gone")
+
+    def close(self) -> None:
+        """Take no further calls, and let those under way end."""
+        self._pool.close()
+
+
+def _tell(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
+    try:
+        loop.call_soon_threadsafe(act)
+    except RuntimeError:  # the loop has ended before the call
+        pass
+
+
+def _forget(future: Future[T]) -> None:
+    """Have the error of a call that nobody waits for go nowhere."""
+    future.cancel()
+    future.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

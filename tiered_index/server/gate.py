@@ -1,0 +1,173 @@
+"""What every request passes: its id, its caller, the bounds of rate and size, and errors on their way out.
+
+The gate is the outermost ASGI application. Where no tokens are configured, only requests to the address that the
+service listens on are taken, so that no web page can ask a service on the same host by a name of its own. Threads: the
+event loop's.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from tiered_index.server.calls import CLIENT_GONE
+from tiered_index.server.problems import Problem, Redaction, Refused
+from tiered_index.server.tokens import ANYONE, Caller, Tokens
+
+_logger = logging.getLogger(__name__)
+_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
+# what needs no token: probes, and the description of the service
+_OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
+# callers whose rate is known at once; the ones seen last stay
+_MOST_CALLERS = 10_000
+Observe = Callable[[str, str, int, float], None]
+"""Is told of each request: route, method, status, seconds."""
+
+
+@dataclass
+class Rate:
+    """Requests a second of each caller, with bursts of as many; 0: any number. A token bucket each."""
+
+    per_s: float
+    _filled: OrderedDict[str, tuple[float, float]] = field(default_factory=OrderedDict)
+
+    def take(self, who: str) -> None:
+        """Count a request. Raises `Refused` where it is one too many."""
+        if not self.per_s:
+            return
+        now_s = time.monotonic()
+        most = max(1.0, self.per_s)
+        left, at_s = self._filled.pop(who, (most, now_s))
+        left = min(most, left + (now_s - at_s) * self.per_s)
+        allowed = left >= 1
+        self._filled[who] = (left - 1 if allowed else left, now_s)
+        if len(self._filled) > _MOST_CALLERS:
+            self._filled.popitem(last=False)
+        if not allowed:
+            wait_s = max(1, round((1 - left) / self.per_s + 0.5))
+            raise Refused(429, f"more than {self.per_s:g} requests a second", retry_after_s=wait_s)
+
+
+class Gate:
+    """Lets requests pass to `app`. `hosts` are the names by which it may be asked without tokens; None: any."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        tokens: Tokens | None,
+        rate: Rate,
+        body_bytes: int,
+        redaction: Redaction,
+        observe: Observe,
+        hosts: frozenset[str] | None = None,
+    ) -> None:
+        self._app = app
+        self._tokens = tokens
+        self._rate = rate
+        self._body_bytes = body_bytes
+        self._redaction = redaction
+        self._observe = observe
+        self._hosts = hosts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Take one request."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began_s = time.perf_counter()
+        headers: dict[bytes, bytes] = dict(scope["headers"])
+        given = headers.get(b"x-request-id", b"")
+        request_id = given.decode() if _ID.fullmatch(given) else secrets.token_hex(8)
+        status, is_whole = 0, False
+
+        async def answer(message: Message) -> None:
+            nonlocal status, is_whole
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+            else:
+                is_whole = not message.get("more_body", False)
+            await send(message)
+
+        state = scope.setdefault("state", {})
+        state["request_id"] = request_id
+        try:
+            state["caller"] = self._caller(scope, headers)
+            await self._app(scope, self._bounded(headers, receive), answer)
+        except Exception as error:
+            if is_whole:
+                # the application has told the client, and raises what nobody foresaw
+                _logger.error("request %s failed", request_id, exc_info=error)
+                return
+            if status:
+                _logger.error("request %s broke off", request_id, exc_info=error)
+                # without an end the client sees that the answer is not whole
+                raise _BrokeOff from None
+            status = await _refuse(error, request_id, self._redaction, answer)
+        finally:
+            route = getattr(scope.get("route"), "path", "other")
+            self._observe(route, scope["method"], status or CLIENT_GONE, time.perf_counter() - began_s)
+
+    def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
+        if scope["path"] in _OPEN:
+            return ANYONE
+        client = scope.get("client")
+        if self._tokens is None:
+            host = headers.get(b"host", b"").decode("latin-1").rpartition(":")
+            name = (host[0] if host[0] and host[2].isdigit() else "".join(host)).strip("[]").lower()
+            if self._hosts is not None and name not in self._hosts:
+                raise Refused(403, "this service has no tokens and is asked by an address that is not its own")
+            self._rate.take(client[0] if client else "")
+            return ANYONE
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        caller = self._tokens.find(token.strip()) if kind.lower() == "bearer" else None
+        if caller is None:
+            # wrong tokens are counted, too, by where they come from
+            self._rate.take(f"/{client[0] if client else ''}")
+            raise Refused(401, "give a token: Authorization: Bearer TOKEN")
+        self._rate.take(caller.name)
+        return caller
+
+    def _bounded(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
+        """Return `receive` for a body within the bound. Raises `Refused`, at once where the body's length is told."""
+        too_large = Refused(413, f"the body has more than {self._body_bytes:,} bytes")
+        length = headers.get(b"content-length", b"0")
+        if length.isdigit() and int(length) > self._body_bytes:
+            raise too_large
+        taken = 0
+
+        async def bounded() -> Message:
+            nonlocal taken
+            message = await receive()
+            taken += len(message.get("body", b""))
+            if taken > self._body_bytes:
+                raise too_large
+            return message
+
+        return bounded
+
+
+class _BrokeOff(Exception):
+    """An answer ended before its end."""
+
+
+async def _refuse(
+    error: Exception, request_id: str, redaction: Redaction, send: Callable[[Message], Awaitable[None]]
+) -> int:
+    problem = Problem.of(error, request_id, redaction)
+    if problem.document["error"] == "Unexpected":
+        _logger.error("request %s failed", request_id, exc_info=error)
+    body = problem.body()
+    headers: list[tuple[bytes, bytes]] = [*problem.headers(), (b"content-length", str(len(body)).encode())]
+    start: dict[str, Any] = {"type": "http.response.start", "status": problem.status, "headers": headers}
+    await send(start)
+    await send({"type": "http.response.body", "body": body})
+    return problem.status

@@ -1,0 +1,178 @@
+"""Listeners of one process: each serves one protocol on one address, all on one asyncio loop, until they are stopped.
+
+HTTP is one of them; another protocol's is any other object with the same three members. Threads: `stop` from any.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+import socket
+import ssl
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from tiered_index.errors import ConfigError
+
+_LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
+# connections that wait to be accepted
+_BACKLOG = 2048
+
+
+class Listener(Protocol):
+    """Serves one protocol on one address."""
+
+    @property
+    def url(self) -> str:
+        """Where it can be reached."""
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Serve until stopped, and call `ready` once it does; requests that are under way are ended first."""
+
+    def stop(self) -> None:
+        """Have `serve` end; in the loop's thread."""
+
+
+@dataclass(frozen=True)
+class Tls:
+    """Files in PEM: certificate, its key, and the authority of clients' certificates, which are then needed."""
+
+    certificate: Path
+    key: Path
+    clients: Path | None = None
+
+
+class HttpListener:
+    """Serves an ASGI application. The address is taken when it is made: port 0 is any free one.
+
+    Raises `ConfigError` where the address can't be had.
+    """
+
+    def __init__(self, app: ASGIApp, host: str, port: int, *, tls: Tls | None = None, drain_s: float = 30.0) -> None:
+        self._socket = _bound(host, port)
+        self._tls, self._host = tls, host
+        self.port: int = self._socket.getsockname()[1]
+        config = uvicorn.Config(
+            app,
+            lifespan="off",
+            access_log=False,
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=int(drain_s),
+            ssl_certfile=tls.certificate if tls else None,
+            ssl_keyfile=tls.key if tls else None,
+            ssl_ca_certs=str(tls.clients) if tls and tls.clients else None,
+            ssl_cert_reqs=ssl.CERT_REQUIRED if tls and tls.clients else ssl.CERT_NONE,
+        )
+        try:
+            config.load()
+        except (OSError, ValueError) as error:
+            self._socket.close()
+            raise ConfigError(f"the TLS files can't be used: {error}") from error
+        self._server = _Server(config)
+
+    @property
+    def url(self) -> str:
+        """Where it can be reached."""
+        name = f"[{self._host}]" if ":" in self._host else self._host
+        return f"{'https' if self._tls else 'http'}://{name}:{self.port}"
+
+    async def serve(self, ready: Callable[[], None]) -> None:
+        """Serve until stopped."""
+        self._server.ready = ready
+        try:
+            await self._server.serve(sockets=[self._socket])
+        finally:
+            self._socket.close()
+
+    def stop(self) -> None:
+        """Take no further connections; requests that are under way are ended first."""
+        self._server.should_exit = True
+
+
+class _Server(uvicorn.Server):
+    """Uvicorn's server, which leaves signals to the process and tells when it listens."""
+
+    ready: Callable[[], None]
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self.ready()
+
+
+def is_local(host: str) -> bool:
+    """Return whether only this host can reach an address."""
+    return host in _LOCAL or host.startswith("127.")
+
+
+def own_names(host: str) -> frozenset[str]:
+    """Return by which names a service on `host` may be asked without tokens."""
+    return _LOCAL | {host.lower()}
+
+
+async def serve_all(
+    listeners: Sequence[Listener], ready: Callable[[], None], stopping: threading.Event, ended: Callable[[], bool]
+) -> None:
+    """Serve until SIGTERM or SIGINT comes or `ended` says so; `stopping` is set first. `ready` is called once all do.
+
+    Signals are heard in the main thread only. Raises what a listener raises; the others are stopped then.
+    """
+    loop, left = asyncio.get_running_loop(), len(listeners)
+
+    def one_is_ready() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            ready()
+
+    def stop() -> None:
+        stopping.set()
+        for listener in listeners:
+            listener.stop()
+
+    heard = (signal.SIGTERM, signal.SIGINT) if threading.current_thread() is threading.main_thread() else ()
+    for number in heard:
+        loop.add_signal_handler(number, stop)
+    watch = asyncio.ensure_future(_watch(ended, stop))
+    serving = [asyncio.ensure_future(listener.serve(one_is_ready)) for listener in listeners]
+    try:
+        await asyncio.wait(serving, return_when=asyncio.FIRST_EXCEPTION)
+        stop()
+        await asyncio.wait(serving)
+        for one in serving:
+            one.result()
+    finally:
+        watch.cancel()
+        for number in heard:
+            loop.remove_signal_handler(number)
+
+
+async def _watch(ended: Callable[[], bool], stop: Callable[[], None]) -> None:
+    while not ended():
+        await asyncio.sleep(0.1)
+    stop()
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    bound = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
+        bound.listen(_BACKLOG)
+    except (OSError, OverflowError) as error:
+        bound.close()
+        reason = error.strerror if isinstance(error, OSError) else "no such port"
+        raise ConfigError(f"can't listen on {host} port {port}: {reason}") from error
+    return bound

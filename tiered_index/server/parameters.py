@@ -1,0 +1,168 @@
+"""What requests say, in the library's words: parameters and bodies.
+
+Each model is both the check of a request and its description for OpenAPI. Threads: any; values are immutable.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, TypeVar
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from starlette.datastructures import QueryParams
+
+from tiered_index.config import in_our_words
+from tiered_index.errors import InvalidArgument
+from tiered_index.server.calls import Allowance, Caps
+from tiered_index.storage.metering import PriceTable
+from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, Lookup, parse_time
+
+M = TypeVar("M", bound=BaseModel)
+
+_TIME: dict[str, Any] = {
+    "anyOf": [
+        {"type": "integer"},
+        {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601"},
+    ]
+}
+Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value))), Field(json_schema_extra=_TIME)]
+Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS, examples=["orders"])]
+Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
+BEGIN = "From here on, inclusive to the second: epoch milliseconds or ISO 8601."
+END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601."
+
+
+class Nothing(BaseModel):
+    """Of a request without parameters."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Bounds(BaseModel):
+    """Bounds of one request; the service has bounds of its own, and the lesser one holds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    allow_partial: bool = Field(False, description="Answer from what can be read, and name the rest in `failed`.")
+    explain: bool = Field(False, description="Tell in `explain.files` what was done with each file.")
+    max_requests: int | None = Field(None, ge=0, description="Requests to the storage at most.")
+    max_bytes: int | None = Field(None, ge=0, description="Bytes read from the storage at most.")
+    max_cost_usd: float | None = Field(None, ge=0, description="Estimated US dollars at most.")
+    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds at most.")
+
+    def allowance(self, caps: Caps, prices: PriceTable) -> Allowance:
+        """Return what the request may spend."""
+        return Allowance(
+            caps,
+            prices,
+            timeout_s=self.timeout_s,
+            max_requests=self.max_requests,
+            max_bytes=self.max_bytes,
+            max_cost_usd=self.max_cost_usd,
+        )
+
+
+class Range(Bounds):
+    """A time range."""
+
+    begin_ms: Time | None = Field(None, description=BEGIN)
+    end_ms: Time | None = Field(None, description=END)
+
+
+class OneKey(Range):
+    """One key of one topic, and how many answers are wanted."""
+
+    topic: Topic = Field(description="Topic of the messages.")
+    key: Key = Field(description="Key that they carry.")
+    max_count: int = Field(64, ge=1, description="Answers at most; with `all`, answers a page.")
+    cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
+
+
+class QueryParameters(OneKey):
+    """Parameters of `GET /v1/query`."""
+
+    all: bool = Field(False, description="Every answer, page by page; of NDJSON and Arrow only.")
+
+
+Body = Literal["text", "json", "hex", "none"]
+
+
+class MessagesParameters(OneKey):
+    """Parameters of `GET /v1/messages`."""
+
+    body: Body = Field("text", description="How bodies are shown.")
+
+
+class MessageParameters(Bounds):
+    """Parameters of `GET /v1/messages/{id}`."""
+
+    topic: Topic | None = Field(None, description="The id is a unique key of this topic, else it names a place.")
+    cursor: str | None = Field(None, description="Continue the truncated answer that gave this cursor.")
+    body: Body = Field("text", description="How bodies are shown.")
+
+
+class OneLookup(BaseModel):
+    """One of the lookups of a batch."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    topic: Topic
+    key: Key
+    begin_ms: Time | None = Field(None, description=BEGIN)
+    end_ms: Time | None = Field(None, description=END)
+    max_count: int = Field(64, ge=1)
+    cursor: str | None = None
+
+    def lookup(self) -> Lookup:
+        """Return it as the library's."""
+        return Lookup(
+            topic=self.topic,
+            key=self.key,
+            begin_ms=self.begin_ms,
+            end_ms=self.end_ms,
+            max_count=self.max_count,
+            cursor=self.cursor,
+        )
+
+
+class BatchBody(Bounds):
+    """Body of `POST /v1/query:batch`; the bounds are of all lookups together."""
+
+    lookups: list[OneLookup] = Field(
+        min_length=1, examples=[[{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712"}]]
+    )
+
+
+def of_query(model: type[M], given: QueryParams) -> M:
+    """Return a request's parameters. Raises `InvalidArgument`, also for one that is given twice."""
+    values = dict(given)
+    if len(values) < len(given.multi_items()):
+        twice = next(name for name in values if len(given.getlist(name)) > 1)
+        raise InvalidArgument(f"parameter {twice!r:.80} is given more than once")
+    return _checked(model, values)
+
+
+def of_body(model: type[M], body: bytes) -> M:
+    """Return a request's JSON body. Raises `InvalidArgument`."""
+    try:
+        return _checked(model, json.loads(body))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument("the body is no JSON") from error
+
+
+def _checked(model: type[M], values: Any) -> M:
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise InvalidArgument("; ".join(map(_said, error.errors()[:5]))) from error
+
+
+def _said(error: Any) -> str:
+    place = ".".join(map(str, error["loc"])) or "the body"
+    if error["type"] == "extra_forbidden":
+        return f"{place:.80} is no parameter of this request"
+    if error["type"] == "missing":
+        return f"{place} is missing"
+    return f"{place:.80}: {in_our_words(error)}"

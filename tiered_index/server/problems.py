@@ -1,0 +1,143 @@
+"""Errors as `application/problem+json` (RFC 9457), and what must not leave: local paths, stack traces, other's text.
+
+The member `error` is the class of `errors.py`, so that a client can raise it again. Threads: any.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import (
+    BackPressure,
+    BudgetExceeded,
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    LockHeld,
+    PartialAnswer,
+    SchemaMismatch,
+    StorageError,
+    StorageUnavailable,
+    TieredIndexError,
+    WriterFenced,
+)
+from tiered_index.types import FileReport
+
+MEDIA_TYPE = "application/problem+json"
+# files that could not be read are named up to this number
+_MOST_FAILED = 100
+_RETRY_S = 1
+
+
+class Refused(TieredIndexError):
+    """The service itself refuses a request: `status` says why, `retry_after_s` when to try again (None: not so)."""
+
+    def __init__(self, status: int, message: str, *, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after_s = retry_after_s
+
+
+# The first class that an error is one of decides. Where a repeat may help, clients are told when.
+_STATUS: tuple[tuple[type[TieredIndexError], int, int | None], ...] = (
+    (InvalidArgument, 400, None),
+    (LockHeld, 409, None),
+    (WriterFenced, 409, None),
+    (SchemaMismatch, 409, None),
+    (BudgetExceeded, 422, None),
+    (PartialAnswer, 502, _RETRY_S),
+    (StorageUnavailable, 502, _RETRY_S),
+    (StorageError, 502, None),
+    (CorruptFile, 502, None),
+    (BackPressure, 503, _RETRY_S),
+    (ConfigError, 500, None),
+)
+
+
+@dataclass(frozen=True)
+class Redaction:
+    """Local paths and what stands for them in what leaves the process."""
+
+    stand_ins: tuple[tuple[str, str], ...] = ()
+
+    @classmethod
+    def of(cls, config: IndexConfig, storages: Iterable[str] = (), **folders: Path | None) -> Redaction:
+        """Return that of an index's root, cache and local storages, and of further `folders` by name."""
+        places = {"root": config.root, "cache": config.cache_dir, **folders}
+        found = {str(path.absolute()): f"[{name}]" for name, path in places.items() if path is not None}
+        for uri in (config.storage, *storages):
+            parts = urlsplit(uri or "")
+            if parts.scheme.lower() in ("file", "sqlite") and parts.path:
+                path = Path(unquote(parts.path))
+                found |= {parts.path: f"/{path.name}", str(path): f"/{path.name}"}
+        # the longest first, since one place may lie in another
+        return cls(tuple(sorted(found.items(), key=lambda pair: -len(pair[0]))))
+
+    def text(self, text: str) -> str:
+        """Return `text` without local paths."""
+        for path, stand_in in self.stand_ins:
+            text = text.replace(path, stand_in)
+        return text
+
+    def document(self, value: Any) -> Any:
+        """Return a JSON value whose texts have no local paths."""
+        if isinstance(value, str):
+            return self.text(value)
+        if isinstance(value, dict):
+            return {name: self.document(one) for name, one in value.items()}
+        return [self.document(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+@dataclass(frozen=True)
+class Problem:
+    """An answer that is an error: its status, when to try again, and its document."""
+
+    status: int
+    retry_after_s: int | None
+    document: dict[str, Any]
+
+    @classmethod
+    def of(cls, error: BaseException, request_id: str, redaction: Redaction) -> Problem:
+        """Return what a client is told of an error. What nobody foresaw is told by its request's id alone."""
+        status, retry_after_s, detail = 500, None, f"unexpected error; the service's log has it by {request_id}"
+        name = type(error).__name__ if isinstance(error, TieredIndexError) else "Unexpected"
+        if isinstance(error, Refused):
+            status, retry_after_s = error.status, error.retry_after_s
+        elif isinstance(error, TieredIndexError):
+            status, retry_after_s = next(
+                ((status, after_s) for kind, status, after_s in _STATUS if isinstance(error, kind)), (500, None)
+            )
+        if isinstance(error, TieredIndexError):
+            detail = redaction.text(str(error))
+        document: dict[str, Any] = {
+            "type": f"urn:tiered-index:error:{name}",
+            "title": HTTPStatus(status).phrase if status != 499 else "Client Closed Request",
+            "status": status,
+            "detail": detail,
+            "error": name,
+            "request_id": request_id,
+        }
+        if isinstance(error, PartialAnswer):
+            reports = [one.to_dict() for one in error.failed[:_MOST_FAILED] if isinstance(one, FileReport)]
+            document["failed"] = redaction.document(reports)
+        return cls(status, retry_after_s, document)
+
+    def body(self) -> bytes:
+        """Return the document as JSON."""
+        return json.dumps(self.document).encode()
+
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the response's headers."""
+        headers = [(b"content-type", MEDIA_TYPE.encode())]
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", str(self.retry_after_s).encode()))
+        if self.status == 401:
+            headers.append((b"www-authenticate", b"Bearer"))
+        return headers

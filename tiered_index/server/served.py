@@ -1,0 +1,129 @@
+"""What one service serves, and how it is: an index's lookups, what fetches messages, who may ask, and what is amiss.
+
+Threads: any.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tiered_index.errors import ConfigError, TieredIndexError
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.server.calls import Caps
+from tiered_index.server.problems import Redaction
+from tiered_index.server.tokens import Tokens
+from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.reader import IndexReader
+from tiered_index.storage.metering import deadline_at
+
+# how long a look at the storage counts, and may take
+_LOOK_KEEPS_S = 2.0
+_LOOK_TIMEOUT_S = 2.0
+
+
+class Audit:
+    """Lookups as JSON lines in a file: who asked for what, when, and what came of it. None: nowhere."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.problem: str | None = None
+        self._lock = threading.Lock()
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
+        except OSError as error:
+            raise ConfigError(f"the audit log {path} can't be written: {error.strerror}") from error
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write a record; what can't be written makes the service not ready."""
+        if self._file is None:
+            return
+        line = json.dumps(record) + "\n"
+        with self._lock:
+            try:
+                self._file.write(line)
+                self.problem = None
+            except OSError as error:
+                self.problem = f"the audit log can't be written: {error.strerror}"
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+
+
+@dataclass
+class Served:
+    """An index, or several, as a service shows them. `writer` is there where entries are taken; `problems` are of what
+    runs beside (a follower).
+    """
+
+    lookups: Lookups
+    messages: RocketmqMessages
+    caps: Caps
+    redaction: Redaction
+    audit: Audit
+    tokens: Tokens | None = None
+    problems: Callable[[], list[str]] = list
+    stopping: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self._lock = threading.Lock()
+        self._looked_s = -_LOOK_KEEPS_S
+        self._unreachable: str | None = None
+
+    @property
+    def writer(self) -> IndexService | None:
+        """The index where this process writes it."""
+        return self.lookups if isinstance(self.lookups, IndexService) else None
+
+    @property
+    def index_id(self) -> str:
+        """The identity of the one index. Raises `InvalidArgument` where several are read."""
+        if isinstance(self.lookups, IndexReader):
+            return self.lookups.genesis.index_id
+        assert isinstance(self.lookups, IndexService)
+        return self.lookups.index_id
+
+    def not_ready(self) -> list[str]:
+        """Return why the service can't do what it is for, a reason each; nothing where it can. May ask the storage."""
+        if self.stopping.is_set():
+            return ["stopping"]
+        reasons = [f"audit: {self.audit.problem}"] if self.audit.problem else []
+        if self.tokens is not None and self.tokens.problem:
+            reasons.append(f"tokens: {self.tokens.problem}")
+        if isinstance(self.lookups, IndexService):
+            reasons += self.lookups.health()["problems"]
+        elif (unreachable := self._look()) is not None:
+            reasons.append(unreachable)
+        return [self.redaction.text(reason) for reason in [*reasons, *self.problems()]]
+
+    def _look(self) -> str | None:
+        """Return why the storage can't be read; one look at a time, which counts for a moment."""
+        assert isinstance(self.lookups, IndexReader)
+        with self._lock:
+            if time.monotonic() - self._looked_s >= _LOOK_KEEPS_S:
+                try:
+                    with deadline_at(time.monotonic() + _LOOK_TIMEOUT_S):
+                        self.lookups.refresh()
+                    self._unreachable = None
+                except TieredIndexError as error:
+                    self._unreachable = f"storage: {error}"
+                self._looked_s = time.monotonic()
+            return self._unreachable
+
+
+def messages_of(lookups: Lookups, store: Path | None) -> RocketmqMessages:
+    """Return where the messages of an index's entries come from: a store's folder, and archived segments."""
+    if isinstance(lookups, IndexReader):
+        archives = lookups.segment_archives
+    else:
+        assert isinstance(lookups, IndexService)
+        archives = {None: lookups.segment_archive}
+    config = lookups.config
+    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)

@@ -1,0 +1,160 @@
+"""Who may ask for what: tokens, hashed at rest, each with a role and the prefixes of the topics that it may see.
+
+The file is JSON: ``[{"name", "sha256", "role", "topics"}]``; `topics` is a list of prefixes, null: every topic. A token
+is 256 random bits, so one round of SHA-256 hides it. The file is looked at once a second, so that a token that was
+taken out ends then. Threads: any.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import secrets
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from tiered_index import documents
+from tiered_index.documents import Malformed
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.server.problems import Refused
+
+Role = Literal["read", "write", "admin"]
+# each has what those before it have
+ROLES: tuple[Role, ...] = ("read", "write", "admin")
+_LOOK_INTERVAL_S = 1.0
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+
+
+@dataclass(frozen=True)
+class Caller:
+    """Who sent a request. `topics` are the prefixes of the topics that it may see; None: every topic."""
+
+    name: str
+    role: Role
+    topics: tuple[str, ...] | None = None
+
+    def need(self, role: Role) -> None:
+        """Raise `Refused` where the caller has less than `role`."""
+        if ROLES.index(self.role) < ROLES.index(role):
+            raise Refused(403, f"this needs the role {role}, and the token has {self.role}")
+
+    def sees(self, topic: str) -> bool:
+        """Return whether the caller may see a topic."""
+        return self.topics is None or topic.startswith(self.topics)
+
+    def need_topic(self, topic: str) -> None:
+        """Raise `Refused` where the caller may not see a topic."""
+        if not self.sees(topic):
+            raise Refused(403, f"the token is not for topic {topic!r:.80}")
+
+    def need_every_topic(self, what: str) -> None:
+        """Raise `Refused` where the caller may not see every topic: `what` tells of all of them."""
+        if self.topics is not None:
+            raise Refused(403, f"{what} of all topics, and the token is for some of them")
+
+
+# what a service without tokens takes everybody for
+ANYONE = Caller("anyone", "admin")
+
+
+class Tokens:
+    """The callers of a token file, by their tokens. Raises `ConfigError` where the file can't be read at first."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._lock = threading.Lock()
+        self._seen = _changed(path)
+        self._callers = _load(path)
+        self._looked_s = time.monotonic()
+        self.problem: str | None = None
+
+    def find(self, token: str) -> Caller | None:
+        """Return whose token it is; None: nobody's."""
+        self._look()
+        # the hash is compared, not the token, so that the time tells nothing of it
+        return self._callers.get(hashlib.sha256(token.encode()).hexdigest())
+
+    def _look(self) -> None:
+        now_s = time.monotonic()
+        if now_s - self._looked_s < _LOOK_INTERVAL_S:
+            return
+        with self._lock:
+            self._looked_s = now_s
+            try:
+                seen = _changed(self._path)
+                if seen != self._seen:
+                    self._callers, self._seen = _load(self._path), seen
+                self.problem = None
+            except ConfigError as error:
+                # the tokens known before stay: a half-written file must not lock everybody out
+                self.problem = str(error)
+
+
+def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -> str:
+    """Make a token, add its hash to the file, which may be new, and return it.
+
+    Raises `InvalidArgument`, `ConfigError`. The file is replaced as a whole; it is readable by its owner alone.
+    """
+    if not _NAME.fullmatch(name):
+        raise InvalidArgument(
+            f"a token's name is 1 to 64 letters, digits, dots, dashes or underscores, not {name!r:.80}"
+        )
+    rows = _rows(path) if path.exists() else []
+    if any(row["name"] == name for row in rows):
+        raise InvalidArgument(f"{path} has a token called {name}: take it out, or choose another name")
+    token = f"ti_{secrets.token_urlsafe(32)}"
+    digest = hashlib.sha256(token.encode()).hexdigest()
+    rows.append({"name": name, "sha256": digest, "role": role, "topics": list(topics) if topics else None})
+    new = path.with_name(f".{path.name}.new")
+    try:
+        with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as file:
+            json.dump(rows, file, indent=2)
+            file.write("\n")
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError as error:
+        raise ConfigError(f"{path} can't be written: {error.strerror}") from error
+    return token
+
+
+_CHECK: documents.Check[tuple[dict[str, Any], ...]] = documents.list_of(
+    documents.record(
+        dict,
+        name=documents.text(_NAME.pattern),
+        sha256=documents.text("[0-9a-f]{64}"),
+        role=documents.text("|".join(ROLES)),
+        topics=documents.Optional(documents.nullable(documents.list_of(documents.text())), None),
+    )
+)
+
+
+def _rows(path: Path) -> list[dict[str, Any]]:
+    try:
+        return list(_CHECK(json.loads(path.read_bytes())))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        problem = str(error) if isinstance(error, Malformed) else "it is no JSON"
+        raise ConfigError(f"{path} is no file of tokens: {problem}") from error
+
+
+def _load(path: Path) -> dict[str, Caller]:
+    return {
+        row["sha256"]: Caller(row["name"], row["role"], None if row["topics"] is None else tuple(row["topics"]))
+        for row in _rows(path)
+    }
+
+
+def _changed(path: Path) -> tuple[int, int, int]:
+    try:
+        state = path.stat()
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    return state.st_mtime_ns, state.st_size, state.st_ino

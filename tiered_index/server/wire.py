@@ -1,0 +1,203 @@
+"""Answers as bytes: JSON, NDJSON whose last line is the status, or an Arrow stream whose last batch carries it.
+
+The documents are those of the library (`to_dict`), without local paths. An answer that breaks off has no status, so
+that it can't pass for a whole one. Functions are pure; an `ArrowStream` belongs to one answer.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tiered_index.server.problems import Redaction
+from tiered_index.service.answers.results import QueryResults
+from tiered_index.types import Answer, QueryResult, TopicsResult
+
+JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+# where a last batch of an Arrow stream has the status document
+STATUS = b"tiered_index.status"
+# what of an answer may name local places
+_PLACES = ("failed", "explain", "freshness", "lost")
+
+
+def form_of(accept: str | None) -> str:
+    """Return the form that a client prefers: the first one that it names of those there are, else JSON."""
+    for part in (accept or "").split(","):
+        kind = part.partition(";")[0].strip().lower()
+        if kind in (JSON, NDJSON, ARROW):
+            return kind
+    return JSON
+
+
+def encode(document: Any) -> bytes:
+    """Return a JSON document as one line of printable ASCII, so that text of any kind passes."""
+    return json.dumps(document).replace("\x7f", "\\u007f").encode() + b"\n"
+
+
+def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:
+    """Return an answer's document; `files` says whether `explain` names each file."""
+    document = answer.to_dict(files=files)
+    if redaction.stand_ins:
+        document |= {name: redaction.document(document[name]) for name in _PLACES}
+        items = document.get("items", ())
+        if items and "source" in items[0]:
+            document["items"] = [{**item, "source": redaction.text(item["source"])} for item in items]
+    return document
+
+
+def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
+    """Return a batch's document: its answers, in the order of the lookups, and what is of all of them."""
+    answers = []
+    for result in results:
+        document: dict[str, Any] = {
+            "items": [item.to_dict() for item in result.items],
+            "status": result.status,
+            "cursor": result.cursor,
+            "unknown_topics": list(result.unknown_topics),
+            "expired_before_ms": result.expired_before_ms,
+        }
+        if result.failed:
+            document["failed"] = [report.to_dict() for report in result.failed]
+        if result.lost:
+            document["lost"] = [one.to_dict() for one in result.lost]
+        answers.append(redaction.document(document) if redaction.stand_ins else document)
+    return {"results": answers, **batch_totals(results, redaction, files=files)}
+
+
+def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
+    """Return what is of a whole batch; `cursors` are those of its truncated answers, by the lookup's number."""
+    truncated = {number for number in results.more.nonzero()[0].tolist() if number not in results.pages}
+    truncated |= {number for number, page in results.pages.items() if page.cursor is not None}
+    seen = QueryResult(items=(), status="complete", freshness=results.freshness)
+    return {
+        "status": "partial" if results.failed else "truncated" if truncated else "complete",
+        "cursors": {str(number): results[number].cursor for number in sorted(truncated)},
+        "failed": redaction.document([report.to_dict() for report in results.failed]),
+        "explain": redaction.document(results.explain.to_dict(files=files)),
+        "as_of_ms": seen.as_of_ms,
+        "freshness": redaction.document([index.to_dict() for index in results.freshness]),
+        "timestamp_resolution_ms": seen.timestamp_resolution_ms,
+    }
+
+
+def batch_table(results: QueryResults, redaction: Redaction) -> pa.Table:
+    """Return a batch's entries as one table: `lookup` (i32, the lookup's number, from 0), then the items' columns."""
+    if results.pages:
+        tables = [result.to_arrow() for result in results]
+        counts = [len(table) for table in tables]
+        table = pa.concat_tables(tables)
+    else:
+        counts = np.diff(results.starts).tolist()
+        table = results.form.table("", results.rows)
+        topics = [lookup.topic for lookup in results.batch.lookups]
+        named = pa.array(topics, pa.string()).take(pa.array(np.repeat(np.arange(len(topics)), counts)))
+        table = table.set_column(table.column_names.index("topic"), "topic", named)
+    if redaction.stand_ins:
+        table = _redacted(table, redaction)
+    numbers = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
+    return table.add_column(0, "lookup", numbers)
+
+
+def items_table(answer: QueryResult, redaction: Redaction) -> pa.Table:
+    """Return an answer's entries as a table, as `QueryResult.to_arrow`."""
+    table = answer.to_arrow()
+    return _redacted(table, redaction) if redaction.stand_ins else table
+
+
+def _redacted(table: pa.Table, redaction: Redaction) -> pa.Table:
+    place = table.column_names.index("source")
+    if table["source"].null_count == len(table):
+        return table
+    sources = [None if one is None else redaction.text(one) for one in table["source"].to_pylist()]
+    return table.set_column(place, "source", pa.array(sources, pa.string()))
+
+
+class ArrowStream:
+    """An Arrow IPC stream, taken piece by piece as it is written."""
+
+    def __init__(self) -> None:
+        self._sink = io.BytesIO()
+        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
+        self._schema: pa.Schema | None = None
+
+    def table(self, table: pa.Table) -> bytes:
+        """Write a table and return the bytes."""
+        if self._writer is None:
+            self._schema = table.schema
+            self._writer = pa.ipc.new_stream(self._sink, table.schema)
+        self._writer.write_table(table)
+        return self._taken()
+
+    def end(self, status: Mapping[str, Any]) -> bytes:
+        """Write an empty last batch that carries the status, and the stream's end; return the bytes."""
+        if self._writer is None or self._schema is None:
+            self._schema = pa.schema([])
+            self._writer = pa.ipc.new_stream(self._sink, self._schema)
+        empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self._schema], schema=self._schema)
+        self._writer.write_batch(empty, custom_metadata={STATUS: encode(dict(status)).strip()})
+        self._writer.close()
+        return self._taken()
+
+    def _taken(self) -> bytes:
+        data = self._sink.getvalue()
+        self._sink.seek(0)
+        self._sink.truncate()
+        return data
+
+
+def lines(records: Sequence[Mapping[str, Any]]) -> bytes:
+    """Return records as NDJSON."""
+    return b"".join(map(encode, records))
+
+
+class Pages:
+    """What the pages of one streamed answer add up to, as `query --all` of the command line has it."""
+
+    def __init__(self, *, files: bool) -> None:
+        self._files = files
+        self._count = 0
+        self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
+        self._failed: dict[tuple[str | None, str], dict[str, Any]] = {}
+        self._reports: list[dict[str, Any]] = []
+        self._first: Answer | None = None
+        self._partial = False
+        self._last: QueryResult | None = None
+
+    def add(self, page: QueryResult) -> None:
+        """Count a page."""
+        self._last, self._first = page, self._first or page
+        self._count += len(page)
+        self._partial = self._partial or page.status == "partial"
+        self._failed |= {(report.source, report.file): report.to_dict() for report in page.failed}
+        for name in self._costs:
+            self._costs[name] += getattr(page.explain, name)
+        if self._files:
+            self._reports += [report.to_dict() for report in page.explain.files]
+
+    def status(self, redaction: Redaction) -> dict[str, Any]:
+        """Return the last line: the status of all pages together."""
+        assert self._last is not None and self._first is not None
+        # together the pages have no more than the first of them saw
+        return redaction.document(  # type: ignore[no-any-return]
+            {
+                "status": "partial" if self._partial else self._last.status,
+                "count": self._count,
+                "cursor": self._last.cursor,
+                "failed": list(self._failed.values()),
+                "explain": {**self._costs, **({"files": self._reports} if self._files else {})},
+                **self._first.seen_to_dict(),
+                "timestamp_resolution_ms": self._last.timestamp_resolution_ms,
+            }
+        )
+
+
+def item_lines(answer: QueryResult, redaction: Redaction) -> Iterator[dict[str, Any]]:
+    """Yield an answer's entries as documents."""
+    for item in answer.items:
+        document = item.to_dict()
+        yield document | {"source": redaction.text(item.source)} if item.source is not None else document
