@@ -47,7 +47,7 @@ def serving(
             stack.enter_context(contextlib.closing(Audit(audit))),
             Tokens(tokens) if tokens is not None else None,
             problems,
-            stopping,
+            stopping=stopping,
         )
         service = stack.enter_context(Service(served, hosts=own_names(host), **bounds))
         listener = HttpListener(service.app, host, 0, drain_s=5)

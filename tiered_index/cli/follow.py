@@ -275,6 +275,39 @@ class Follower:
         }
 
 
+def open_follower(
+    session: Session, index: IndexService, store: StoreDirectory, options: FollowOptions, ending: Ending
+) -> tuple[Follower, PatientPut]:
+    """Return what follows a store for an index, and what it puts with. Raises as `Dispatcher`."""
+    put = PatientPut(index, options.patience_s, ending.event)
+    dispatcher = Dispatcher(
+        index,
+        store,
+        put=put,
+        skip_corrupt=options.skip_corrupt,
+        skip_missing=options.skip_missing,
+        restart=options.restart,
+        start=options.start,
+        stopping=ending.event.is_set,
+        reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies, selection=options.selection),
+    )
+    if dispatcher.selected_before is not None:
+        session.out.note(
+            f"from commit log offset {dispatcher.position} on {options.selection} is indexed, before it "
+            f"{dispatcher.selected_before}: --restart takes the log from its beginning"
+        )
+    return Follower(session, index, dispatcher, options, ending), put
+
+
+def archiving_of(follower: Follower) -> Archiving:
+    """Return what archives the closed segments of the store that is followed."""
+    dispatcher, store = follower.dispatcher, follower.dispatcher.store
+    skip = follower.options.skip_corrupt
+    return Archiving(
+        SegmentArchiver(follower.index, store.name, store.commitlog, skip_corrupt=skip, dispatcher=dispatcher)
+    )
+
+
 def ingest_store(session: Session, path: Path, options: FollowOptions, **settings: Any) -> int:
     """Ingest the store in a folder; `settings` are the index's. Return the exit code."""
     store = StoreDirectory.open(path, options.store_name)
@@ -283,29 +316,9 @@ def ingest_store(session: Session, path: Path, options: FollowOptions, **setting
     with contextlib.ExitStack() as stack:
         ending = Ending()
         index = stack.enter_context(IndexService.open(config))
-        put = PatientPut(index, options.patience_s, ending.event)
-        dispatcher = Dispatcher(
-            index,
-            store,
-            put=put,
-            skip_corrupt=options.skip_corrupt,
-            skip_missing=options.skip_missing,
-            restart=options.restart,
-            start=options.start,
-            stopping=ending.event.is_set,
-            reader=CommitLogReader(store.commitlog, check_crc=options.check_bodies, selection=options.selection),
-        )
-        if dispatcher.selected_before is not None:
-            session.out.note(
-                f"from commit log offset {dispatcher.position} on {options.selection} is indexed, before it "
-                f"{dispatcher.selected_before}: --restart takes the log from its beginning"
-            )
-        follower = Follower(session, index, dispatcher, options, ending)
+        follower, put = open_follower(session, index, store, options, ending)
         if options.archive:
-            archiver = SegmentArchiver(
-                index, store.name, store.commitlog, skip_corrupt=options.skip_corrupt, dispatcher=dispatcher
-            )
-            follower.archiving = stack.enter_context(Archiving(archiver))
+            follower.archiving = stack.enter_context(archiving_of(follower))
         end = None if options.follow else store.log_end()
         with session.progress(
             "following" if options.follow else "ingesting", end.offset if end is not None else None

@@ -24,12 +24,13 @@ from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, PatientPut, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
-from tiered_index.cli.sources.messages import Batch, Fields, Message, columns_of, local_path, opened_place
+from tiered_index.cli.sources.messages import Batch, Fields, local_path, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.answers.incoming import Message, columns_of
 from tiered_index.service.index import IndexService
 
 # A store's parts that may be links to other disks.

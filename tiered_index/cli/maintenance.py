@@ -18,9 +18,9 @@ from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.repairing import check_options, left_over, mend, repairs_document, write_repairs
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageError, StorageUnavailable
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format.names import COMPACTED, UPLOADED
-from tiered_index.service.checks.checks import check_root, check_storage
+from tiered_index.service.checks.index import check_index
 from tiered_index.service.checks.repair import Repair
 from tiered_index.service.checks.report import Missing, Report
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile
@@ -33,7 +33,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.service.root import Root
 from tiered_index.storage.base import ObjectInfo
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.opening import open_storage
 from tiered_index.types import format_time
 
 _FOUND = 1
@@ -142,29 +141,10 @@ def _check_index(
     session: Session, config: IndexConfig, report: Report, *, deep: bool
 ) -> tuple[dict[str, CompactedFile], bool]:
     """Check an index; return the root's compacted files, and whether the log can be read."""
-    state = None
-    local: dict[str, CompactedFile] = {}
-    uri = config.storage
-    if config.root is None and uri is None:
+    if config.root is None and config.storage is None:
         raise ConfigError("nothing to verify: give files, --root, --storage, or both")
-    if config.root is not None:
-        root = Root(config.root, Disk())
-        marker = root.read_marker()
-        if marker is None:
-            raise NotAnIndex(f"{config.root} holds no tiered index")
-        uri = uri or marker.storage
-        with session.progress("verifying files", None) as progress:
-            local = check_root(root, report, progress.update)
-    assert uri is not None
-    storage = open_storage(uri, options=config.s3)
-    try:
-        with session.progress("verifying objects", None) as progress:
-            state = check_storage(storage, local, report, progress.update, deep=deep, threads=config.query_threads)
-    except StorageError as error:
-        report.unchecked.append((uri, error))
-    finally:
-        storage.close()
-    return local, state is not None
+    with session.progress("verifying files", None) as files, session.progress("verifying objects", None) as objects:
+        return check_index(config, report, files.update, objects.update, deep=deep)
 
 
 def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None:

@@ -4,23 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import threading
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from typer import Argument, Option
 
+from tiered_index.cli.follow import FollowOptions, archiving_of, open_follower
 from tiered_index.cli.options import CacheDir, bytes_option
+from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.lookups import Lookups
 
 if TYPE_CHECKING:
     from tiered_index.server.listening import Listener, Tls
 
+
 _listen = partial(Option, rich_help_panel="Listening")
 _guard = partial(Option, rich_help_panel="Bounds")
+_writing = partial(Option, rich_help_panel="Writing")
 _GIB = 1 << 30
 
 
@@ -43,6 +50,23 @@ def serve(
     store: Annotated[
         Path | None, Option(help="RocketMQ's store directory, for messages themselves.", show_default=False)
     ] = None,
+    write: Annotated[
+        bool, _writing("--write", help="Be the index's writer: take POST /v1/entries, upload, expire.")
+    ] = False,
+    follow: Annotated[
+        Path | None,
+        _writing(metavar="STORE", help="Be the writer, and follow this RocketMQ store.", show_default=False),
+    ] = None,
+    store_name: Annotated[
+        str | None, _writing(help="What the store is called in the index; by default its path.")
+    ] = None,
+    archive_segments: Annotated[
+        bool, _writing("--archive-segments", help="Upload each closed segment of the store's commit log.")
+    ] = False,
+    max_lag: Annotated[
+        float | None,
+        _writing(min=0, metavar="SECONDS", help="Not ready while further behind the store.", show_default=False),
+    ] = None,
     audit_log: Annotated[
         Path | None, Option(metavar="FILE", help="Append each lookup as a JSON line.", show_default=False)
     ] = None,
@@ -62,11 +86,12 @@ def serve(
 ) -> int:
     """Serve lookups over HTTP until ended.
 
-    GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, /metrics, /livez and /readyz;
-    /openapi.json describes them.
+    GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, POST /v1/entries, /v1/verify, GET
+    /metrics, /livez and /readyz; /openapi.json describes them.
 
     With --storage alone, of which there may be several, the process keeps nothing: any number of them answer alike
-    behind a load balancer. With --root, on the writer's host, answers have what was flushed, too.
+    behind a load balancer. With --root, on the writer's host, answers have what was flushed, too. With --write or
+    --follow this process is the writer: ingest, life cycle and service in one.
 
     SIGTERM ends it: no new connection is taken, requests that are under way are answered.
 
@@ -77,6 +102,8 @@ def serve(
       tiered-index token grafana --role read --topics order --file tokens.json
 
       tiered-index serve --storage s3://bucket/a --storage s3://bucket/b --host 0.0.0.0 --tokens tokens.json
+
+      tiered-index serve --root /data/index --storage s3://bucket/index --follow /home/rocketmq/store
 
       curl -H "Authorization: Bearer $TOKEN" "http://localhost:8080/v1/query?topic=orders&key=order-4711"
     """
@@ -96,6 +123,9 @@ def serve(
         ) from error
     if not is_local(host) and tokens is None and not insecure:
         raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
+    writes = write or follow is not None
+    if follow is None and (store_name is not None or archive_segments or max_lag is not None):
+        raise InvalidArgument("--store-name, --archive-segments and --max-lag are of a store: give --follow, too")
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
     config = session.reader_config(cache_dir=cache_dir)
     caps = Caps(
@@ -109,16 +139,29 @@ def serve(
     with contextlib.ExitStack() as stack:
         known = Tokens(tokens) if tokens is not None else None
         audit = stack.enter_context(contextlib.closing(Audit(audit_log)))
-        lookups: Lookups[Any] = stack.enter_context(session.open_reader(config))
+        following: Following | None = None
+        lookups: Lookups[Any]
+        if writes:
+            space = {} if follow is None else {"offset_space": "commitlog"}
+            index = stack.enter_context(IndexService.open(session.config(cache_dir=cache_dir, **space)))
+            lookups = index
+            if follow is not None:
+                options = FollowOptions(store_name, follow=True, archive=archive_segments)
+                following = stack.enter_context(Following(session, index, follow, options, max_lag))
+        else:
+            lookups = stack.enter_context(session.open_reader(config))
+        store = store or follow
         served = Served(
             lookups,
             messages_of(lookups, store),
             caps,
-            Redaction.of(config, session.storages, store=store),
+            Redaction.of(lookups.config, session.storages, store=store),
             audit,
             known,
             stopping=stopping,
         )
+        if following is not None:
+            served.problems, served.gauges = following.problems, following.gauges
         service = stack.enter_context(
             Service(served, threads=threads, waiting=waiting, rate=rate, hosts=None if insecure else own_names(host))
         )
@@ -132,9 +175,79 @@ def serve(
                 session.out.record({"status": "serving", "url": urls[0], "urls": urls})
                 session.out.flush()
 
-        asyncio.run(serve_all(listeners, ready, stopping, lambda: False))
+        asyncio.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
+        if following is not None:
+            following.end()
     session.out.answer({"status": "stopped"}, streamed=True)
     return 0
+
+
+class Following:
+    """A follower in a thread of its own, beside the service. What ends it ends the service, which then raises it."""
+
+    def __init__(
+        self, session: Session, index: IndexService, folder: Path, options: FollowOptions, max_lag_s: float | None
+    ) -> None:
+        from tiered_index.cli.ingest import check_apart
+
+        check_apart(index.config, folder)
+        self._ending = Ending()
+        store = StoreDirectory.open(folder, options.store_name)
+        self._follower, _ = open_follower(session, index, store, options, self._ending)
+        self._max_lag_s = max_lag_s
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="tiered-index-follow", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def _run(self) -> None:
+        follower = self._follower
+        try:
+            with contextlib.ExitStack() as stack:
+                if follower.options.archive:
+                    follower.archiving = stack.enter_context(archiving_of(follower))
+                follower.run(Progress("following", None, quiet=True))
+        except BaseException as error:  # noqa: BLE001 - `end` raises it in the main thread
+            self._error = error
+
+    def has_ended(self) -> bool:
+        """Return whether it has ended by itself."""
+        return not self._thread.is_alive()
+
+    def problems(self) -> list[str]:
+        """Return why the service is not ready: it is further behind the store than allowed."""
+        lag = self._follower.dispatcher.lag()
+        if self._max_lag_s is None or (lag.seconds or 0) <= self._max_lag_s:
+            return []
+        return [f"follow: {lag.bytes:,} bytes and {lag.seconds:g} seconds behind the store"]
+
+    def gauges(self) -> dict[str, tuple[str, float]]:
+        """Return how far it is."""
+        dispatcher = self._follower.dispatcher
+        lag = dispatcher.lag()
+        return {
+            "follow_position_bytes": ("Commit log offset up to which the store is indexed.", dispatcher.position or 0),
+            "follow_lag_bytes": ("Bytes behind the end of the store's log.", lag.bytes),
+            "follow_lag_seconds": ("Seconds behind the newest message; NaN: not known.", _or_nan(lag.seconds)),
+            "follow_lost_ranges": ("Ranges of the log that were damaged or deleted unread.", self._follower.loss_count),
+        }
+
+    def end(self) -> None:
+        """Have it end. Raises what it ended by."""
+        self._ending.event.set()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+    def __exit__(self, *_: object) -> None:
+        self._ending.event.set()
+        self._thread.join()
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value
 
 
 def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:

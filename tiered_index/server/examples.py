@@ -5,6 +5,7 @@ What differs between indexes (times, costs, ids) is as it was once.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,11 +20,12 @@ ENTRIES = (
 
 @dataclass(frozen=True)
 class Examples:
-    """Answers by method and path, ids by path, and the body of a batch."""
+    """Answers by method and path, ids by path, and the bodies of a batch and of entries."""
 
     answers: dict[str, Any]
     ids: dict[str, str]
     batch: dict[str, Any]
+    entries: str
 
 
 _HASHES = {"order-4711": (747_360_416, 3_169_704_831), "order-4712": (747_360_415, 234_789_609)}
@@ -81,6 +83,9 @@ _OF_PAYMENTS = {
     "uncounted_files": 0,
 }
 
+_JOB_ID = "9f86d081884c7d65"
+_ENTRY = {"topic": "orders", "queue_id": 0, "keys": ["order-4713"], "offset": 900_000, "size": 300}
+
 EXAMPLES = Examples(
     {
         "GET /v1/query": {
@@ -118,9 +123,29 @@ EXAMPLES = Examples(
             "archived": [],
         },
         "GET /v1/files/{id}": {**_FILE, "topics": ["orders", "payments"]},
+        "POST /v1/entries": {
+            "entries": 1,
+            "messages": 1,
+            "source": None,
+            "position": None,
+            "durable_position": None,
+            "repeated": False,
+        },
+        "POST /v1/verify": {
+            "id": _JOB_ID,
+            "state": "running",
+            "deep": True,
+            "begun_ms": 1_762_000_200_000,
+            "ended_ms": None,
+            "checked": 0,
+            "doing": "files",
+            "report": None,
+            "problem": None,
+        },
         "GET /livez": {"status": "alive"},
         "GET /readyz": {"status": "ready", "reasons": []},
     },
-    {"/v1/messages/{id}": "7F00000100002A9F0000000000000000", "/v1/files/{id}": _FILE_ID},
+    {"/v1/messages/{id}": "7F00000100002A9F0000000000000000", "/v1/files/{id}": _FILE_ID, "/v1/verify/{id}": _JOB_ID},
     {"lookups": [{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712", "max_count": 1}]},
+    json.dumps(_ENTRY | {"timestamp_ms": 1_762_000_120_000}) + "\n",
 )

@@ -263,6 +263,20 @@ def add_routes(app: FastAPI, api: Any) -> None:
     add("GET", "/v1/topics", api.topics, "TopicsResult", model=parameters.Range, codes=(422,))
     add("GET", "/v1/files", api.files, "Files", forms=(wire.JSON, wire.NDJSON))
     add("GET", "/v1/files/{id}", api.file, "File", codes=(404,))
+    lines = {wire.NDJSON: {"schema": {"type": "string"}, "example": EXAMPLES.entries}}
+    lines |= {wire.ARROW: {"schema": {"type": "string", "format": "binary"}}}
+    add(
+        "POST",
+        "/v1/entries",
+        api.entries,
+        "Taken",
+        model=parameters.EntriesParameters,
+        codes=(409, 413, 415),
+        body=lines,
+    )
+    deep = {wire.JSON: {"schema": parameters.VerifyBody.model_json_schema(), "example": {"deep": True}}}
+    add("POST", "/v1/verify", api.verify, "Verification", codes=(409, 413, 415), body=deep, status=202)
+    add("GET", "/v1/verify/{id}", api.verification, "Verification", codes=(404,))
     add("GET", "/metrics", api.metrics, None, forms=("text/plain",))
     add("GET", "/livez", api.livez, "Health")
     add("GET", "/readyz", api.readyz, "Health")

@@ -6,9 +6,9 @@ Each model is both the check of a request and its description for OpenAPI. Threa
 from __future__ import annotations
 
 import json
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 from starlette.datastructures import QueryParams
 
 from tiered_index.config import in_our_words
@@ -82,6 +82,33 @@ class QueryParameters(OneKey):
     """Parameters of `GET /v1/query`."""
 
     all: bool = Field(False, description="Every answer, page by page; of NDJSON and Arrow only.")
+
+
+class EntriesParameters(BaseModel):
+    """Parameters of `POST /v1/entries`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    source: str | None = Field(None, min_length=1, max_length=1024, description="What the entries come from.")
+    position: int | None = Field(
+        None, ge=0, lt=2**63, description="Up to where, exclusive, the source is read with it."
+    )
+    after: int | None = Field(None, ge=0, lt=2**63, description="Where it begins: refused unless taken up to here.")
+    durable: bool = Field(False, description="Answer when it is on the local disk.")
+
+    @model_validator(mode="after")
+    def _belong_together(self) -> Self:
+        if (self.source is None) != (self.position is None) or (self.after is not None and self.source is None):
+            raise ValueError("source and position belong together, and after needs both")
+        return self
+
+
+class VerifyBody(BaseModel):
+    """Body of `POST /v1/verify`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    deep: bool = Field(False, description="Read every byte of every object.")
 
 
 Body = Literal["text", "json", "hex", "none"]

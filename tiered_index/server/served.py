@@ -59,8 +59,8 @@ class Audit:
 
 @dataclass
 class Served:
-    """An index, or several, as a service shows them. `writer` is there where entries are taken; `problems` are of what
-    runs beside (a follower).
+    """An index, or several, as a service shows them; `problems` and `gauges` (meaning and value, by name) are of what
+    runs beside.
     """
 
     lookups: Lookups
@@ -70,6 +70,7 @@ class Served:
     audit: Audit
     tokens: Tokens | None = None
     problems: Callable[[], list[str]] = list
+    gauges: Callable[[], dict[str, tuple[str, float]]] = dict
     stopping: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:

@@ -14,9 +14,10 @@ import pytest
 
 from tiered_index.cli.sources import files
 from tiered_index.cli.sources.files import ParquetSource, source_name
-from tiered_index.cli.sources.messages import Fields, LocalFile, columns_of, opened_place
+from tiered_index.cli.sources.messages import Fields, LocalFile, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.incoming import columns_of
 from tiered_index.storage.opening import open_storage
 
 

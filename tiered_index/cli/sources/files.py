@@ -34,19 +34,9 @@ import pyarrow.csv
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from tiered_index.cli.sources.messages import (
-    Batch,
-    Fields,
-    LocalFile,
-    Message,
-    Place,
-    Record,
-    Stdin,
-    StoredFile,
-    checked_message,
-    entry_columns,
-)
+from tiered_index.cli.sources.messages import Batch, Fields, LocalFile, Place, Record, Stdin, StoredFile
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.incoming import Message, entry_columns
 from tiered_index.service.answers.validation import milliseconds
 
 MAGIC = b"PAR1"
@@ -125,7 +115,7 @@ class ParquetSource:
             if fields.get("key", fields.get("keys")) is None:
                 fields["keys"] = []
             try:
-                yield Record(where, number, number + 1, checked_message(fields, self.fields))
+                yield Record(where, number, number + 1, self.fields.checked(fields))
             except InvalidArgument as error:
                 yield Record(where, number, number + 1, None, str(error))
 
@@ -282,7 +272,7 @@ class NdjsonSource(TextSource):
             raise InvalidArgument(f"not JSON: {error}") from error
         if not isinstance(row, dict):
             raise InvalidArgument(f"not a JSON object: {line[:60]!r}")
-        return checked_message(self.fields.of_row(row), self.fields)
+        return self.fields.checked(self.fields.of_row(row))
 
 
 class CsvSource(TextSource):
@@ -346,7 +336,7 @@ class CsvSource(TextSource):
             fields["key"] = fields["key"] or None
         else:
             fields["keys"] = fields["keys"].split()
-        return checked_message(fields, self.fields)
+        return self.fields.checked(fields)
 
 
 def _with(table: pa.Table, name: str, values: Any) -> pa.Table:

@@ -1,0 +1,160 @@
+"""Entries that come by HTTP: taken whole, once, by those who may; and verifications as jobs."""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+
+import pyarrow as pa
+import pytest
+
+from tests.server.conftest import PATIENCE_S, put_entries, serving
+from tests.server.test_guard import bearer
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import BackPressure
+from tiered_index.server import wire
+from tiered_index.server.app import Verifications
+from tiered_index.server.examples import EXAMPLES
+from tiered_index.server.tokens import add_token
+
+LINES = {"content-type": wire.NDJSON}
+ARROW = {"content-type": wire.ARROW}
+
+
+def message(offset, topic="orders", **more):
+    return {"topic": topic, "queue_id": 0, "keys": ["k", f"k{offset}"], "offset": offset, "size": 10} | {
+        "timestamp_ms": 1_762_000_000_000 + offset * 1000,
+        **more,
+    }
+
+
+def lines(*messages):
+    return "".join(json.dumps(one) + "\n" for one in messages)
+
+
+def arrow(*messages):
+    sink = io.BytesIO()
+    table = pa.Table.from_pylist(list(messages))
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    return sink.getvalue()
+
+
+@pytest.fixture
+def index(tmp_path):
+    with IndexService.open(
+        root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
+    ) as index:
+        yield index
+
+
+@pytest.mark.parametrize(("headers", "encode"), [(LINES, lines), (ARROW, arrow)])
+def test_a_source_is_taken_once(index, headers, encode):
+    with serving(index) as client:
+
+        def post(body, **asked):
+            return client.post("/v1/entries", content=body, headers=headers, params={"source": "s", **asked})
+
+        first = encode(message(1), message(2))
+        got = post(first, position=2, after=0, durable=True).json()
+        taken = {"entries": 4, "messages": 2, "source": "s", "position": 2, "durable_position": 2, "repeated": False}
+        assert got == taken
+        # a client that had no answer sends it again, perhaps with more behind it
+        assert post(first, position=2, after=0).json() == taken | {"entries": 0, "messages": 0, "repeated": True}
+        gap = post(encode(message(9)), position=10, after=5)
+        assert (gap.status_code, gap.json()["detail"]) == (409, "'s' was taken up to 2, not up to 5")
+        assert post(encode(message(3)), position=3, after=2).json()["position"] == 3
+        assert [item.offset for item in index.query("orders", "k")] == [3, 2, 1]
+        assert index.durable_position("s") == 2
+        index.flush()
+        assert index.durable_position("s") == 3
+
+
+WRONG = [
+    (LINES, lines(message(1)) + "{", "line 2: it is no JSON"),
+    (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),
+    (LINES, lines(message(1), message(2, body="x")), "line 2: 'body' is no field of a message"),
+    (LINES, lines(message(1), [1]), "line 2: it is no JSON object"),
+    (LINES, lines(message(1), message(2, topic_id=7)), "either all messages have a topic_id, or none"),
+    (LINES, "[" * 100_000, "line 1: it is no JSON"),
+    (ARROW, "no arrow", "the body is no Arrow stream"),
+    (ARROW, arrow(message(1))[:-200], "the body is no Arrow stream"),
+    (ARROW, arrow({"topic": "orders", "key": "k"}), "column 'queue_id' is missing"),
+    (ARROW, arrow(message(1, body="x")), "'body' is no column of messages"),
+    (ARROW, arrow({**message(1), "size": None}), "a value is missing"),
+    (ARROW, arrow(message(1), message(2, size=-1)), "size"),
+]
+
+
+def test_what_is_wrong_is_refused_whole(index):
+    with serving(index) as client:
+        for headers, body, detail in WRONG:
+            got = client.post("/v1/entries", content=body, headers=headers)
+            assert (got.status_code, detail in got.json()["detail"]) == (400, True), (detail, got.json()["detail"])
+        assert client.post("/v1/entries", content=b"a", headers={"content-type": "text/csv"}).status_code == 415
+        got = client.post("/v1/entries", content=lines(message(1)), headers=LINES, params={"source": "s"})
+        assert (got.status_code, "belong together" in got.json()["detail"]) == (400, True)
+    assert not index.query("orders", "k").items
+
+
+def test_a_full_buffer_asks_for_patience(index, monkeypatch):
+    def full(self, *_):
+        raise BackPressure("the write buffer is full")
+
+    monkeypatch.setattr(IndexService, "put_batch", full)
+    with serving(index) as client:
+        got = client.post("/v1/entries", content=EXAMPLES.entries, headers=LINES)
+        assert (got.status_code, got.headers["retry-after"], got.json()["error"]) == (503, "1", "BackPressure")
+
+
+def test_only_writers_write_and_only_admins_verify(index, tmp_path):
+    path = tmp_path / "tokens.json"
+    tokens = {role: bearer(add_token(path, role, role, None)) for role in ("read", "write", "admin")}
+    tokens["orders"] = bearer(add_token(path, "orders", "admin", ["orders"]))
+    with serving(index, tokens=path) as client:
+        for role, put, verify in (("read", 403, 403), ("write", 200, 403), ("admin", 200, 202), ("orders", 200, 403)):
+            got = client.post("/v1/entries", content=EXAMPLES.entries, headers=LINES | tokens[role])
+            assert (role, got.status_code) == (role, put)
+            assert (role, client.post("/v1/verify", json={}, headers=tokens[role]).status_code) == (role, verify)
+            seen = client.get("/v1/verify/x", headers=tokens[role]).status_code
+            assert (role, seen) == (role, 404 if verify == 202 else 403)
+        for encode, headers in ((lines, LINES), (arrow, ARROW)):
+            both = encode(message(1), message(2, "payments"))
+            got = client.post("/v1/entries", content=both, headers=headers | tokens["orders"])
+            assert (got.status_code, got.json()["detail"]) == (403, "the token is not for topic 'payments'")
+
+
+def test_a_reader_takes_no_entries(index):
+    put_entries(index)
+    with IndexReader.open(root=index.config.root) as reader, serving(reader) as client:
+        got = client.post("/v1/entries", content=EXAMPLES.entries, headers=LINES)
+        assert (got.status_code, "only reads" in got.json()["detail"]) == (409, True)
+        assert len(client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}).json()["items"]) == 2
+
+
+def test_a_verification_is_a_job(index, monkeypatch):
+    put_entries(index)
+    index.seal()
+    index.run_lifecycle()
+    waiting = []
+    submit = Verifications.begin
+    with serving(index) as client:
+        monkeypatch.setattr(Verifications, "_run", lambda self, *given: waiting.append((self, given)))
+        begun = client.post("/v1/verify", json={"deep": True})
+        assert (begun.status_code, begun.json()["state"]) == (202, "running")
+        assert client.post("/v1/verify", json={}).status_code == 409
+        monkeypatch.undo()
+        ((jobs, given),) = waiting
+        jobs._run(*given)
+        done = client.get(begun.headers["location"]).json()
+        assert (done["state"], done["report"]["status"], done["doing"]) == ("done", "ok", "objects")
+        assert done["report"]["checked"]["objects"] == 1
+        (stored,) = (index.config.root.parent / "storage").rglob("*.index")
+        stored.write_bytes(b"x" * stored.stat().st_size)
+        job = submit(jobs, "r", deep=True)
+        jobs._pool.close(time.monotonic() + PATIENCE_S)
+        found = client.get(f"/v1/verify/{job.id}").json()
+        assert found["report"]["findings"]
+        # files are named, and where they lie stays here
+        assert str(index.config.root.parent) not in json.dumps(found)

@@ -1,0 +1,133 @@
+"""Entries that come by HTTP, as NDJSON that `ingest` takes or an Arrow stream of the same columns, for one writer.
+
+A request is taken whole or refused whole. With a source and its position it is idempotent: what ends at a position that
+was taken already is not taken again, and with `after` a request that leaves a gap is refused. Threads: any.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.server import wire
+from tiered_index.server.parameters import EntriesParameters
+from tiered_index.server.problems import Refused
+from tiered_index.service.answers.incoming import FIELDS, checked_message, columns_of, entry_columns
+from tiered_index.service.index import IndexService
+
+_COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The entries of one request's messages, as columns."""
+
+    columns: Any
+    messages: int
+    topics: frozenset[str]
+
+
+def parsed(body: bytes, form: str) -> Batch:
+    """Return what a body holds. Raises `InvalidArgument` naming the first line that is wrong."""
+    return _ndjson(body) if form == wire.NDJSON else _arrow(body)
+
+
+def _ndjson(body: bytes) -> Batch:
+    messages = []
+    for number, line in enumerate(body.split(b"\n"), 1):
+        if not line.strip():
+            continue
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise InvalidArgument("it is no JSON object")
+            if unknown := fields.keys() - _COLUMNS:
+                raise InvalidArgument(f"{min(unknown)!r:.80} is no field of a message")
+            messages.append(checked_message(fields))
+        except InvalidArgument as error:
+            raise InvalidArgument(f"line {number}: {error}") from error
+        except (ValueError, RecursionError) as error:
+            raise InvalidArgument(f"line {number}: it is no JSON") from error
+    if len({message.topic_id is None for message in messages}) > 1:
+        raise InvalidArgument("either all messages have a topic_id, or none")
+    return Batch(columns_of(messages), len(messages), frozenset(message.topic for message in messages))
+
+
+def _arrow(body: bytes) -> Batch:
+    try:
+        with pa.ipc.open_stream(io.BytesIO(body)) as stream:
+            table = stream.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise InvalidArgument("the body is no Arrow stream") from error
+    names = table.column_names
+    if unknown := [name for name in names if name not in _COLUMNS]:
+        raise InvalidArgument(f"{unknown[0]!r:.80} is no column of messages")
+    if len(set(names)) < len(names):
+        raise InvalidArgument("a column stands there twice")
+    if missing := [name for name in FIELDS if name not in names]:
+        raise InvalidArgument(f"column {missing[0]!r} is missing")
+    if "key" not in names and "keys" not in names:
+        raise InvalidArgument("give a column 'key' (text) or 'keys' (list of text)")
+    columns = entry_columns(table)
+    if columns is None:
+        raise InvalidArgument("a value is missing, or a column has another type than messages have")
+    topics = pc.unique(columns["topic"].cast(pa.string())).to_pylist()
+    return Batch(columns, len(table), frozenset(topics))
+
+
+class Intake:
+    """Puts requests into one index, each position of a source once."""
+
+    def __init__(self, index: IndexService, counted: Callable[[int], None]) -> None:
+        self._index = index
+        self._counted = counted
+        self._lock = threading.Lock()
+        # of sources that were put here: what is durable may be less
+        self._positions: dict[str, int] = {}
+
+    def take(self, batch: Batch, asked: EntriesParameters) -> dict[str, Any]:
+        """Put a batch and say what became of it. Raises as `put_batch`, and `Refused` where it leaves a gap."""
+        source, position = asked.source, asked.position
+        with self._lock:
+            known = self._known(source)
+            repeated = known is not None and position is not None and position <= known
+            entries = 0
+            if not repeated:
+                if asked.after is not None and asked.after != (known or 0):
+                    raise Refused(409, f"{source!r:.80} was taken up to {known or 0:,}, not up to {asked.after:,}")
+                entries = self._index.put_batch(batch.columns, source, position)
+                if source is not None and position is not None:
+                    self._positions[source] = position
+            taken_up_to = self._known(source)
+        self._counted(entries)
+        if asked.durable:
+            self._index.flush()
+        return {
+            "entries": entries,
+            "messages": 0 if repeated else batch.messages,
+            "source": source,
+            "position": taken_up_to,
+            "durable_position": self._index.durable_position(source) if source is not None else None,
+            "repeated": repeated,
+        }
+
+    def _known(self, source: str | None) -> int | None:
+        if source is None:
+            return None
+        known = (self._positions.get(source), self._index.durable_position(source))
+        return max((one for one in known if one is not None), default=None)
+
+
+def need_topics(topics: Iterable[str], need: Callable[[str], None]) -> None:
+    """Have each topic pass `need`, in order, so that a refusal names the same one each time."""
+    for topic in sorted(topics):
+        need(topic)

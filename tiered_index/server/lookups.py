@@ -1,0 +1,311 @@
+"""The routes of lookups: each reads a request, has the library answer it in a thread, and sends the answer as bytes.
+
+Models of `parameters` check what is asked, and `wire` makes bytes of answers. Each lookup is counted and told to the
+audit log, also where it fails. Threads: handlers run on the event loop and never wait there for index or storage.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
+from tiered_index.server import parameters, wire
+from tiered_index.server.calls import Allowance, Calls
+from tiered_index.server.metrics import Metrics
+from tiered_index.server.parameters import of_body, of_query
+from tiered_index.server.problems import Problem, Refused
+from tiered_index.server.served import Served
+from tiered_index.server.tokens import Caller
+from tiered_index.service.answers.rows import unseen
+from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.types import Explain, QueryResult
+
+_NO_EXPLAIN = Explain()
+
+
+class LookupRoutes:
+    """The handlers, and what they share."""
+
+    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
+        self.served = served
+        self.calls = calls
+        self.counters = metrics
+        self.prices = served.lookups.config.prices
+
+    async def query(self, request: Request) -> Response:
+        """Look one key up: where its messages lie, newest first."""
+        asked = of_query(parameters.QueryParameters, request.query_params)
+        caller_of(request).need_topic(asked.topic)
+        form = wire.form_of(request.headers.get("accept"))
+        if asked.all and form == wire.JSON:
+            raise InvalidArgument("all answers come as a stream: give Accept: application/x-ndjson, or Arrow's")
+        self._check_count(asked.max_count)
+        allowance = asked.allowance(self.served.caps, self.prices)
+        if form != wire.JSON:
+            return await self._stream(request, asked, allowance, form)
+        return await self._answer(
+            request, allowance, "query", {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
+        )
+
+    def _page(
+        self, asked: parameters.OneKey, allowance: Allowance, cursor: str | None = None, count: int | None = None
+    ) -> QueryResult:
+        return self.served.lookups.query(
+            asked.topic,
+            asked.key,
+            asked.begin_ms,
+            asked.end_ms,
+            count or asked.max_count,
+            cursor or asked.cursor,
+            asked.allow_partial,
+            timeout_s=allowance.left_s(),
+        )
+
+    async def _answer(
+        self,
+        request: Request,
+        allowance: Allowance,
+        kind: str,
+        what: dict[str, Any],
+        look_up: Callable[[], Any],
+        document: Callable[[Any], dict[str, Any]] | None = None,
+    ) -> Response:
+        """Return a lookup's answer as JSON; counts it, and writes it to the audit log."""
+        files = request.query_params.get("explain") in _TRUE
+
+        def act() -> bytes:
+            answer = self._told(request, kind, what, look_up)
+            if document is not None:
+                return wire.encode(document(answer))
+            return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
+
+        return Response(await self.calls.run(request, allowance, act), media_type=wire.JSON)
+
+    def _told(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
+        """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
+        status, explain, count = "failed", _NO_EXPLAIN, 0
+        try:
+            answer = look_up()
+            status = getattr(answer, "status", None) or ("partial" if answer.failed else "complete")
+            explain, count = answer.explain, len(answer)
+            return answer
+        except TieredIndexError as error:
+            status = type(error).__name__
+            raise
+        finally:
+            self.counters.lookup(kind, status, explain)
+            self.served.audit.write(
+                {
+                    "time_ms": time.time_ns() // 1_000_000,
+                    "request_id": request.state.request_id,
+                    "caller": caller_of(request).name,
+                    "lookup": kind,
+                    **what,
+                    "status": status,
+                    "count": count,
+                    "requests": explain.requests,
+                    "bytes": explain.bytes,
+                }
+            )
+
+    async def _stream(
+        self, request: Request, asked: parameters.QueryParameters, allowance: Allowance, form: str
+    ) -> Response:
+        """Return an answer page by page. The first page is read before it begins, so that its error is a problem."""
+        redaction = self.served.redaction
+        pages, arrow = wire.Pages(files=asked.explain), wire.ArrowStream()
+        what = {"topic": asked.topic, "key": asked.key}
+        seen: set[tuple[object, ...]] = set()
+
+        async def page(cursor: str | None) -> tuple[QueryResult, bytes]:
+            def act() -> tuple[QueryResult, bytes]:
+                answer = self._told(request, "query", what, partial(self._page, asked, allowance, cursor))
+                once = replace(answer, items=tuple(unseen(answer.items, seen))) if asked.all else answer
+                pages.add(once)
+                if form == wire.ARROW:
+                    return once, arrow.table(wire.items_table(once, redaction))
+                return once, b"".join(map(wire.encode, wire.item_lines(once, redaction)))
+
+            return await self.calls.run(request, allowance, act)
+
+        first = await page(None)
+
+        async def body() -> AsyncIterator[bytes]:
+            answer, data = first
+            try:
+                while True:
+                    if data:
+                        yield data
+                    if not asked.all or answer.cursor is None:
+                        break
+                    answer, data = await page(answer.cursor)
+                status = pages.status(redaction)
+            except TieredIndexError as error:
+                # no status, so that what was sent can't pass for the whole answer
+                problem = Problem.of(error, request.state.request_id, redaction).document
+                status = {"error": problem, "cursor": answer.cursor}
+            yield arrow.end(status) if form == wire.ARROW else wire.encode(status)
+
+        return StreamingResponse(body(), media_type=form)
+
+    async def query_batch(self, request: Request) -> Response:
+        """Look many keys up at once, each file read once for all of them."""
+        need_type(request, wire.JSON)
+        body = await request.body()
+        caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
+        redaction = self.served.redaction
+
+        def read() -> parameters.BatchBody:
+            return of_body(parameters.BatchBody, body)
+
+        # a large body takes a moment to check
+        asked = await self.calls.run(request, Allowance(self.served.caps, self.prices), read)
+        if len(asked.lookups) > self.served.caps.max_lookups:
+            raise Refused(
+                413, f"{len(asked.lookups):,} lookups, and this service takes {self.served.caps.max_lookups:,}"
+            )
+        for topic in {one.topic for one in asked.lookups}:
+            caller.need_topic(topic)
+        self._check_count(max(one.max_count for one in asked.lookups))
+        allowance = asked.allowance(self.served.caps, self.prices)
+
+        def look_up() -> Any:
+            lookups = [one.lookup() for one in asked.lookups]
+            return self.served.lookups.query_many(lookups, asked.allow_partial, timeout_s=allowance.left_s())
+
+        def act() -> bytes:
+            what = {"lookups": len(asked.lookups), "topics": sorted({one.topic for one in asked.lookups})}
+            results = self._told(request, "query_many", what, look_up)
+            if form == wire.ARROW:
+                stream = wire.ArrowStream()
+                data = stream.table(wire.batch_table(results, redaction))
+                totals = wire.batch_totals(results, redaction, files=asked.explain)
+                return data + stream.end(totals)
+            document = wire.batch_document(results, redaction, files=asked.explain)
+            if form == wire.NDJSON:
+                answers = document.pop("results")
+                return b"".join(map(wire.encode, [*answers, document]))
+            return wire.encode(document)
+
+        return Response(await self.calls.run(request, allowance, act), media_type=form)
+
+    async def messages(self, request: Request) -> Response:
+        """Look one key up and fetch the messages themselves, each with its state."""
+        asked = of_query(parameters.MessagesParameters, request.query_params)
+        caller_of(request).need_topic(asked.topic)
+        self._check_count(asked.max_count)
+        allowance = asked.allowance(self.served.caps, self.prices)
+
+        def look_up() -> MessagesResult:
+            return self.served.lookups.messages(
+                asked.topic,
+                asked.key,
+                asked.begin_ms,
+                asked.end_ms,
+                asked.max_count,
+                asked.cursor,
+                asked.allow_partial,
+                source=self.served.messages,
+                timeout_s=allowance.left_s(),
+            )
+
+        return await self._answer(
+            request,
+            allowance,
+            "messages",
+            {"topic": asked.topic, "key": asked.key},
+            look_up,
+            partial(self._messages_document, asked.body, asked.explain),
+        )
+
+    async def message(self, request: Request) -> Response:
+        """Show one message: by the id that names its place, or by its unique key with `topic`."""
+        asked = of_query(parameters.MessageParameters, request.query_params)
+        caller, msg_id = caller_of(request), str(request.path_params["id"])
+        if asked.topic is not None:
+            caller.need_topic(asked.topic)
+        allowance = asked.allowance(self.served.caps, self.prices)
+
+        def look_up() -> MessagesResult:
+            answer = messages_by_id(
+                self.served.lookups,
+                self.served.messages,
+                msg_id,
+                asked.topic,
+                cursor=asked.cursor,
+                allow_partial=asked.allow_partial,
+                timeout_s=allowance.left_s(),
+            )
+            hidden = [one for one in answer.messages if not caller.sees(getattr(one.message, "topic", ""))]
+            if caller.topics is not None and hidden:
+                # of a place whose message it may not see a caller learns nothing
+                answer = replace(answer, messages=tuple(one for one in answer.messages if one not in hidden))
+            if not any(one.message is not None for one in answer.messages) and answer.cursor is None:
+                problem = next((one.problem for one in answer.messages if one.problem), None)
+                raise Refused(404, f"no message {msg_id:.80}" + (f": {problem}" if problem else ""))
+            return answer
+
+        return await self._answer(
+            request,
+            allowance,
+            "message",
+            {"id": msg_id[:200]},
+            look_up,
+            partial(self._messages_document, asked.body, asked.explain),
+        )
+
+    def _messages_document(self, body: parameters.Body, files: bool, answer: MessagesResult) -> dict[str, Any]:
+        redaction = self.served.redaction
+        shown = []
+        for one in answer.messages:
+            document = describe_fetched(one, body)
+            # the places alone: what a message says is its own
+            shown.append(document | {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")})
+        whole = replace(answer, messages=()).to_dict(files=files)
+        return redaction.document(whole) | {"messages": shown}  # type: ignore[no-any-return]
+
+    async def topics(self, request: Request) -> Response:
+        """List the topics: entries, bytes of their messages, first and last second."""
+        asked = of_query(parameters.Range, request.query_params)
+        caller = caller_of(request)
+        allowance = asked.allowance(self.served.caps, self.prices)
+
+        def look_up() -> Any:
+            answer = self.served.lookups.topics(
+                asked.begin_ms, asked.end_ms, asked.allow_partial, timeout_s=allowance.left_s()
+            )
+            return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
+
+        return await self._answer(request, allowance, "topics", {}, look_up)
+
+    def _check_count(self, max_count: int) -> None:
+        if max_count > self.served.caps.max_count:
+            raise InvalidArgument(
+                f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
+                "with the cursor"
+            )
+
+
+_TRUE = ("true", "1", "yes", "on", "t", "y", "True")
+
+
+def caller_of(request: Request) -> Caller:
+    """Return who sent a request."""
+    caller: Caller = request.state.caller
+    return caller
+
+
+def need_type(request: Request, *kinds: str) -> str:
+    """Return the content type of a request's body. Raises `Refused` for another one than `kinds`."""
+    given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if given not in kinds:
+        raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {given or 'none'!r:.80}")
+    return given

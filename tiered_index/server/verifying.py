@@ -1,0 +1,87 @@
+"""Verifications as jobs: one at a time, each with its progress; the last ones are remembered. Threads: any."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import Any
+
+from tiered_index.config import IndexConfig
+from tiered_index.server.problems import Problem, Redaction, Refused
+from tiered_index.service.checks.index import check_index
+from tiered_index.service.checks.report import Report
+from tiered_index.service.threads import DaemonPool
+
+_MOST = 16
+_RETRY_S = 5
+
+
+@dataclass
+class Verification:
+    """One verification. `checked` counts files or objects, whichever it is `doing`."""
+
+    id: str
+    deep: bool
+    begun_ms: int
+    state: str = "running"
+    ended_ms: int | None = None
+    checked: int = 0
+    doing: str = "files"
+    report: dict[str, Any] | None = None
+    problem: dict[str, Any] | None = None
+
+    def of_files(self, checked: int, detail: str = "") -> None:
+        """Take in the progress of local files."""
+        self.checked, self.doing = checked, "files"
+
+    def of_objects(self, checked: int, detail: str = "") -> None:
+        """Take in the progress of objects."""
+        self.checked, self.doing = checked, "objects"
+
+
+class Verifications:
+    """The verifications of one index."""
+
+    def __init__(self, config: IndexConfig, redaction: Redaction) -> None:
+        self._config = config
+        self._redaction = redaction
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[str, Verification] = OrderedDict()
+        self._pool = DaemonPool(1, "tiered-index-verify")
+
+    def begin(self, request_id: str, *, deep: bool) -> Verification:
+        """Begin one. Raises `Refused` where one is under way."""
+        with self._lock:
+            if any(job.state == "running" for job in self._jobs.values()):
+                raise Refused(409, "a verification is under way", retry_after_s=_RETRY_S)
+            job = Verification(secrets.token_hex(8), deep, time.time_ns() // 1_000_000)
+            self._jobs[job.id] = job
+            while len(self._jobs) > _MOST:
+                self._jobs.popitem(last=False)
+        self._pool.submit(self._run, job, request_id)
+        return job
+
+    def find(self, job_id: str) -> Verification:
+        """Return one by its id. Raises `Refused` where none has it."""
+        with self._lock:
+            if (job := self._jobs.get(job_id)) is None:
+                raise Refused(404, f"no verification has the id {job_id!r:.80}")
+            return job
+
+    def _run(self, job: Verification, request_id: str) -> None:
+        report, state = Report(), "failed"
+        try:
+            check_index(self._config, report, job.of_files, job.of_objects, deep=job.deep)
+            state = "done"
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job says so
+            job.problem = Problem.of(error, request_id, self._redaction).document
+        job.report = self._redaction.document(report.to_dict())
+        job.ended_ms = time.time_ns() // 1_000_000
+        job.state = state
+
+    def close(self) -> None:
+        """Wait a moment for the one under way."""
+        self._pool.close()

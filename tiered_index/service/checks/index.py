@@ -1,0 +1,43 @@
+"""The check of a whole index: its root's files, its storage's log and objects, and each copy against the other."""
+
+from __future__ import annotations
+
+import contextlib
+
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, NotAnIndex, StorageError
+from tiered_index.service.checks.checks import check_root, check_storage
+from tiered_index.service.checks.report import Progress, Report
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage
+
+
+def check_index(
+    config: IndexConfig, report: Report, of_files: Progress, of_objects: Progress, *, deep: bool
+) -> tuple[dict[str, CompactedFile], bool]:
+    """Check root and storage of one index, as far as `config` names them, into `report`; changes nothing.
+
+    Returns the root's compacted files by id, and whether the log can be read. With `deep` every byte of every object is
+    read. What the storage did not answer is left in `report.unchecked`.
+    Raises `ConfigError` where neither is named, `NotAnIndex`.
+    """
+    local: dict[str, CompactedFile] = {}
+    state = None
+    uri = config.storage
+    if config.root is not None:
+        root = Root(config.root, Disk())
+        marker = root.read_marker()
+        if marker is None:
+            raise NotAnIndex(f"{config.root} holds no tiered index")
+        uri = uri or marker.storage
+        local = check_root(root, report, of_files)
+    if uri is None:
+        raise ConfigError("nothing to verify: neither a root nor a storage is named")
+    with contextlib.closing(open_storage(uri, options=config.s3)) as storage:
+        try:
+            state = check_storage(storage, local, report, of_objects, deep=deep, threads=config.query_threads)
+        except StorageError as error:
+            report.unchecked.append((uri, error))
+    return local, state is not None
