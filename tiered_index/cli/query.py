@@ -27,6 +27,7 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time
 
 if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 _PAGE = 1000
@@ -67,6 +68,12 @@ def query(
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
+    url: str | None = Option(
+        None, metavar="URL", help="Ask this service (tiered-index serve), not an index.", show_default=False
+    ),
+    token_file: Path | None = Option(
+        None, metavar="FILE", help="With --url: file that has the token.", show_default=False
+    ),
     keys: Path | None = Option(
         None, "--keys", metavar="FILE", help="Look up every key of a CSV, NDJSON or Parquet file.", show_default=False
     ),
@@ -108,6 +115,8 @@ def query(
 
       tiered-index query orders order-4711 --root /data/index --messages --store /home/rocketmq/store --body json
 
+      tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
+
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
     """
     if keys is not None:
@@ -128,6 +137,10 @@ def query(
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
     budget = CommandBudget(max_requests, max_bytes, timeout)
+    if token_file is not None and url is None:
+        raise InvalidArgument("--token-file is for a service: give --url, too")
+    if url is not None and (keys is not None or messages or session.root is not None or session.storages):
+        raise InvalidArgument("--url asks a service for entries: leave --root, --storage, --keys and --messages out")
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     if keys is not None:
@@ -155,6 +168,12 @@ def query(
     with contextlib.ExitStack() as stack:
 
         def open_lookup() -> Callable[..., Any]:
+            if url is not None:
+                client = stack.enter_context(_client(url, token_file))
+                explained = explaining is not None
+                return partial(
+                    client.query, topic, key, begin, end, page, allow_partial=allow_partial, explain=explained
+                )
             reader = stack.enter_context(session.open_reader(config))
             pages.reader = reader
             look_up = partial(reader.messages, source=_source(store, reader, config)) if messages else reader.query
@@ -167,6 +186,17 @@ def query(
             open_lookup, nothing, cursor, budget, every=every, explaining=explaining, begin_ms=begin, end_ms=end
         )
         return _write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
+
+
+def _client(url: str, token_file: Path | None) -> IndexClient:
+    # imported when asked for: few commands ask a service
+    from tiered_index.client import IndexClient
+
+    try:
+        token = token_file.read_text().strip() if token_file is not None else None
+    except OSError as error:
+        raise ConfigError(f"{token_file} can't be read: {error.strerror}") from error
+    return IndexClient(url, token=token)
 
 
 def _source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:

@@ -1,0 +1,232 @@
+"""The client answers as the library does, repeats what may be repeated, and never takes a part for the whole."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import io
+import json
+import socket
+import subprocess
+import sys
+import threading
+
+import pyarrow as pa
+import pytest
+
+from tests.server.conftest import PATIENCE_S, serving
+from tests.server.test_serve_command import ROOT, environment
+from tiered_index import IndexService, Lookup, QueryResult
+from tiered_index.client import AsyncIndexClient, IndexClient
+from tiered_index.client.answers import error_of
+from tiered_index.errors import (
+    BackPressure,
+    BudgetExceeded,
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    InvalidCursor,
+    PartialAnswer,
+    StorageUnavailable,
+)
+from tiered_index.server.tokens import add_token
+
+
+def same(got: QueryResult, own: QueryResult):
+    """Whether two answers agree but for times."""
+    documents = [one.to_dict(files=False) for one in (got, own)]
+    for document in documents:
+        document["explain"].pop("elapsed_ms")
+    return documents[0] == documents[1]
+
+
+@pytest.fixture
+def asking(client):
+    with IndexClient(str(client.base_url)) as asking:
+        yield asking
+
+
+def test_answers_are_the_librarys(asking, index):
+    assert same(asking.query("orders", "order-4711"), index.query("orders", "order-4711"))
+    assert type(asking.query("orders", "order-4711").items[0]) is type(index.query("orders", "order-4711").items[0])
+    explained = asking.query("orders", "order-4711", explain=True).explain.files
+    assert [file.outcome for file in explained] == ["read"]
+    lookups = [("orders", "order-4711"), Lookup(topic="payments", key="order-4711", max_count=1)]
+    assert all(map(same, asking.query_many(lookups), index.query_many(lookups)))
+    assert asking.topics().topics == index.topics().topics
+    assert asking.files()["index_id"] == index.index_id
+    pages = list(asking.query_all("orders", "order-4711", max_count=1))
+    assert [[item.offset for item in page] for page in pages] == [[204_800], [1024]]
+    assert tuple(asking.stream("orders", "order-4711")) == index.query("orders", "order-4711").items
+
+
+def test_asyncio_has_the_same(client, index):
+    async def ask():
+        async with AsyncIndexClient(str(client.base_url)) as asking:
+            both = await asyncio.gather(asking.query("orders", "order-4711"), asking.topics())
+            return *both, [page async for page in asking.query_all("orders", "order-4711", max_count=1)]
+
+    answer, topics, pages = asyncio.run(ask())
+    assert same(answer, index.query("orders", "order-4711"))
+    assert (len(topics), len(pages)) == (2, 2)
+
+
+def test_entries_are_put_once(tmp_path):
+    columns = {"topic": ["a"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [2], "timestamp_ms": [10**12]}
+    with IndexService.open(
+        root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
+    ) as index:
+        with serving(index) as client, IndexClient(str(client.base_url)) as asking:
+            assert asking.put_batch(columns, "s", 1, after=0)["entries"] == 1
+            assert asking.put_batch(pa.table(columns), "s", 1)["repeated"] is True
+            assert [item.offset for item in asking.query("a", "k")] == [1]
+
+
+def test_errors_are_the_librarys(asking, index, tmp_path):
+    with pytest.raises(InvalidCursor):
+        asking.query("orders", "order-4711", cursor="x")
+    with pytest.raises(InvalidArgument, match="no file has the id"):
+        asking._json("GET", "/v1/files/x", {})
+    path = tmp_path / "tokens.json"
+    token = add_token(path, "a", "read", ["pay"])
+    with serving(index, tokens=path) as client:
+        with IndexClient(str(client.base_url)) as nobody, pytest.raises(ConfigError, match="give a token"):
+            nobody.topics()
+        with IndexClient(str(client.base_url), token=token) as some:
+            assert [topic.topic for topic in some.topics().topics] == ["payments"]
+            with pytest.raises(ConfigError, match="not for topic"):
+                some.query("orders", "k")
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "kind"),
+    [
+        ("BudgetExceeded", 422, BudgetExceeded),
+        ("PartialAnswer", 502, PartialAnswer),
+        ("CorruptFile", 502, CorruptFile),
+        ("BackPressure", 503, BackPressure),
+        ("Refused", 429, StorageUnavailable),
+        ("Unexpected", 500, StorageUnavailable),
+        (None, 404, InvalidArgument),
+    ],
+)
+def test_a_problem_is_the_error_that_says_what_to_do(name, status, kind):
+    error = error_of({"error": name, "status": status, "detail": "why"})
+    assert type(error) is kind and "why" in str(error)
+
+
+@contextlib.contextmanager
+def answering(*answers):
+    """A server that gives these bytes, one a connection, and closes it; yields its URL and the requests."""
+    requests = []
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def run():
+            for answer in answers:
+                connection, _ = listening.accept()
+                with connection:
+                    requests.append(connection.recv(65536))
+                    connection.sendall(answer)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
+        thread.join(PATIENCE_S)
+
+
+HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
+ITEM = json.dumps(
+    {"topic": "a", "topic_id": 1, "queue_id": 0, "offset": 1, "size": 1, "timestamp_ms": 0, "key_hash": 1}
+).encode()
+BUSY = b"HTTP/1.1 503 Busy\r\nRetry-After: 0\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("answer", "error"),
+    [
+        # cut within its length, at a chunk, and between two lines: without a last line nothing is whole
+        (HEAD + b"Content-Length: 9999\r\n\r\n" + ITEM + b"\n", StorageUnavailable),
+        (HEAD + b"Transfer-Encoding: chunked\r\n\r\n%x\r\n%s\n\r\n" % (len(ITEM) + 1, ITEM), StorageUnavailable),
+        (HEAD + b"\r\n" + ITEM + b"\n", StorageUnavailable),
+        (HEAD + b'\r\n%s\n{"error": {"error": "BudgetExceeded", "detail": "spent"}}\n' % ITEM, BudgetExceeded),
+        (HEAD + b'\r\n%s\n{"status": "partial", "failed": []}\n' % ITEM, PartialAnswer),
+    ],
+)
+def test_a_stream_without_its_end_is_no_answer(answer, error):
+    with answering(answer) as (url, _), IndexClient(url, tries=1) as asking:
+        found = []
+        with pytest.raises(error):
+            for item in asking.stream("a", "k"):
+                found.append(item.offset)
+        assert found in ([], [1])
+
+
+def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
+    whole = json.dumps({"status": "alive"}).encode()
+    answer = HEAD + b"Content-Length: %d\r\n\r\n" % len(whole) + whole
+    with answering(BUSY, BUSY, answer) as (url, requests), IndexClient(url) as asking:
+        assert asking._json("GET", "/livez", {}) == {"status": "alive"}
+        assert len(requests) == 3
+    with IndexClient(url, tries=1) as asking, pytest.raises(StorageUnavailable, match="did not answer"):
+        asking.topics()
+    # an answer that another program gave
+    with answering(HEAD + b"\r\n<html>") as (url, _), IndexClient(url, tries=1) as asking:
+        with pytest.raises(StorageUnavailable, match="no answer of an index's service"):
+            asking.topics()
+
+
+def test_a_put_without_a_position_is_sent_once():
+    columns = {"topic": ["a"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [2], "timestamp_ms": [10**12]}
+    with answering(BUSY) as (url, requests), IndexClient(url) as asking:
+        with pytest.raises(StorageUnavailable):
+            asking.put_batch(columns)
+    assert len(requests) == 1
+
+
+@pytest.mark.parametrize("url", ["", "localhost:8080", "ftp://host", "http://u:p@host", "http://"])
+def test_what_is_no_url_is_refused(url):
+    with pytest.raises(InvalidArgument, match="the URL of a service is like"):
+        IndexClient(url)
+
+
+def test_query_asks_a_service(client, index, tmp_path):
+    def query(*arguments):
+        return subprocess.run(
+            [sys.executable, "-m", "tiered_index", "query", "orders", "order-4711", *arguments],
+            cwd=ROOT,
+            env=environment(),
+            capture_output=True,
+            text=True,
+            timeout=PATIENCE_S,
+            check=False,
+        )
+
+    url = str(client.base_url)
+    done = query("--url", url, "--json", "--all", "--max", "1")
+    *items, status = map(json.loads, done.stdout.splitlines())
+    assert items == [item.to_dict() for item in index.query("orders", "order-4711")], done.stderr
+    assert (status["status"], status["count"]) == ("complete", 2)
+    refused = query("--url", url, "--storage", "file:///tmp/x")
+    assert (refused.returncode, "leave --root, --storage" in refused.stderr) == (2, True)
+
+
+def test_a_stream_that_breaks_within_says_why(index, monkeypatch):
+    asked = []
+    query = IndexService.query
+
+    def breaking(self, *args, **kwargs):
+        asked.append(args)
+        if len(asked) > 1:
+            raise StorageUnavailable("it went away")
+        return query(self, *args, **kwargs)
+
+    with serving(index) as client:
+        monkeypatch.setattr(IndexService, "query", breaking)
+        wanted = {"topic": "orders", "key": "order-4711", "max_count": 1, "all": True}
+        lines = client.get("/v1/query", params=wanted, headers={"accept": "application/x-ndjson"}).text.splitlines()
+        assert len(lines) == 2
+        assert json.loads(lines[-1])["error"]["error"] == "StorageUnavailable" and "status" not in json.loads(lines[-1])
+        asked.clear()
+        data = client.get("/v1/query", params=wanted, headers={"accept": "application/vnd.apache.arrow.stream"}).content
+        *_, (_, metadata) = pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata()
+        assert "status" not in json.loads(metadata[b"tiered_index.status"])

@@ -1,0 +1,169 @@
+"""The documents of a service as the library's types: answers, and problems as errors. Pure."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from tiered_index import errors
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, PartialAnswer, StorageUnavailable
+from tiered_index.service.lookup.messages import Fetched, MessagesResult
+from tiered_index.types import (
+    Explain,
+    FileReport,
+    Freshness,
+    IndexItem,
+    KeyedIndexItem,
+    LostFile,
+    QueryResult,
+    TopicsResult,
+    TopicSummary,
+    column,
+)
+
+T = TypeVar("T")
+
+
+def decoded(decode: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:
+    """Return what `decode` makes of a document. Raises `StorageUnavailable` where it is none of a service."""
+    try:
+        return decode(document)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise StorageUnavailable(f"the answer is none of an index's service: {error!r:.200}") from error
+
+
+@functools.cache
+def _item_type(more: tuple[str, ...]) -> type[IndexItem]:
+    """Return the class of items with these columns beside those of every entry."""
+    if not more:
+        return IndexItem
+    if more == ("fingerprint",):
+        return KeyedIndexItem
+    fields = [(name, Any, column(">i8")) for name in more]
+    return dataclasses.make_dataclass("ServedItem", fields, bases=(IndexItem,), frozen=True, kw_only=True)
+
+
+_EVERY = frozenset(one.name for one in dataclasses.fields(IndexItem))
+
+
+def item_of(document: dict[str, Any]) -> IndexItem:
+    """Return an entry."""
+    return _item_type(tuple(name for name in document if name not in _EVERY))(**document)
+
+
+def _explain(document: dict[str, Any]) -> Explain:
+    names = {one.name for one in dataclasses.fields(Explain)}
+    totals = {name: value for name, value in document.items() if name in names and name != "files"}
+    return Explain(**totals, files=reports_of(document.get("files", ())))
+
+
+def reports_of(documents: Sequence[dict[str, Any]]) -> tuple[FileReport, ...]:
+    """Return reports of files."""
+    return tuple(FileReport(**one) for one in documents)
+
+
+def _seen(document: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields that each answer has."""
+    return {
+        "status": document["status"],
+        "failed": reports_of(document.get("failed", ())),
+        "freshness": tuple(Freshness(**one) for one in document.get("freshness", ())),
+        "unknown_topics": tuple(document["unknown_topics"]),
+        "lost": tuple(LostFile(**one) for one in document.get("lost", ())),
+        "expired_before_ms": document["expired_before_ms"],
+        "explain": _explain(document["explain"]),
+    }
+
+
+def result_of(document: dict[str, Any]) -> QueryResult:
+    """Return the answer to one lookup."""
+    items = tuple(map(item_of, document["items"]))
+    return QueryResult(
+        items=items,
+        cursor=document["cursor"],
+        timestamp_resolution_ms=document["timestamp_resolution_ms"],
+        item_type=type(items[0]) if items else IndexItem,
+        **_seen(document),
+    )
+
+
+def results_of(document: dict[str, Any]) -> list[QueryResult]:
+    """Return the answers of a batch; what is of all of them is in each."""
+    common = {name: document[name] for name in ("explain", "freshness", "timestamp_resolution_ms")}
+    return [result_of(common | one) for one in document["results"]]
+
+
+def topics_of(document: dict[str, Any]) -> TopicsResult:
+    """Return the answer to a list of topics."""
+    return TopicsResult(topics=tuple(TopicSummary(**one) for one in document["topics"]), **_seen(document))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Message:
+    """A message as the service showed it."""
+
+    document: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.document
+
+
+def messages_of(document: dict[str, Any]) -> MessagesResult:
+    """Return the answer to a lookup of messages."""
+    explain = document["explain"]
+    fetched = [
+        Fetched(
+            item=item_of(one["item"]) if one["item"] is not None else None,
+            state=one["state"],
+            message=_Message(one["message"]) if one["message"] is not None else None,
+            read_from=one["read_from"],
+            problem=one["problem"],
+        )
+        for one in document["messages"]
+    ]
+    return MessagesResult(
+        messages=tuple(fetched),
+        cursor=document["cursor"],
+        collisions=document["collisions"],
+        message_requests=explain["message_requests"],
+        message_bytes=explain["message_bytes"],
+        **_seen(document),
+    )
+
+
+# Errors whose only argument is their message
+_PLAIN = frozenset(
+    {
+        "BackPressure",
+        "ConfigError",
+        "DiskFull",
+        "InvalidArgument",
+        "InvalidCursor",
+        "LockHeld",
+        "SchemaMismatch",
+        "StorageMisconfigured",
+        "StorageUnavailable",
+        "WriterFenced",
+    }
+)
+
+
+def error_of(problem: Mapping[str, Any]) -> Exception:
+    """Return the error that a problem tells of, of the class that says what to do next."""
+    name, status = problem.get("error"), problem.get("status", 500)
+    message = str(problem.get("detail", f"the service answered with status {status}"))
+    if name in _PLAIN:
+        return getattr(errors, name)(message)  # type: ignore[no-any-return]
+    if name in ("PartialAnswer", "BudgetExceeded"):
+        kind: type[PartialAnswer] = getattr(errors, name)
+        with contextlib.suppress(TypeError):
+            return kind(message, failed=reports_of(problem.get("failed", ())))
+        return kind(message)
+    if name in ("CorruptFile", "UnsupportedVersion"):
+        return CorruptFile("the index", message)
+    if status in (401, 403):
+        return ConfigError(message)
+    return InvalidArgument(message) if 400 <= status < 500 and status != 429 else StorageUnavailable(message)

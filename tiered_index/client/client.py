@@ -1,0 +1,359 @@
+"""A client of `tiered-index serve`: the library's lookups, arguments, answers and errors, over HTTP.
+
+    with IndexClient("http://broker-a:8080", token=TOKEN) as client:
+        answer = client.query("orders", "order-4711")
+
+A request that can be repeated is, a few times, where the service did not answer or asked for patience. What is no whole
+answer raises `StorageUnavailable`. Threads: every method from any thread. `AsyncIndexClient` is the same for asyncio.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import io
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+from typing import Any, Self, TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+import urllib3
+
+from tiered_index.client.answers import (
+    decoded,
+    error_of,
+    item_of,
+    messages_of,
+    reports_of,
+    result_of,
+    results_of,
+    topics_of,
+)
+from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
+from tiered_index.service.answers.rows import check_lookups, unseen
+from tiered_index.service.lookup.messages import MessagesResult
+from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
+
+T = TypeVar("T")
+JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+_TRIES = 4
+_BACKOFF_S = 0.2
+_RETRIED = frozenset({429, 502, 503})
+_CONNECT_S = 10.0
+# what a request may take beyond the time that its lookup has
+_MORE_S = 30.0
+_BLOCK_BYTES = 1 << 16
+
+
+class IndexClient:
+    """Asks one service. `url` is its address, `token` what it lets in, `ca_file` (PEM) whom its certificate is of.
+
+    Raises `InvalidArgument` for no such URL.
+    """
+
+    def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
+            raise InvalidArgument(f"the URL of a service is like http://host:8080, not {url!r:.80}")
+        self.url = url.rstrip("/")
+        self._headers = {"authorization": f"Bearer {token}"} if token is not None else {}
+        self._pool = urllib3.PoolManager(ca_certs=ca_file, maxsize=32)
+        self._tries = tries
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        *,
+        explain: bool = False,
+        **limits: Any,
+    ) -> QueryResult:
+        """Look a key up, as `IndexReader.query`; `limits` are its `max_requests`, `max_bytes`, `timeout_s`, and
+        `max_cost_usd`. With `explain` the answer tells what was done with each file.
+
+        The service may have lesser limits. Raises as `IndexReader.query`, `ConfigError` where the token is not for it.
+        """
+        asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, explain, limits)
+        return decoded(result_of, self._json("GET", "/v1/query", asked))
+
+    def query_all(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 1000,
+        allow_partial: bool = False,
+        **limits: Any,
+    ) -> Iterator[QueryResult]:
+        """Yield an answer page by page to its end; arguments and errors as `query`. An entry stands on one page."""
+        seen: set[tuple[object, ...]] = set()
+        cursor = None
+        while True:
+            page = self.query(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, **limits)
+            yield dataclasses.replace(page, items=tuple(unseen(page.items, seen)))
+            if (cursor := page.cursor) is None:
+                return
+
+    def stream(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        allow_partial: bool = False,
+        **limits: Any,
+    ) -> Iterator[IndexItem]:
+        """Yield every entry of a key as it comes, newest first, by one request.
+
+        Raises as `query`; `StorageUnavailable` where the answer breaks off, `PartialAnswer` at the end of one that is
+        partial, so that what was yielded can't pass for the whole.
+        """
+        asked = _one_key(topic, key, begin_ms, end_ms, 1000, None, allow_partial, False, limits) | {"all": "true"}
+        response = self._ask("GET", "/v1/query", asked, accept=NDJSON, preload=False)
+        try:
+            status = None
+            for line in _lines(response, self.url):
+                document = _parsed(line, self.url)
+                if "status" in document or "error" in document:
+                    status = document
+                else:
+                    yield decoded(item_of, document)
+        finally:
+            response.release_conn()
+        if status is None:
+            raise StorageUnavailable(f"the answer of {self.url} broke off")
+        if "error" in status:
+            raise error_of(status["error"])
+        if status["status"] == "partial":
+            failed = reports_of(status["failed"])
+            raise PartialAnswer(f"{len(failed)} files could not be read", failed=failed)
+
+    def query_many(
+        self, lookups: Iterable[Lookup | tuple[str, str]], allow_partial: bool = False, **limits: Any
+    ) -> list[QueryResult]:
+        """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness are of all of them."""
+        rows = [dataclasses.asdict(one) for one in check_lookups(lookups)]
+        if not rows:
+            return []
+        rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
+        body = {"lookups": rows, "allow_partial": allow_partial, **_given(limits)}
+        document = self._json("POST", "/v1/query:batch", {}, json.dumps(body).encode(), timeout_of=limits)
+        return decoded(results_of, document)
+
+    def messages(
+        self,
+        topic: str,
+        key: str,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        max_count: int = 64,
+        cursor: str | None = None,
+        allow_partial: bool = False,
+        *,
+        body: str = "text",
+        **limits: Any,
+    ) -> MessagesResult:
+        """Look a key up and fetch the messages themselves; `body` (text, json, hex, none) says how bodies come.
+
+        Each `message` has its document as `to_dict()`. Raises as `query`.
+        """
+        asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, False, limits)
+        return decoded(messages_of, self._json("GET", "/v1/messages", asked | {"body": body}))
+
+    def message(self, msg_id: str, topic: str | None = None, *, body: str = "text", **limits: Any) -> MessagesResult:
+        """Show one message: by the id that names its place, or with `topic` by its unique key.
+
+        Raises `InvalidArgument` where there is none.
+        """
+        asked = _given({"topic": topic, "body": body, **limits})
+        return decoded(messages_of, self._json("GET", f"/v1/messages/{quote(msg_id, safe='')}", asked))
+
+    def topics(
+        self, begin_ms: int | None = None, end_ms: int | None = None, allow_partial: bool = False, **limits: Any
+    ) -> TopicsResult:
+        """List the topics that the token may see, as `IndexReader.topics`."""
+        asked = _given({"begin_ms": begin_ms, "end_ms": end_ms, "allow_partial": allow_partial, **limits})
+        return decoded(topics_of, self._json("GET", "/v1/topics", asked))
+
+    def files(self) -> dict[str, Any]:
+        """List every file of the index: the document of ``tiered-index files --json``."""
+        return self._json("GET", "/v1/files", {})
+
+    def put_batch(
+        self,
+        columns: Any,
+        source: str | None = None,
+        position: int | None = None,
+        *,
+        after: int | None = None,
+        durable: bool = False,
+    ) -> dict[str, Any]:
+        """Put entries: an Arrow table or a dict of columns, as `IndexService.put_batch`, or ``keys``, lists of text.
+
+        With a source and its position it is taken once, however often it is sent; with `after` the service refuses a
+        gap. Raises `BackPressure` (repeat it later), `InvalidArgument`.
+        """
+        import pyarrow as pa
+
+        table = columns if isinstance(columns, pa.Table) else pa.table(columns)
+        sink = io.BytesIO()
+        with pa.ipc.new_stream(sink, table.schema) as stream:
+            stream.write_table(table)
+        asked = _given({"source": source, "position": position, "after": after, "durable": durable})
+        body = sink.getvalue()
+        return self._json("POST", "/v1/entries", asked, body, content_type=ARROW, repeatable=source is not None)
+
+    def close(self) -> None:
+        """Release connections."""
+        self._pool.clear()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        asked: Mapping[str, Any],
+        body: bytes | None = None,
+        *,
+        content_type: str = JSON,
+        repeatable: bool = True,
+        timeout_of: Mapping[str, Any] | None = None,
+    ) -> dict[str, Any]:
+        response = self._ask(method, path, asked, body, JSON, content_type, repeatable, timeout_of=timeout_of)
+        return _parsed(response.data, self.url)
+
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        asked: Mapping[str, Any],
+        body: bytes | None = None,
+        accept: str = JSON,
+        content_type: str = JSON,
+        repeatable: bool = True,
+        preload: bool = True,
+        timeout_of: Mapping[str, Any] | None = None,
+    ) -> urllib3.BaseHTTPResponse:
+        headers = {**self._headers, "accept": accept} | ({"content-type": content_type} if body is not None else {})
+        limit_s = (timeout_of or asked).get("timeout_s")
+        retries = urllib3.Retry(
+            total=self._tries - 1 if repeatable else 0,
+            status_forcelist=_RETRIED,
+            allowed_methods=None,
+            backoff_factor=_BACKOFF_S,
+            raise_on_status=False,
+            redirect=0,
+        )
+        query = f"?{urlencode(asked)}" if asked else ""
+        try:
+            response = self._pool.request(
+                method,
+                self.url + path + query,
+                body=body,
+                headers=headers,
+                retries=retries,
+                preload_content=preload,
+                timeout=urllib3.Timeout(_CONNECT_S, float(limit_s) + _MORE_S if limit_s else 2 * _MORE_S),
+            )
+        except urllib3.exceptions.HTTPError as error:
+            raise StorageUnavailable(f"{self.url} did not answer: {error}") from error
+        if response.status >= 300:
+            data = response.data
+            response.release_conn()
+            raise error_of(_parsed(data, self.url) if data[:1] == b"{" else {"status": response.status})
+        return response
+
+
+def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
+    """Return a method of `IndexClient` as one that is awaited."""
+
+    @functools.wraps(method)
+    async def call(self: AsyncIndexClient, /, *args: Any, **kwargs: Any) -> T:
+        return await asyncio.to_thread(method, self.client, *args, **kwargs)
+
+    return call
+
+
+class AsyncIndexClient:
+    """An `IndexClient` for asyncio: same arguments, answers and errors. Calls run in threads of the event loop."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take what `IndexClient` takes."""
+        self.client = IndexClient(*args, **kwargs)
+
+    query = _awaited(IndexClient.query)
+    query_many = _awaited(IndexClient.query_many)
+    messages = _awaited(IndexClient.messages)
+    message = _awaited(IndexClient.message)
+    topics = _awaited(IndexClient.topics)
+    files = _awaited(IndexClient.files)
+    put_batch = _awaited(IndexClient.put_batch)
+    close = _awaited(IndexClient.close)
+
+    async def query_all(self, *args: Any, **kwargs: Any) -> AsyncIterator[QueryResult]:
+        """Yield an answer page by page, as `IndexClient.query_all`."""
+        pages = self.client.query_all(*args, **kwargs)
+        while (page := await asyncio.to_thread(next, pages, None)) is not None:
+            yield page
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of the parameters is not None; flags as JSON has them."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in asked.items()
+        if value is not None
+    }
+
+
+def _one_key(
+    topic: str,
+    key: str,
+    begin_ms: int | None,
+    end_ms: int | None,
+    max_count: int,
+    cursor: str | None,
+    allow_partial: bool,
+    explain: bool,
+    limits: Mapping[str, Any],
+) -> dict[str, Any]:
+    asked = {"topic": topic, "key": key, "begin_ms": begin_ms, "end_ms": end_ms, "max_count": max_count}
+    return _given(asked | {"cursor": cursor, "allow_partial": allow_partial, "explain": explain, **limits})
+
+
+def _lines(response: urllib3.BaseHTTPResponse, url: str) -> Iterator[bytes]:
+    """Yield the whole lines of a body. Raises `StorageUnavailable` where the connection breaks."""
+    rest = b""
+    try:
+        for block in response.stream(_BLOCK_BYTES):
+            *whole, rest = (rest + block).split(b"\n")
+            yield from whole
+    except urllib3.exceptions.HTTPError as error:
+        raise StorageUnavailable(f"the answer of {url} broke off: {error}") from error
+
+
+def _parsed(data: bytes, url: str) -> dict[str, Any]:
+    with contextlib.suppress(ValueError, RecursionError):
+        document = json.loads(data)
+        if isinstance(document, dict):
+            return document
+    raise StorageUnavailable(f"what {url} answered is no answer of an index's service")
