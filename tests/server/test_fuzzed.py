@@ -1,0 +1,57 @@
+"""Schemathesis asks what the description allows and what it forbids: no answer is a server's error or undescribed."""
+
+from __future__ import annotations
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from schemathesis.checks import load_all_checks
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from tests.server.conftest import put_entries, serving
+from tiered_index import IndexService
+from tiered_index.server import wire
+
+load_all_checks()
+
+
+@schemathesis.serializer(wire.NDJSON, wire.ARROW)
+def as_it_is(_, value):
+    """Return a body of lines or bytes."""
+    return str(value).encode()
+
+
+@pytest.fixture(scope="module")
+def described(tmp_path_factory):
+    """The description of a service whose index takes what it is given."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    with IndexService.open(
+        root=folder / "root", storage=(folder / "storage").as_uri(), slots=100, items=1000, background=False
+    ) as index:
+        put_entries(index)
+        with serving(index) as client:
+            yield schemathesis.openapi.from_url(f"{client.base_url}/openapi.json")
+
+
+def test_every_answer_is_described(described):
+    checks = [
+        schemathesis.checks.not_a_server_error,
+        status_code_conformance,
+        content_type_conformance,
+        response_schema_conformance,
+    ]
+    asked = set()
+    for operation in (result.ok() for result in described.get_all_operations()):
+
+        @settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=HealthCheck)
+        @given(case=operation.as_strategy())
+        def ask(case):
+            case.call_and_validate(checks=checks)
+
+        ask()
+        asked.add(operation.path)
+    assert asked == described.raw_schema["paths"].keys()
