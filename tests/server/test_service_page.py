@@ -1,0 +1,50 @@
+"""docs/service.md: its commands do what it says, on a service of this process."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from pathlib import Path
+
+from tests.server.conftest import PATIENCE_S, put_entries, serving
+from tiered_index import IndexService
+from tiered_index.server.tokens import add_token
+
+PAGE = (Path(__file__).parents[2] / "docs" / "service.md").read_text()
+URL = "http://localhost:8080"
+
+
+def test_the_examples_work(tmp_path, capsys):
+    token = add_token(tmp_path / "tokens.json", "page", "admin", None)
+    blocks = [block for block in re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL) if "curl" in block]
+    (program,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
+    answers = []
+    with IndexService.open(
+        root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), slots=100, items=1000, background=False
+    ) as index:
+        put_entries(index)
+        with serving(index, tokens=tmp_path / "tokens.json") as client:
+            own = str(client.base_url).rstrip("/")
+            for block in blocks:
+                done = subprocess.run(
+                    ["bash", "-ec", block.replace(URL, own)],
+                    env=os.environ | {"TOKEN": token, "no_proxy": "*"},
+                    capture_output=True,
+                    text=True,
+                    timeout=PATIENCE_S,
+                    check=False,
+                )
+                assert done.returncode == 0, (block, done.stderr)
+                answers.append(done.stdout)
+            exec(compile(program.replace(URL, own), "service.md", "exec"), {"TOKEN": token})
+    query, lines, batch, messages, lists, taken, verification = answers
+    assert [item["offset"] for item in json.loads(query)["items"]] == [204_800, 1024]
+    assert json.loads(lines.splitlines()[-1])["count"] == 2
+    assert [len(one["items"]) for one in json.loads(batch)["results"]] == [2, 1]
+    assert [one["state"] for one in json.loads(messages)["messages"]] == ["missing", "missing"]
+    assert '"topic": "payments"' in lists and "tiered_index_lookups_total" in lists and '"ready"' in lists
+    assert json.loads(taken) | {"entries": 1, "position": 1, "durable_position": 1} == json.loads(taken)
+    assert json.loads(verification)["deep"] is True
+    assert "offset=204800" in capsys.readouterr().out
