@@ -14,6 +14,7 @@ Instances are immutable values; share them between threads freely. Functions are
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -68,11 +69,19 @@ class IndexItem:
 
         Byte strings become hexadecimal text; a `source` of None is left out.
         """
-        return {
-            f.name: value.hex() if isinstance(value := getattr(self, f.name), bytes) else value
-            for f in dataclasses.fields(self)
-            if f.name != "source" or self.source is not None
-        }
+        kind: Any = self.__class__
+        document = {name: getattr(self, name) for name in _field_names(kind)}
+        if document["source"] is None:
+            del document["source"]
+        for name, value in document.items():
+            if value.__class__ is bytes:
+                document[name] = value.hex()
+        return document
+
+
+@functools.cache
+def _field_names(kind: Any) -> tuple[str, ...]:
+    return tuple(f.name for f in dataclasses.fields(kind))
 
 
 ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)

@@ -132,7 +132,7 @@ class LookupRoutes:
                 pages.add(once)
                 if form == wire.ARROW:
                     return once, arrow.table(wire.items_table(once, redaction))
-                return once, b"".join(map(wire.encode, wire.item_lines(once, redaction)))
+                return once, b"".join(map(wire.encode, wire.item_documents(once, redaction)))
 
             return await self.calls.run(request, allowance, act)
 

@@ -55,17 +55,17 @@ def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) 
     answers = []
     for result in results:
         document: dict[str, Any] = {
-            "items": [item.to_dict() for item in result.items],
+            "items": list(item_documents(result, redaction)),
             "status": result.status,
             "cursor": result.cursor,
             "unknown_topics": list(result.unknown_topics),
             "expired_before_ms": result.expired_before_ms,
         }
         if result.failed:
-            document["failed"] = [report.to_dict() for report in result.failed]
+            document["failed"] = redaction.document([report.to_dict() for report in result.failed])
         if result.lost:
-            document["lost"] = [one.to_dict() for one in result.lost]
-        answers.append(redaction.document(document) if redaction.stand_ins else document)
+            document["lost"] = redaction.document([one.to_dict() for one in result.lost])
+        answers.append(document)
     return {"results": answers, **batch_totals(results, redaction, files=files)}
 
 
@@ -196,7 +196,7 @@ class Pages:
         )
 
 
-def item_lines(answer: QueryResult, redaction: Redaction) -> Iterator[dict[str, Any]]:
+def item_documents(answer: QueryResult, redaction: Redaction) -> Iterator[dict[str, Any]]:
     """Yield an answer's entries as documents."""
     for item in answer.items:
         document = item.to_dict()
