@@ -123,15 +123,21 @@ def answering(*answers):
 
         def run():
             for answer in answers:
-                connection, _ = listening.accept()
+                try:
+                    connection, _ = listening.accept()
+                except OSError:  # it was shut before all answers were asked for
+                    return
                 with connection:
                     requests.append(connection.recv(65536))
                     connection.sendall(answer)
 
         thread = threading.Thread(target=run, daemon=True)
         thread.start()
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
-        thread.join(PATIENCE_S)
+        try:
+            yield f"http://127.0.0.1:{listening.getsockname()[1]}", requests
+        finally:
+            listening.shutdown(socket.SHUT_RDWR)
+            thread.join(PATIENCE_S)
 
 
 HEAD = b"HTTP/1.1 200 OK\r\nConnection: close\r\n"
@@ -177,7 +183,7 @@ def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
 
 def test_a_put_without_a_position_is_sent_once():
     columns = {"topic": ["a"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [2], "timestamp_ms": [10**12]}
-    with answering(BUSY) as (url, requests), IndexClient(url) as asking:
+    with answering(BUSY, BUSY, BUSY, BUSY) as (url, requests), IndexClient(url) as asking:
         with pytest.raises(StorageUnavailable):
             asking.put_batch(columns)
     assert len(requests) == 1
