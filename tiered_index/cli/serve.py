@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 _listen = partial(Option, rich_help_panel="Listening")
 _guard = partial(Option, rich_help_panel="Bounds")
 _writing = partial(Option, rich_help_panel="Writing")
+_tools = partial(Option, rich_help_panel="RocketMQ's tools")
 _GIB = 1 << 30
 
 
@@ -67,6 +68,24 @@ def serve(
         float | None,
         _writing(min=0, metavar="SECONDS", help="Not ready while further behind the store.", show_default=False),
     ] = None,
+    rocketmq_port: Annotated[
+        int | None,
+        _tools(min=0, max=65535, help="Answer RocketMQ's protocol, too; 0: any free port.", show_default=False),
+    ] = None,
+    rocketmq_keys: Annotated[
+        Path | None,
+        _tools(
+            metavar="FILE",
+            help='Who may ask there: JSON, {"NAME": {"secret": "...", "topics": ["PREFIX"]}}.',
+            show_default=False,
+        ),
+    ] = None,
+    rocketmq_cluster: Annotated[str, _tools(help="What the cluster is called there.")] = "tiered-index",
+    rocketmq_broker: Annotated[str, _tools(help="What the broker is called there.")] = "tiered-index",
+    rocketmq_advertise: Annotated[
+        str | None,
+        _tools(metavar="HOST:PORT", help="Where clients find it, if not where they ask.", show_default=False),
+    ] = None,
     audit_log: Annotated[
         Path | None, Option(metavar="FILE", help="Append each lookup as a JSON line.", show_default=False)
     ] = None,
@@ -105,6 +124,8 @@ def serve(
 
       tiered-index serve --root /data/index --storage s3://bucket/index --follow /home/rocketmq/store
 
+      tiered-index serve --storage s3://bucket/broker-a --rocketmq-port 9876
+
       curl -H "Authorization: Bearer $TOKEN" "http://localhost:8080/v1/query?topic=orders&key=order-4711"
     """
     try:
@@ -113,6 +134,7 @@ def serve(
         from tiered_index.server.calls import Caps
         from tiered_index.server.listening import HttpListener, Tls, is_local, own_names, serve_all
         from tiered_index.server.problems import Redaction
+        from tiered_index.server.remoting import RemotingOptions
         from tiered_index.server.served import Audit, Served, messages_of
         from tiered_index.server.tokens import Tokens
     except ModuleNotFoundError as error:
@@ -126,6 +148,17 @@ def serve(
     writes = write or follow is not None
     if follow is None and (store_name is not None or archive_segments or max_lag is not None):
         raise InvalidArgument("--store-name, --archive-segments and --max-lag are of a store: give --follow, too")
+    tools: RemotingOptions | None = None
+    if rocketmq_port is not None:
+        tools = RemotingOptions(
+            port=rocketmq_port,
+            keys=rocketmq_keys,
+            cluster=rocketmq_cluster,
+            broker=rocketmq_broker,
+            advertised=rocketmq_advertise,
+        )
+    elif rocketmq_keys is not None or rocketmq_advertise is not None:
+        raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise are of a port: give --rocketmq-port, too")
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
     config = session.reader_config(cache_dir=cache_dir)
     caps = Caps(
@@ -167,6 +200,10 @@ def serve(
         )
         # each further protocol of this process is one more listener
         listeners: list[Listener] = [HttpListener(service.app, host, port, tls=tls)]
+        if tools is not None:
+            guarded = not insecure and (tokens is not None or not is_local(host))
+            bounds: Any = {"timeout_s": lookup_timeout, "threads": threads}
+            listeners.append(tools.listener(lookups, host, store=store, tls=tls, guarded=guarded, **bounds))
 
         def ready() -> None:
             urls = [listener.url for listener in listeners]

@@ -139,4 +139,12 @@ MUTANTS = (
         "elif False:",
         (f"{ANSWERS}::test_topics_of_files_that_can_not_be_read_are_not_denied",),
     ),
+    Mutant(
+        "remoting-port-unguarded",
+        "a service with tokens answers RocketMQ's tools of everybody",
+        "server/remoting.py",
+        "if guarded and self.keys is None:",
+        "if False:",
+        ("tests/server/test_remoting_port.py::test_it_lets_in_nobody_whom_the_service_would_not",),
+    ),
 )

@@ -17,7 +17,7 @@ COMMANDS = sorted(set(re.findall(r"(?:^|`)tiered-index ([^`\n]+)", PAGE, re.MULT
 
 
 def test_the_page_has_commands() -> None:
-    assert {line.split()[0] for line in COMMANDS} == {"ingest", "query", "message", "import-classic"}
+    assert {line.split()[0] for line in COMMANDS} == {"ingest", "query", "message", "import-classic", "serve"}
     assert {name for name in ("queryMsgByKey", "queryMsgById", "queryMsgByUniqueKey") if f"`{name} " in PAGE} == {
         "queryMsgByKey",
         "queryMsgById",

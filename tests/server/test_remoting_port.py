@@ -1,0 +1,112 @@
+"""`tiered-index serve --rocketmq-port`: RocketMQ's tools ask the same process, and it lets in whom it should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from types import SimpleNamespace
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from tests.rocketmq.answered import settled
+from tests.rocketmq.archived_store import delete_segments
+from tests.rocketmq.remoting_client import Client, by_key, records
+from tests.server.conftest import PATIENCE_S
+from tests.server.test_serve_command import ROOT, command, environment, refused
+from tiered_index import IndexService
+from tiered_index.errors import ConfigError
+from tiered_index.rocketmq.log.layout import Host
+from tiered_index.rocketmq.remoting.frames import Command, RequestCode
+from tiered_index.rocketmq.remoting.signing import AccessKey, signature
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.server.remoting import read_keys
+
+SECRET = "0123456789abcdef"
+
+
+@pytest.fixture(scope="module")
+def archived(tmp_path_factory):
+    """The storage of a store whose broker has deleted its first segment, and that segment's messages."""
+    folder = tmp_path_factory.mktemp("archived")
+    with StoreWriter(folder / "store", segment_bytes=4096) as writer:
+        for n in range(60):
+            writer.put("orders", n % 4, b"paid", keys=[f"order-{n}"], store_ms=1_700_000_000_000 + n * 1000)
+    uri = (folder / "storage").as_uri()
+    with IndexService.open(root=folder / "root", storage=uri, slots=100, items=1000, background=False) as index:
+        messages = settled(index, folder / "store")
+    delete_segments(folder / "store", 4096)
+    return uri, [m for m in messages if m.physical_offset < 4096]
+
+
+def test_tools_ask_beside_http(archived, tmp_path):
+    uri, messages = archived
+    keys = tmp_path / "keys.json"
+    keys.write_text(
+        json.dumps({"support": {"secret": SECRET, "topics": ["order"]}, "pay": {"secret": SECRET, "topics": ["pay"]}})
+    )
+    names = ("--rocketmq-cluster", "ArchiveA", "--rocketmq-broker", "broker-a", "--rocketmq-advertise", "archive:9876")
+
+    async def ask(url):
+        async with Client.open(SimpleNamespace(address=Host(url.hostname, url.port))) as client:
+
+            async def signed(name, code, **fields):
+                command = Command(code=code, fields={"AccessKey": name, **fields})
+                return await client.ask(code, {**command.fields, "Signature": signature(command, SECRET)})
+
+            query = by_key("orders", "order-7")
+            assert (await client.ask(RequestCode.QUERY_MESSAGE, query)).code == 16
+            found = await signed("support", RequestCode.QUERY_MESSAGE, **query)
+            assert records(found.body) == [messages[7]]
+            assert (await signed("pay", RequestCode.QUERY_MESSAGE, **query)).code == 22
+            route = json.loads((await signed("support", 105, topic="orders")).body)
+            assert route["brokerDatas"] == [
+                {
+                    "brokerAddrs": {"0": "archive:9876"},
+                    "brokerName": "broker-a",
+                    "cluster": "ArchiveA",
+                    "enableActingMaster": False,
+                }
+            ]
+
+    asked = command(
+        "serve", "--json", "--storage", uri, "--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", keys, *names
+    )
+    with subprocess.Popen(asked, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
+        try:
+            http, rocketmq = json.loads(process.stdout.readline())["urls"]
+            assert httpx.get(f"{http}/livez", timeout=PATIENCE_S, trust_env=False).status_code == 200
+            assert rocketmq.startswith("rocketmq://127.0.0.1:")
+            asyncio.run(ask(urlsplit(rocketmq)))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(PATIENCE_S) == 0
+        finally:
+            process.kill()
+
+
+def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path):
+    uri, _ = archived
+    (tmp_path / "tokens.json").write_text("[]")
+    port = ("--port", 0, "--rocketmq-port", 0)
+    code, error = refused("serve", "--storage", uri, *port, "--tokens", tmp_path / "tokens.json")
+    assert code == 2 and "give --rocketmq-keys FILE, or --insecure" in error
+    code, error = refused("serve", "--storage", uri, "--port", 0, "--rocketmq-keys", tmp_path / "keys.json")
+    assert code == 2 and "give --rocketmq-port, too" in error
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": "s3cret"}', '{"a": {"secret": ""}}', '{"a": {"secret": 5}}'])
+def test_a_file_that_has_no_keys_is_refused_without_being_repeated(tmp_path, text):
+    (tmp_path / "keys.json").write_text(text)
+    with pytest.raises(ConfigError) as caught:
+        read_keys(tmp_path / "keys.json")
+    assert "s3cret" not in str(caught.value)
+
+
+def test_keys_of_a_file(tmp_path):
+    (tmp_path / "keys.json").write_text('{"a": {"secret": "x"}, "b": {"secret": "y", "topics": ["order", "pay"]}}')
+    assert read_keys(tmp_path / "keys.json") == {"a": AccessKey("x"), "b": AccessKey("y", ("order", "pay"))}
+    with pytest.raises(ConfigError, match="can't be read"):
+        read_keys(tmp_path / "none.json")

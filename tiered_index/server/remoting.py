@@ -1,0 +1,106 @@
+"""RocketMQ's own protocol as one more listener of the service: whom it lets in, and on which settings it runs."""
+
+from __future__ import annotations
+
+import json
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tiered_index import documents
+from tiered_index.documents import Malformed
+from tiered_index.errors import ConfigError
+from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
+from tiered_index.rocketmq.remoting.signing import AccessKey
+from tiered_index.server.listening import Tls
+from tiered_index.service.index import IndexService
+from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.reader import IndexReader
+
+# RocketMQ's clients wait for 18 s
+_LONGEST_S = 15.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemotingOptions:
+    """What is asked for: `keys` is a file of `read_keys`, the others are as of `ReadOnlyBroker`."""
+
+    port: int
+    cluster: str
+    broker: str
+    keys: Path | None = None
+    advertised: str | None = None
+
+    def listener(
+        self,
+        lookups: Lookups[Any],
+        host: str,
+        *,
+        store: Path | None,
+        tls: Tls | None,
+        guarded: bool,
+        timeout_s: float,
+        threads: int,
+    ) -> RemotingServer:
+        """Return the server, which does not listen yet; `guarded`: not everybody who reaches the host may ask.
+
+        Raises `ConfigError` where it would let everybody in all the same, and for files that can't be used.
+        """
+        assert isinstance(lookups, IndexReader | IndexService)
+        if guarded and self.keys is None:
+            raise ConfigError(
+                "RocketMQ's protocol has no tokens: give --rocketmq-keys FILE, or --insecure to let everybody in"
+            )
+        broker = ReadOnlyBroker(
+            lookups,
+            store=store,
+            root=lookups.config.root,
+            cluster=self.cluster,
+            name=self.broker,
+            advertised=self.advertised,
+            timeout_s=min(timeout_s, _LONGEST_S),
+        )
+        keys = read_keys(self.keys) if self.keys is not None else None
+        context = _context(tls) if tls is not None else None
+        return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=RemotingLimits(threads=threads))
+
+
+_SECRET: documents.Check[dict[str, Any]] = documents.record(
+    dict,
+    secret=documents.text(".+"),
+    topics=documents.Optional(documents.nullable(documents.list_of(documents.text())), None),
+)
+_KEYS: documents.Check[dict[str, dict[str, Any]]] = documents.map_of(_SECRET)
+
+
+def read_keys(path: Path) -> Mapping[str, AccessKey]:
+    """Return the keys of a file ``{"NAME": {"secret": "...", "topics": ["PREFIX", ...]}}``; without topics: every one.
+
+    Raises `ConfigError`, which repeats nothing of the file.
+    """
+    try:
+        rows = _KEYS(json.loads(path.read_bytes()))
+    except OSError as error:
+        raise ConfigError(f"{path} can't be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        problem = "its form is another one" if isinstance(error, Malformed) else "it is no JSON"
+        text = f'{path} is no file of keys, {{"NAME": {{"secret": "...", "topics": ["PREFIX"]}}}}: {problem}'
+        raise ConfigError(text) from None
+    if not rows:
+        raise ConfigError(f"{path} has no keys: nobody could ask")
+    return {name: AccessKey(row["secret"], row["topics"]) for name, row in rows.items()}
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    try:
+        context.load_cert_chain(tls.certificate, tls.key)
+        if tls.clients is not None:
+            context.load_verify_locations(tls.clients)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the TLS files can't be used: {error}") from error
+    return context
