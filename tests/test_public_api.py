@@ -34,6 +34,7 @@ def test_the_package_shows_what_a_user_imports():
     assert set(tiered_index.__all__) == {
         "AsyncIndexReader",
         "CopyReport",
+        "Erasure",
         "ExpiryPlan",
         "Fetched",
         "FileReport",
@@ -57,6 +58,7 @@ def test_the_package_shows_what_a_user_imports():
         "__version__",
         "column",
         "copy",
+        "erase",
         "expire",
         "hash_key",
         "hash_key_sql",

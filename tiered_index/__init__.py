@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from tiered_index.format.hashing import key_hash as hash_key
     from tiered_index.retention import Retention
     from tiered_index.service.async_reader import AsyncIndexReader
+    from tiered_index.service.erasure.erase import Erasure
+    from tiered_index.service.erasure.erase import erase_index as erase
     from tiered_index.service.index import IndexService
     from tiered_index.service.lifecycle.copying import CopyReport
     from tiered_index.service.lifecycle.copying import copy_index as copy
@@ -46,6 +48,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AsyncIndexReader",
     "CopyReport",
+    "Erasure",
     "ExpiryPlan",
     "Fetched",
     "FileReport",
@@ -69,6 +72,7 @@ __all__ = [
     "__version__",
     "column",
     "copy",
+    "erase",
     "expire",
     "hash_key",
     "hash_key_sql",
@@ -79,6 +83,7 @@ __all__ = [
 # What is called otherwise where it is made
 _THERE = {
     "copy": "copy_index",
+    "erase": "erase_index",
     "expire": "expire_index",
     "hash_key": "key_hash",
     "merge": "merge_index",
@@ -91,6 +96,7 @@ _NAMES = {
     "format.hashing": ("hash_key",),
     "retention": ("Retention",),
     "service.async_reader": ("AsyncIndexReader",),
+    "service.erasure.erase": ("Erasure", "erase"),
     "service.index": ("IndexService",),
     "service.lifecycle.copying": ("CopyReport", "copy"),
     "service.lifecycle.expiry": ("ExpiryPlan", "expire"),

@@ -1,8 +1,8 @@
-"""Retention: how long entries are kept (`Retention`, a rule), and what has expired so far (`Expired`, of the log).
+"""Retention: how long entries are kept (`Retention`, a rule), and what is gone so far (`Expired`, of the log).
 
 A rule looks at a clock, its horizons don't: once the log states them every reader leaves out the same entries, whenever
 it asks. Horizons never go back: what has expired under one rule stays so under the next. An entry of second s has
-expired where s * 1000 < `before_ms` of its topic. Pure.
+expired where s * 1000 < `before_ms` of its topic. What was erased is gone in the same way, by `tombstones`. Pure.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ import numpy.typing as npt
 
 from tiered_index.documents import MILLISECONDS, Optional, integer, list_of, map_of, record
 from tiered_index.errors import ConfigError
+from tiered_index.tombstones import ALWAYS, TOMBSTONES, Tombstone, Tombstones, TopicTombstones
 
 _UNITS_S = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _UNITS_BYTES = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
@@ -138,14 +140,24 @@ class Horizon:
         return {"before_ms": self.before_ms, "topics": dict(self.topics)}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Expired:
-    """What has expired of an index at a position of its log: by each of `horizons`; `segments`, by store, that end at
-    an offset or before.
+    """What no answer shows any more of an index at a position of its log: what has expired by each of `horizons`;
+    `segments`, by store, that end at an offset or before; what was erased by `tombstones`.
     """
 
     horizons: tuple[Horizon, ...] = ()
     segments: Mapping[str, int] = field(default_factory=dict)
+    tombstones: tuple[Tombstone, ...] = ()
+
+    @cached_property
+    def erased(self) -> Tombstones:
+        """The tombstones, to be asked."""
+        return Tombstones(self.tombstones)
+
+    def erased_of(self, topic: str) -> TopicTombstones | None:
+        """Return what was erased of a topic; None: nothing."""
+        return self.erased.topics.get(topic) if self.tombstones else None
 
     def before_ms(self, topic: str) -> int:
         """Return before when entries of a topic have expired; 0: none has."""
@@ -162,11 +174,21 @@ class Expired:
         return max([horizon.latest for horizon in self.horizons], default=0)
 
     def keeps(
+        self,
+        items: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any],
+        seconds: npt.NDArray[Any],
+        topics: Mapping[int, str],
+    ) -> npt.NDArray[np.bool_]:
+        """Return which entries (bool, n) are neither expired nor erased, of `items` as stored (or their columns by
+        name) and their epoch seconds (n); of ids without a name in `topics` only what has expired whatever its topic
+        is has.
+        """
+        kept = self._unexpired(seconds, items["topic_id"], topics)
+        return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept
+
+    def _unexpired(
         self, seconds: npt.NDArray[Any], topic_ids: npt.NDArray[Any], topics: Mapping[int, str]
     ) -> npt.NDArray[np.bool_]:
-        """Return which entries (bool, n) have not expired, by their epoch seconds (n) and topic ids (n); of ids without
-        a name in `topics` only what has expired whatever its topic is.
-        """
         if not self.latest_ms or not len(seconds) or int(seconds.min()) * 1000 >= self.latest_ms:
             return np.ones(len(seconds), np.bool_)
         begins = np.full(len(seconds), _begin_s(self.of_all_ms))
@@ -184,20 +206,32 @@ class Expired:
         segments = dict(self.segments)
         for store, end in other.segments.items():
             segments[store] = max(end, segments.get(store, 0))
-        joined = Expired(horizons, segments)
+        stones = self.tombstones
+        if other.tombstones or (stones and horizons != self.horizons):
+            met = Expired(horizons)
+            stones = tuple(
+                [
+                    stone
+                    for stone in self.erased.joined(other.tombstones)
+                    if met.before_ms(stone.topic) < stone.before_ms
+                ]
+            )
+        joined = Expired(horizons, segments, stones)
         return self if joined == self else joined
 
     def __bool__(self) -> bool:
-        return bool(self.horizons or self.segments)
+        return bool(self.horizons or self.segments or self.tombstones)
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        return {"horizons": [horizon.to_json() for horizon in self.horizons], "segments": dict(self.segments)}
+        horizons = [horizon.to_json() for horizon in self.horizons]
+        stones = {"tombstones": [stone.to_json() for stone in self.tombstones]} if self.tombstones else {}
+        return {"horizons": horizons, "segments": dict(self.segments), **stones}
 
 
 def _begin_s(before_ms: int) -> int:
     """Return the first second that has not expired; entries may be older than the epoch."""
-    return before_ms // 1000 if before_ms else -(2**62)
+    return before_ms // 1000 if before_ms else ALWAYS
 
 
 NOTHING = Expired()
@@ -212,6 +246,7 @@ EXPIRED = Optional(
         Expired,
         horizons=list_of(record(_horizon, before_ms=MILLISECONDS, topics=map_of(MILLISECONDS))),
         segments=map_of(integer(0, 2**62)),
+        tombstones=Optional(TOMBSTONES, ()),
     ),
     NOTHING,
 )

@@ -21,7 +21,7 @@ from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError
 from tiered_index.retention import Horizon, Retention
-from tiered_index.service.lifecycle.expiry import _groups, record_expiry
+from tiered_index.service.lifecycle.expiry import groups, record_expiry
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
@@ -123,7 +123,7 @@ class MergingMachine(IndexMachine):
         # what has an entry of this second, or of a clock that is fast, stays
         now_s = self.clock.now_ms() // 1000
         left = sum(stored.size_bytes for stored in state.objects.values())
-        assert left <= most or all(max(one.second_max for one in group) >= now_s for group in _groups(state))
+        assert left <= most or all(max(one.second_max for one in group) >= now_s for group in groups(state))
         for model in (self.model, self.durable):
             model.expire(plan.expired.of_all_ms)
         self.look_again()

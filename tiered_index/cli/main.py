@@ -88,6 +88,7 @@ _COMMANDS = {
     "expire:expire": (
         "Let expire what is older than the rule says: the options' where one is given, else the setting retention."
     ),
+    "erase:erase": ("Erase what a topic has before a moment: of keys, of a queue, or all of it."),
     "maintenance:orphans": (
         "Find objects that the log does not name: what crashes left, and what merges have replaced."
     ),

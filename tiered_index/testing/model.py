@@ -67,6 +67,8 @@ class ReferenceModel:
         self.entries: list[ModelEntry] = []
         # each with the times, by pattern, of topics of their own
         self.expiries: list[tuple[int, dict[str, int]]] = []
+        # topic, before when, key and queue: None is any
+        self.erasures: list[tuple[str, int, str | None, int | None]] = []
 
     def expire(self, before_ms: int, topics: Mapping[str, int] | None = None) -> None:
         """What is before `before_ms` has expired; of topics that match patterns, what is before the earliest time of
@@ -74,8 +76,19 @@ class ReferenceModel:
         """
         self.expiries.append((before_ms, dict(topics or {})))
 
+    def erase(self, topic: str, before_ms: int, *, key: str | None = None, queue_id: int | None = None) -> None:
+        """What is before `before_ms` of a topic, or of its key or queue, is erased."""
+        self.erasures.append((topic, before_ms, key, queue_id))
+
     def has_expired(self, entry: ModelEntry) -> bool:
         """Return whether an entry is in no answer any more, or never will be."""
+        for topic, before_ms, key, queue_id in self.erasures:
+            if (
+                (entry.topic, queue_id) == (topic, entry.queue_id if queue_id is not None else None)
+                and entry.second * 1000 < before_ms
+                and (key is None or _taken_for_one(topic, entry.key, key, self.keyed))
+            ):
+                return True
         for before_ms, topics in self.expiries:
             own = [ms for pattern, ms in topics.items() if entry.topic == pattern or fnmatchcase(entry.topic, pattern)]
             if entry.second * 1000 < min(own, default=before_ms):

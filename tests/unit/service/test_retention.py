@@ -108,10 +108,10 @@ def test_a_table_goes_with_its_last_shard():
 def test_entries_older_than_the_epoch():
     seconds, ids = np.array([-5, 5, 15]), np.array([1, 2, 1])
     some = Expired((Horizon(0, (("debug", 10_000),)),))
-    assert some.keeps(seconds, ids, {1: "orders", 2: "debug"}).tolist() == [True, False, True]
-    assert some.keeps(seconds, ids, {}).tolist() == [True, True, True]
-    assert NOTHING.keeps(seconds, ids, {1: "orders"}).all()
-    assert Expired((Horizon(10_000),)).keeps(seconds, ids, {}).tolist() == [False, False, True]
+    assert some.keeps({"topic_id": ids}, seconds, {1: "orders", 2: "debug"}).tolist() == [True, False, True]
+    assert some.keeps({"topic_id": ids}, seconds, {}).tolist() == [True, True, True]
+    assert NOTHING.keeps({"topic_id": ids}, seconds, {1: "orders"}).all()
+    assert Expired((Horizon(10_000),)).keeps({"topic_id": ids}, seconds, {}).tolist() == [False, False, True]
 
 
 def test_a_topic_of_a_longer_age_keeps_an_object():

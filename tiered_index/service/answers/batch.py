@@ -22,6 +22,7 @@ from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, k
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled
+from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import (
     Array,
     check_key,
@@ -78,7 +79,8 @@ class _Matched(NamedTuple):
 class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one.
 
-    `key_hash` (i32, n) is what a search looks for, by hash rule ``abs`` until `under` says otherwise.
+    `key_hash` (i32, n) is what a search looks for, by hash rule ``abs`` until `under` says otherwise. Of `queues`,
+    (place of the topic, queue), entries before an epoch second each were erased.
     """
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
@@ -88,6 +90,7 @@ class LookupBatch:
         for topic in place:
             check_topic(topic)
         self.lookups = lookups
+        self.queues: Mapping[tuple[int, int], int] = {}
         self.topics = list(place)
         self.topic_index = np.fromiter([place[q.topic] for q in lookups], np.int64, len(lookups))
         self.second_min, self.second_max, self.max_count = _ranges(lookups)
@@ -119,6 +122,22 @@ class LookupBatch:
         """Return the batch of what is not before an epoch second, one for each of `topics`."""
         made = self._copy()
         made.second_min = np.maximum(self.second_min, np.array(seconds, np.int64)[self.topic_index])
+        return made
+
+    def without(self, expired: Expired) -> Self:
+        """Return the batch of what was not erased, by the hashes that are looked for."""
+        if not expired.tombstones:
+            return self
+        found = {at: erased for at, topic in enumerate(self.topics) if (erased := expired.erased_of(topic)) is not None}
+        made = self._copy()
+        begins = np.array([found[at].begin if at in found else NEVER for at in range(len(self.topics))], np.int64)
+        made.second_min = np.maximum(self.second_min, begins[self.topic_index])
+        for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist():
+            erased = found.get(int(self.topic_index[place]))
+            if erased is not None:
+                begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
+                made.second_min[place] = max(made.second_min[place], begin)
+        made.queues = {(at, queue): begin for at, erased in found.items() for queue, begin in erased.queues.items()}
         return made
 
     @cached_property
@@ -229,6 +248,9 @@ class LookupBatch:
             )
             topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
             keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
+        for (place_of_topic, queue_id), begin in self.queues.items():
+            of_queue = (items["queue_id"] == queue_id) & (seconds < begin)
+            keep &= ~(of_queue & (self.topic_index[lookups] == place_of_topic))
         kept = np.flatnonzero(keep)
         rows = np.empty(len(kept), schema.row)
         rows["second"] = seconds[kept]

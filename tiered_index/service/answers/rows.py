@@ -24,6 +24,7 @@ import numpy.typing as npt
 from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
+from tiered_index.tombstones import TopicTombstones
 from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, Lookup, QueryResult
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class PreparedLookup(NamedTuple):
     """A validated lookup: hashes, inclusive epoch seconds, and the order key that the page starts after.
 
     `key_hash` is what a search looks for, by hash rule ``abs`` until `under` says otherwise; `masked_hash` is the one
-    by ``mask``.
+    by ``mask``. Of the `queues`, entries before an epoch second each were erased.
     """
 
     topic: str
@@ -58,6 +59,7 @@ class PreparedLookup(NamedTuple):
     second_max: int
     max_count: int
     after: OrderKey | None = None
+    queues: tuple[tuple[int, int], ...] = ()
 
     def under(self, rule: HashRule) -> tuple[PreparedLookup, ...]:
         """Return the lookups, one or two, that find the key in a file of a hash rule."""
@@ -69,6 +71,11 @@ class PreparedLookup(NamedTuple):
     def since(self, second: int) -> PreparedLookup:
         """Return the lookup of what is not before an epoch second."""
         return self if second <= self.second_min else self._replace(second_min=second)
+
+    def without(self, erased: TopicTombstones) -> PreparedLookup:
+        """Return the lookup of what was not `erased` of its topic, by the hash that is looked for."""
+        kept = self.since(erased.begin_of(self.key_hash, self.fingerprint))
+        return kept._replace(queues=tuple(erased.queues.items())) if erased.queues else kept
 
 
 def _units(text: str) -> int:
@@ -191,7 +198,7 @@ def select_few(
     if not kept:
         return schema.no_rows
     rows = np.array(kept, schema.row)
-    return _in_lookup(rows, lookup, schema) if lookup.after is not None else rows
+    return _in_lookup(rows, lookup, schema) if lookup.after is not None or lookup.queues else rows
 
 
 def rows_of_columns(
@@ -223,6 +230,8 @@ def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
     seconds = rows["second"]
     if len(rows) and not (within := (seconds >= lookup.second_min) & (seconds <= lookup.second_max)).all():
         rows = rows[within]
+    for queue_id, begin in lookup.queues:
+        rows = rows[(rows["queue_id"] != queue_id) | (rows["second"] >= begin)]
     if lookup.after is None or not len(rows):
         return rows
     # strictly after in (second desc, offset desc, queue_id asc, ...): by column while all before are equal

@@ -62,12 +62,12 @@ def plan_expiry(rule: Retention, state: LogState, now_ms: int, stats: Stats | No
     taken to be of any topic.
     """
     expired = state.expired.joined(Expired((rule.horizon(now_ms),), _expired_segments(rule, state, now_ms)))
-    kept = [group for group in _groups(state) if not _is_whole(group, expired, stats or {})]
+    kept = [group for group in groups(state) if not _is_whole(group, expired, stats or {})]
     if rule.max_bytes is not None and (before_ms := _bytes_before_ms(kept, rule.max_bytes, now_ms)):
         expired = expired.joined(Expired((Horizon(before_ms),)))
     objects: list[StoredObject] = []
     mixed: list[StoredObject] = []
-    for group in _groups(state):
+    for group in groups(state):
         if _is_whole(group, expired, stats or {}):
             objects += group
         else:
@@ -90,7 +90,7 @@ def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
     return known is None or any(one is None or one.second_min * 1000 < expired.before_ms(topic) for topic, one in known)
 
 
-def _groups(state: LogState) -> Iterator[list[StoredObject]]:
+def groups(state: LogState) -> Iterator[list[StoredObject]]:
     """Yield what goes at once: each file, and the shards of each window table."""
     for stored in state.files.values():
         yield [stored]

@@ -88,7 +88,8 @@ def find_orphans(
     removed = {number: log.record(number).remove for number in log.numbers_since(state.number, before_ms)}
     over: set[str] = set()
     if removed_s is not None and removed_s < older_than_s:
-        young = set(log.numbers_since(state.number, clock.now_ms() - round(removed_s * 1000)))
+        since_ms = clock.now_ms() - round(removed_s * 1000)
+        young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
         over = {name for number in removed.keys() - young for name in removed.pop(number)}
     listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]
     kept = state.objects.keys() | state.archive.keys() | {name for names in removed.values() for name in names}

@@ -42,8 +42,8 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
-LOG_VERSION = 2
-"""The newest; documents that say nothing of what has expired have version 1."""
+LOG_VERSION = 3
+"""The newest; documents that say nothing of what was erased have version 2, of what has expired, neither, version 1."""
 _MARK = b"\n#crc32 "
 # texts of objects, some 350 bytes each, of which a writer makes checkpoints
 _TEXTS_KEPT = 1 << 16
@@ -233,7 +233,9 @@ class IndexDescriptor:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``, ``expire``; readers skip it."""
+    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``, ``expire``, ``erase``; readers
+    skip it.
+    """
 
     number: int
     kind: str
@@ -249,7 +251,7 @@ class LogRecord:
     lost: tuple[LostObject, ...] = ()
     expired: Expired = NOTHING
     left_out: int = 0
-    """Entries of the removed objects that a merge left out of what it adds, since they had expired."""
+    """Entries of the removed objects that a merge left out of what it adds, since they had expired or were erased."""
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
@@ -289,7 +291,11 @@ def optional_members(
 
 
 def version_of(expired: Expired) -> int:
-    """Return the version of a record or checkpoint: who does not know `expired` would show it, and lose it."""
+    """Return the version of a record or checkpoint: who does not know `expired` would show it, and lose it; and so who
+    does not know its tombstones.
+    """
+    if expired.tombstones:
+        return 3
     return 2 if expired else 1
 
 

@@ -218,7 +218,7 @@ class Export(Iterator[pa.RecordBatch]):
         wanted = self._wanted
         seconds = items["time_diff_s"].astype(np.int64) + begin_s
         kept = (seconds >= wanted.second_min) & (seconds <= wanted.second_max)
-        kept &= self._state.expired.keeps(seconds, items["topic_id"], names)
+        kept &= self._state.expired.keeps(items, seconds, names)
         if wanted.topics is not None:
             kept &= np.isin(items["topic_id"], [topic_id for topic_id, name in names.items() if name in wanted.topics])
         if not kept.all():

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageUnavailable, TieredIndexError
-from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.hashing import HashRule, lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.retention import Expired
@@ -38,6 +38,7 @@ from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
 from tiered_index.storage.metering import PriceTable
+from tiered_index.tombstones import ALWAYS, TopicTombstones
 from tiered_index.types import (
     Explain,
     FileReport,
@@ -137,8 +138,11 @@ class QueryEngine:
         def look(handle: Handle) -> int:
             matched = 0
             since = lookup.since(begins.get(handle.source, lookup.second_min)) if begins else lookup
-            for one in since.under(handle.hash) if since.second_min <= since.second_max else ():
-                rows = handle.search(one)
+            for one in since.under(handle.hash):
+                kept = one.without(erased[handle.source]) if handle.source in erased else one
+                if kept.second_min > kept.second_max:
+                    continue
+                rows = handle.search(kept)
                 if len(rows):
                     check_schema(rows, self.schema, handle.file_id)
                     if one.key_hash != lookup.key_hash:
@@ -154,7 +158,8 @@ class QueryEngine:
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
         handles = files.handles(lookup.second_min, newest)
-        begins = self._begins(lookup.topic)
+        gone = self.expired()
+        begins, erased = (self._begins(lookup.topic), _erased(lookup.topic, gone)) if gone else ({}, {})
         self._read(scan, handles, missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
@@ -192,7 +197,7 @@ class QueryEngine:
 
         def look(handle: Handle) -> int:
             matched = 0
-            for one in kept.get(handle.source, batch).under(handle.hash):
+            for one in kept.get((handle.source, handle.hash)) or batch.under(handle.hash):
                 found = handle.search_many(one)
                 if len(found.rows):
                     check_schema(found.rows, self.schema, handle.file_id)
@@ -225,11 +230,14 @@ class QueryEngine:
         scan = Scan(look, excludes, lambda _: False, lambda: 0, 0, allow_partial, budget)
         handles: Sequence[Handle] = ()
         begins: list[dict[str | None, int]] = []
-        kept: dict[str | None, LookupBatch] = {}
+        kept: dict[tuple[str | None, HashRule], tuple[LookupBatch, ...]] = {}
         if len(lookups) > len(pages):
             handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
             begins = [self._begins(topic) for topic in batch.topics]
-            kept = {source: batch.since([one.get(source, NEVER) for one in begins]) for source in set().union(*begins)}
+            for source, gone in self.expired():
+                since = batch.since([one.get(source, NEVER) for one in begins])
+                for rule in {handle.hash for handle in handles}:
+                    kept[source, rule] = tuple([one.without(gone) for one in since.under(rule)])
             self._read(scan, handles, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         failed = tuple([report for report, _ in scan.errors])
@@ -274,7 +282,7 @@ class QueryEngine:
         def look(handle: Handle) -> int:
             of_topics: dict[str, list[TopicStats | None]] = {}
             for name, stats in handle.topic_stats():
-                if stats is None or stats.second_max >= self._begins(name).get(handle.source, stats.second_max):
+                if stats is None or stats.second_max >= self._kept_from(name, handle.source):
                     of_topics.setdefault(name, []).append(stats)
             with adding:
                 for name, several in of_topics.items():
@@ -325,6 +333,11 @@ class QueryEngine:
         """Return the first epoch second that has not expired of a topic, by index, where something has."""
         return {source: before_ms // 1000 for source, one in self.expired() if (before_ms := one.before_ms(topic))}
 
+    def _kept_from(self, topic: str, source: str | None) -> int:
+        """Return the first epoch second of a topic of one index that has neither expired nor was erased with it all."""
+        erased = _erased(topic, self.expired()).get(source)
+        return max(self._begins(topic).get(source, ALWAYS), ALWAYS if erased is None else erased.begin)
+
     def _fold(self, count: int) -> int:
         if count:
             with self._lock:
@@ -347,6 +360,11 @@ def _among(
     if not lost:
         return ()
     return tuple([one.told(source) for source, one in lost if one.concerns(second_min, second_max, *hashes)])
+
+
+def _erased(topic: str, gone: Sequence[tuple[str | None, Expired]]) -> dict[str | None, TopicTombstones]:
+    """Return what was erased of a topic, by index, where something was."""
+    return {source: erased for source, one in gone if (erased := one.erased_of(topic)) is not None}
 
 
 def _expired_before_ms(begins: Iterable[int], second_min: int) -> int | None:

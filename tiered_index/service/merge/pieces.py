@@ -45,8 +45,8 @@ class Piece:
     part: int | None
 
     def without(self, expired: Expired, topics: Mapping[int, str]) -> Piece:
-        """Return the piece without entries that have expired; `topics` are names of ids, which an index may lack."""
-        kept = expired.keeps(self.seconds, self.items["topic_id"], topics)
+        """Return the piece without what has expired or was erased; `topics` are names of ids that an index may lack."""
+        kept = expired.keeps(self.items, self.seconds, topics)
         return self if kept.all() else replace(self, items=self.items[kept], seconds=self.seconds[kept])
 
 

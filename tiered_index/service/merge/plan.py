@@ -87,6 +87,7 @@ def _read(groups: Sequence[Sequence[int]], spans: Sequence[Span]) -> float:
     return read / max(1, sum(size for _, _, size in spans))
 
 
+_DAY_S = 86400
 _MAX_WINDOWS = 400
 # of one file: one that is spread over more (a bad clock) stays as it is
 _FOLD_RATIO = 4
@@ -224,6 +225,28 @@ def table_job(
     counts = {window.begin_s // window.window_s: sum(stored.count for stored in shards)}
     job = _job(shards, counts, window.window_s, descriptor, shard_bytes, expired=expired)
     return replace(job, tasks=tuple(replace(task, packed=packed) for task in job.tasks), kind="migrate")
+
+
+def plan_rewrite(state: LogState, names: Container[str], *, shard_bytes: int = 1 << 30) -> MergePlan:
+    """Return what to merge so that objects of those `names` are written again without what has expired or was erased:
+    files into tables of a day, or longer where they span many days, tables into those of their windows.
+    """
+    assert state.genesis is not None
+    lengths: dict[int, list[list[StoredObject]]] = {}
+    for stored in state.files.values():
+        if stored.name in names:
+            days = (stored.second_max - stored.second_min) // _DAY_S + 2
+            lengths.setdefault(_DAY_S * -(-days // _MAX_WINDOWS), []).append([stored])
+    for shards in state.tables.values():
+        if any(stored.name in names for stored in shards):
+            lengths.setdefault(shards[0].part.window_s, []).append(shards)
+    jobs = []
+    for window_s, groups in sorted(lengths.items()):
+        for component in _components(groups, window_s):
+            inputs = [stored for objects in component for stored in objects]
+            counts = _estimates(inputs, window_s)
+            jobs.append(_job(inputs, counts, window_s, state.genesis, shard_bytes, expired=state.expired))
+    return MergePlan(tuple(jobs))
 
 
 def _job(

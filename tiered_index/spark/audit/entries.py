@@ -107,18 +107,20 @@ class Picked:
 
 def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
     """Yield the picked ones of a source's entries (the fields of entries, see `columns`). Raises `InvalidArgument`."""
-    for whole in batches:
-        batch = whole.filter(pc.is_valid(whole.column("key")))
+    for every in batches:
+        batch = every.filter(pc.is_valid(every.column("key")))
         names = [name for name in batch.schema.names if name != "topic_id"]
         batch = batch.select(names)  # topics are told apart by the hash, whatever number they have
         columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])
         if not columns:
             continue
+        whole = columns
         columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
         texts = batch.column("topic").dictionary_encode()
         ids, topics = texts.indices.to_numpy(zero_copy_only=False), dict(enumerate(texts.dictionary.to_pylist()))
         kept = picked.rows(columns, schema)
-        kept = kept[picked.expired.keeps(columns["second"][kept], ids[kept], topics)]
+        judged = {name: values[kept] for name, values in whole.items()} | {"topic_id": ids[kept]}
+        kept = kept[picked.expired.keeps(judged, columns["second"][kept], topics)]
         if len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
             yield _batch(SOURCE, taken, schema, batch.column("topic").take(kept), batch.column("key").take(kept), None)
@@ -155,7 +157,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             whole["key_hash"] = picked.as_compared(items["key_hash"])
             kept = picked.rows(whole, schema)
             names = dict(trailer.metadata.topics)
-            kept = kept[picked.expired.keeps(whole["second"][kept], whole["topic_id"][kept], names)]
+            kept = kept[picked.expired.keeps(items[kept], whole["second"][kept], names)]
             for start in range(0, len(kept), _BATCH_ROWS):
                 columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}
                 topics = _topic_names(columns["topic_id"], trailer.metadata.topics)

@@ -268,7 +268,8 @@ def _read_part(cold: ColdPath, part: ObjectPart, plan: TaskPlan, wanted: Any) ->
         lookups = lookups_for(selection, _topics_here(part, names, selection))
         if plan.expired:
             lookups = lookups.since([plan.expired.before_ms(topic) // 1000 for topic in lookups.topics])
-        for batch in lookups.under(part.stored.hash):
+        for one in lookups.under(part.stored.hash):
+            batch = one.without(plan.expired)
             for found in scan_matches(source, _runs_of(trailer, batch.key_hash, selection), batch, _WINDOW_BYTES):
                 rows = found.rows
                 kept = np.ones(len(rows), bool)
@@ -325,7 +326,7 @@ def _scanned(items: Array, metadata: Metadata, selection: Selection, expired: Ex
     """
     seconds = items["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
     hashes = normal_hashes(items["key_hash"])
-    kept = expired.keeps(seconds, items["topic_id"], dict(metadata.topics))
+    kept = expired.keeps(items, seconds, dict(metadata.topics))
     if selection.second_min > EARLIEST or selection.second_max < LATEST:
         kept &= (seconds >= selection.second_min) & (seconds <= selection.second_max)
     if selection.hashes is not None:

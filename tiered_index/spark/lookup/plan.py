@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes
 from tiered_index.format.schema import Schema
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import PreparedLookup
 from tiered_index.service.cold.path import ColdSettings
@@ -62,11 +63,17 @@ Int64 = npt.NDArray[np.int64]
 class PackedBatch(LookupBatch):
     """Lookups (n) to search: records `packed`, the plan's `topics`, one `max_count`, and their numbers `places` (n).
 
-    They are looked for by `rule`.
+    They are looked for by `rule`, without what was erased by `expired`.
     """
 
     def __init__(
-        self, lookups: Array, topics: Sequence[str], max_count: int, places: Int64 | None = None, rule: HashRule = "abs"
+        self,
+        lookups: Array,
+        topics: Sequence[str],
+        max_count: int,
+        places: Int64 | None = None,
+        rule: HashRule = "abs",
+        expired: Expired = NOTHING,
     ) -> None:
         self.packed = lookups
         self.places = np.arange(len(lookups)) if places is None else places
@@ -87,6 +94,10 @@ class PackedBatch(LookupBatch):
         self._plan_topics = topics
         self._most = max_count
         self._rule = rule
+        self._expired, self.queues = expired, {}
+        if expired.tombstones and len(lookups):
+            kept = self.without(expired)
+            self.second_min, self.queues = kept.second_min, kept.queues
 
     def __len__(self) -> int:
         return len(self.packed)
@@ -95,20 +106,23 @@ class PackedBatch(LookupBatch):
         """As `LookupBatch.under`; of two batches, the second has only the lookups whose hash differs."""
         if rule == "abs":
             return (self,)
-        masked = type(self)(self.packed, self._plan_topics, self._most, self.places, "mask")
+        masked = type(self)(self.packed, self._plan_topics, self._most, self.places, "mask", self._expired)
         return (masked,) if rule == "mask" else (self, masked.part(masked.key_hash != self.key_hash))
 
     def part(self, places: Any) -> Self:
         """Return the lookups at `places` as a batch of their own; where a mask takes all, this one."""
         if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
             return self
-        return type(self)(self.packed[places], self._plan_topics, self._most, self.places[places], self._rule)
+        kept = self.packed[places], self._plan_topics, self._most, self.places[places]
+        return type(self)(*kept, self._rule, self._expired)
 
     def prepared(self, place: int) -> PreparedLookup:
         """Return one lookup as a search takes it alone; a key's text plays no part in that."""
         _, _, fingerprint, second_min, second_max = self.packed[place].item()
         topic, key_hash = self.topics[int(self.topic_index[place])], int(self.key_hash[place])
-        return PreparedLookup(topic, "", key_hash, key_hash, fingerprint, second_min, second_max, self._most)
+        found = PreparedLookup(topic, "", key_hash, key_hash, fingerprint, second_min, second_max, self._most)
+        erased = self._expired.erased_of(topic)
+        return found.without(erased) if erased is not None else found
 
 
 def lookups_of(
@@ -260,7 +274,7 @@ class Target:
 @dataclass(frozen=True)
 class LookupPlan:
     """What every task knows. `lost` are objects that the log names and the storage doesn't have; `kept_from`, where
-    anything has expired, each topic's first epoch second that has not.
+    anything has expired, each topic's first epoch second that has not; `expired` has what was erased, too.
 
     A partition (of `partitions`) of lookups is answered at a time, which bounds memory, by `answerers` tasks of many
     each: a Python task costs some 60 ms. `max_requests` and `max_bytes` are of all tasks, `limits` the shares
@@ -282,6 +296,7 @@ class LookupPlan:
     limits: tuple[tuple[int | None, int | None], ...] = ()
     lost: frozenset[str] = field(default_factory=frozenset)
     kept_from: tuple[int, ...] = ()
+    expired: Expired = NOTHING
 
     @property
     def schema(self) -> Schema:
@@ -351,7 +366,7 @@ def plan_lookup(
         state.number, genesis, tuple(topics), tasks, partitions, answerers, max_count, allow_partial, settings, prices
     )
     kept_from = tuple([state.expired.before_ms(topic) // 1000 for topic in topics])
-    return replace(made, lost=lost, kept_from=kept_from if any(kept_from) else ())
+    return replace(made, lost=lost, kept_from=kept_from if any(kept_from) else (), expired=state.expired)
 
 
 def _dealt(targets: Sequence[Target], share: int) -> list[tuple[Target, ...]]:

@@ -91,7 +91,8 @@ def search_object(
             places = places[np.argsort(plan.base_slots(lookups[places])[0], kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
-            for batch in PackedBatch(lookups[part], plan.topics, plan.max_count, part).under(stored.hash):
+            asked = PackedBatch(lookups[part], plan.topics, plan.max_count, part, expired=plan.expired)
+            for batch in asked.under(stored.hash):
                 yield from _search(plan, source, trailer, batch)
 
 

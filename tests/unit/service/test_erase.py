@@ -1,0 +1,331 @@
+"""What was erased is in no answer, wherever it lies; its bytes go, nobody else's do, and the certificate is true."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tiered_index import IndexReader
+from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
+from tiered_index.format.hashing import key_hash
+from tiered_index.retention import Expired, Horizon, Retention
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase
+from tiered_index.service.erasure.find import find_hidden
+from tiered_index.service.lifecycle.expiry import record_expiry
+from tiered_index.service.log import records
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.state import LogState
+from tiered_index.service.merge.run import publish
+from tiered_index.service.merge.writing import run_task
+from tiered_index.storage.base import Storage
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.testing.storage_faults import FaultStorage
+from tiered_index.tombstones import Tombstone, Tombstones
+
+TOPICS = ("orders", "t")
+KEYS = ("k", "k2")
+
+
+@pytest.fixture(params=["native", "rocketmq"])
+def life(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Merging]:
+    life = Merging(tmp_path, preset=request.param)
+    yield life
+    life.close()
+
+
+@pytest.fixture
+def native(tmp_path: Path) -> Iterator[Merging]:
+    life = Merging(tmp_path)
+    yield life
+    life.close()
+
+
+def fill(life: Merging, hours: range = range(12), *, files: int = 4) -> None:
+    """Put an entry an hour of two topics and two keys, into files of so many hours."""
+    for hour in hours:
+        for topic in TOPICS:
+            life.put([(BASE_MS + hour * HOUR_MS, key) for key in KEYS], topic)
+        if hour % files == files - 1:
+            life.publish()
+    life.publish()
+
+
+def wipe(life: Merging, topic: str = "orders", *, storage: Storage | None = None, **more: Any) -> Erasure:
+    """Erase, and let the model and the writer know; further arguments are of the request or of `erase`."""
+    asked = {name: more.pop(name) for name in ("keys", "queue_id", "before_ms") if name in more}
+    request = EraseRequest(topic, **asked)
+    stones = request.tombstones(life.clock.now_ms(), keyed=True)
+    done = erase(storage or life.storage, life.log(), request, life.clock, **{"yes": True, "threads": 1, **more})
+    for key in request.keys or (None,):
+        life.model.erase(topic, stones[0].before_ms, key=key, queue_id=request.queue_id)
+    life.index._lifecycle.refresh()
+    return done
+
+
+ASKED: dict[str, dict[str, Any]] = {
+    "topic": {"before_ms": BASE_MS + 6 * HOUR_MS},
+    "key": {"keys": ("k",)},
+    "keys": {"keys": KEYS, "before_ms": BASE_MS + 9 * HOUR_MS},
+    "queue": {"queue_id": 1, "before_ms": BASE_MS + 9 * HOUR_MS},
+}
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_it_is_hidden_in_every_state_and_goes_with_the_next_merge(life, asked):
+    life.later()
+    fill(life)
+    life.merge(HOUR_S * 4, begin_s=0, end_s=BASE_MS // 1000 + 4 * HOUR_S)
+    for hour in range(3):
+        life.put([(BASE_MS + hour * HOUR_MS, key) for key in KEYS], "orders")
+    wipe(life, **asked)
+    for step in (lambda: None, life.index.flush, life.index.seal, life.index.run_lifecycle):
+        step()
+        life.check(life.index)
+    life.check()
+    with IndexReader.open(root=life.folder / "root", storage_backend=life.storage, clock=life.clock) as beside:
+        life.check(beside)
+    life.later()
+    assert life.merge(DAY_S).expired > 0
+    life.check()
+    stones = Tombstones(life.state.expired.tombstones)
+    schema = life.state.genesis.layout.schema
+    found = find_hidden(life.storage, life.state.objects.values(), stones, schema)
+    assert found and not any(held.hidden for held in found.values())
+
+
+@pytest.mark.parametrize("asked", ASKED.values(), ids=ASKED.keys())
+def test_now_rewrites_what_holds_it_and_certifies(life, asked):
+    fill(life)
+    life.later()
+    life.merge(HOUR_S * 4, end_s=BASE_MS // 1000 + 4 * HOUR_S)
+    before = sum(stored.count for stored in life.state.objects.values())
+    done = wipe(life, now=True, grace_s=0, **asked)
+    assert (done.status, done.remaining, done.pending, done.to_do) == ("erased", (), (), ())
+    assert done.entries == done.entries_removed > 0
+    assert sum(stored.count for stored in life.state.objects.values()) == before - done.entries
+    assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
+    assert done.scanned_objects == len(life.state.objects)
+    assert done.log_numbers and done.log_numbers[-1] == life.state.number
+    life.check()
+    life.check(life.index)
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    assert not report.findings
+    again = wipe(life, now=True, grace_s=0, **asked)
+    assert (again.status, again.entries, again.removed) == ("erased", 0, ())
+
+
+def test_a_dry_run_changes_nothing(life):
+    fill(life)
+    life.later()
+    state, names = life.state, {info.name for info in life.storage.list("")}
+    request = EraseRequest("orders", ("k",))
+    plan = erase(life.storage, life.log(), request, life.clock, yes=False, now=True)
+    assert (plan.status, plan.entries, len(plan.objects)) == ("planned", 12, 3)
+    assert life.state == state and {info.name for info in life.storage.list("")} == names
+    life.check()
+
+
+def test_what_comes_later_is_found_and_what_comes_late_is_not(native):
+    life = native
+    fill(life)
+    life.later()
+    wipe(life, keys=("k",))
+    life.put([(BASE_MS, "k"), (life.clock.now_ms(), "k"), (life.clock.now_ms() + 1000, "k")], "orders")
+    life.check(life.index)
+    life.publish()
+    life.check()
+    assert len(life.index.query("orders", "k")) == 1
+
+
+def test_objects_of_nothing_else_go_by_the_record_itself(native):
+    life = native
+    for topic in TOPICS:
+        life.put([(BASE_MS + hour * HOUR_MS, "k") for hour in range(4)], topic)
+        life.publish()
+    life.later()
+    number = life.state.number
+    done = wipe(life)
+    assert life.state.number == number + 1 and len(life.state.objects) == 1
+    assert (done.status, done.remaining, done.pending) == ("hidden", (), done.removed)
+    assert any("--grace 0" in step for step in done.to_do)
+    life.check()
+    # its bytes stay for readers at work, and then go
+    assert wipe(life, now=True, grace_s=3600).status == "remains"
+    life.clock.advance(3601)
+    done = wipe(life, now=True, grace_s=3600)
+    assert (done.status, done.deleted) == ("erased", 1)
+
+
+def test_giant_slots_and_cursors(native):
+    life = native
+    for key in ("hot", "cold"):
+        life.put([(BASE_MS + n * 1000, key) for n in range(3000)], "orders")
+        life.publish()
+    life.later()
+    life.merge(DAY_S)
+    page = life.index.query("orders", "hot", max_count=100)
+    for queue in (0, 1):
+        wipe(life, queue_id=queue, before_ms=BASE_MS + 2500_000)
+    wipe(life, keys=("hot",), before_ms=BASE_MS + 1000_000)
+    life.check()
+    with life.reader() as reader:
+        rest = reader.query("orders", "hot", max_count=10_000, cursor=page.cursor)
+        shown = {item.offset for item in page} | {item.offset for item in rest}
+        assert {answer.offset for answer in life.model.query("orders", "hot", max_count=None)} <= shown
+    assert wipe(life, keys=("hot",), now=True, grace_s=0).status == "erased"
+    life.check()
+
+
+def test_several_indexes_each_with_its_own_tombstones(tmp_path):
+    lives = [Merging(tmp_path / name, storage=LocalStorage(tmp_path / name / "storage")) for name in ("a", "b")]
+    try:
+        for life in lives:
+            fill(life, range(4))
+        wipe(lives[0], keys=("k",), before_ms=BASE_MS + 3 * HOUR_MS)
+        wipe(lives[1], queue_id=0, before_ms=BASE_MS + 3 * HOUR_MS)
+        both = sum(len(life.model.query("orders", "k")) for life in lives)
+        with IndexReader.open([life.storage.uri for life in lives], clock=lives[0].clock) as reader:
+            for result in (reader.query("orders", "k"), reader.query_many([("orders", "k")])[0]):
+                assert 0 < len(result) == both < 8
+    finally:
+        for life in lives:
+            life.close()
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(tmp_path, when):
+    nth, struck = 0, True
+    while struck:
+        nth += 1
+        life = Merging(tmp_path / str(nth))
+        try:
+            fill(life, range(3))
+            life.later()
+            life.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
+            storage = FaultStorage(life.storage)
+            log = StorageLog(storage, life.clock)
+            storage.fail("*", nth=nth, when=when)
+            request = EraseRequest("orders", ("k",))
+            with contextlib.suppress(TieredIndexError):
+                log.open()
+                erase(storage, log, request, life.clock, yes=True, now=True, grace_s=0, threads=1)
+            struck = storage.calls() >= nth
+            if life.state.expired:
+                life.model.erase("orders", life.state.expired.tombstones[0].before_ms, key="k")
+            life.check()
+            life.index._lifecycle.refresh()
+            life.check(life.index)
+            # repeated, it goes on where it was interrupted
+            assert wipe(life, keys=("k",), now=True, grace_s=0).remaining == ()
+            life.check()
+        finally:
+            life.close()
+    assert nth > 20
+
+
+def test_a_merge_that_began_before_the_tombstone_is_followed(native):
+    life = native
+    fill(life, range(4))
+    life.later()
+    stale = life.plan()
+    wipe(life, keys=("k",))
+    for job in stale.jobs:
+        results = [run_task(task, life.storage, life.clock.now_ms()) for task in job.tasks]
+        publish(job, results, life.storage, life.log())
+    life.check()
+    done = wipe(life, keys=("k",), now=True, grace_s=0)
+    assert (done.status, done.entries_removed) == ("erased", 4)
+    life.check()
+
+
+def test_the_certificate_tells_what_remains(native, monkeypatch):
+    life = native
+    fill(life, range(4))
+    life.later()
+    hidden = wipe(life, keys=("k",))
+    assert (hidden.status, len(hidden.remaining)) == ("hidden", len(hidden.objects))
+    assert any("writer" in said for said in hidden.unchecked)
+    name = next(iter(life.state.objects))
+    life.storage.put(name, bytes(life.state.objects[name].size_bytes))
+    done = wipe(life, keys=("k",), now=True, grace_s=0)
+    assert done.status == "remains" and name in done.remaining and done.to_do
+
+
+def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(native, monkeypatch):
+    life = native
+    fill(life, range(4))
+    record_expiry(life.log(), Retention(topics={"none": HOUR_S}), life.clock)
+    life.later()
+    wipe(life, keys=("k",))
+    state = life.state
+    assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
+    data = life.storage.get(f"log/{state.number:020d}")
+    assert b"order-" not in data and b'"version":3' in data
+    decode = records.decode_document
+    with monkeypatch.context() as older:
+        for place in ("records", "state"):
+            # a version of before reads records of version 2 alone
+            where = f"tiered_index.service.log.{place}.decode_document"
+            older.setattr(where, lambda data, file: decode(data, file, 2))
+        with pytest.raises(UnsupportedVersion, match="newer than this reader"):
+            life.reader()
+
+
+def test_an_export_and_the_topics_leave_it_out(native):
+    life = native
+    fill(life, range(4))
+    life.later()
+    wipe(life, keys=("k",))
+    with life.reader() as reader, reader.export() as batches:
+        rows = [row for batch in batches for row in batch.to_pylist()]
+    kept = [(e.topic, e.queue_id, e.offset) for e in life.model.entries if not life.model.has_expired(e)]
+    assert sorted((row["topic"], row["queue_id"], row["offset"]) for row in rows) == sorted(kept)
+    wipe(life)
+    assert [topic.topic for topic in life.reader().topics().topics] == ["t"]
+
+
+def test_what_others_cover_is_dropped_and_their_number_is_bounded(monkeypatch):
+    def stones(*given: Tombstone) -> Expired:
+        return Expired(tombstones=given)
+
+    key, later = Tombstone.of("t", 5000, key="k"), Tombstone.of("t", 9000, key="k")
+    queue, topic, other = Tombstone.of("t", 5000, queue_id=1), Tombstone.of("t", 8000), Tombstone.of("u", 5000, key="k")
+    assert stones(key).joined(stones(later)).tombstones == (later,)
+    assert stones(later).joined(stones(key)) == stones(later)
+    assert stones(key, queue, other).joined(stones(topic)).tombstones == (other, topic)
+    assert stones(later).joined(stones(topic)).tombstones == (later, topic)
+    assert stones(key, later, other).joined(Expired((Horizon(8000, (("u", 4000),)),))).tombstones == (later, other)
+    assert Tombstone.of("t", 5001).before_ms == 6000
+    monkeypatch.setattr("tiered_index.service.erasure.erase.MOST_TOMBSTONES", 2)
+    assert _check_bound(stones(key, queue), [topic]).tombstones == (topic,)
+    with pytest.raises(InvalidArgument, match="3 tombstones, the limit is 2"):
+        _check_bound(stones(key, queue), [other])
+
+
+def test_requests_that_no_erasure_can_have():
+    for given in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
+        with pytest.raises(InvalidArgument):
+            EraseRequest(**given)
+
+
+def test_without_fingerprints_a_key_of_an_equal_hash_goes_too(tmp_path):
+    life = Merging(tmp_path, preset="rocketmq")
+    try:
+        assert key_hash("orders", "Aa") == key_hash("orders", "BB")
+        life.put([(BASE_MS, "Aa"), (BASE_MS, "BB"), (BASE_MS, "x")], "orders")
+        life.publish()
+        life.later()
+        done = wipe(life, keys=("Aa",), now=True, grace_s=0)
+        assert (done.by_hash_alone, done.entries_removed) == (True, 2)
+        life.check()
+        assert len(life.index.query("orders", "x")) == 1
+    finally:
+        life.close()

@@ -1,0 +1,356 @@
+"""Erasing: one log record states tombstones, bytes go by rewriting what holds hidden entries, a certificate says what
+was done, and what a scan of the stored bytes found afterwards.
+
+From the record on no lookup shows anything of it; the record removes files and tables that hold nothing else. With
+`now` the rest is merged without it, into tables of the same windows, and what records removed `grace_s` ago is deleted.
+Repeating it is harmless: it goes on where it was interrupted. Fenced by nobody, as a merge: the log decides. Threads:
+any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Callable, Container, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
+from tiered_index.retention import Expired
+from tiered_index.service.answers.rows import check_key, check_topic
+from tiered_index.service.erasure.find import Found, find_hidden
+from tiered_index.service.lifecycle.expiry import groups
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog, own_objects
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
+from tiered_index.service.merge.plan import MergePlan, plan_rewrite
+from tiered_index.service.merge.run import MergeOptions, RunTasks, merge
+from tiered_index.storage.base import Storage
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
+
+GRACE_S = 3600.0
+"""How long the bytes of removed objects stay by default: for exports and jobs at work."""
+# what no record names may be published for a day
+_UNNAMED_S = 86400.0
+_ROUNDS = 5
+
+Status = Literal["planned", "hidden", "erased", "remains"]
+"""``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes. ``erased``: no byte is left that
+could be looked at. ``remains``: bytes are left.
+"""
+Progress = Callable[[str, int, int], None]
+"""Is called with what is done, how many steps are done, and how many there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class EraseRequest:
+    """What to erase of `topic`: of `keys`, or of a queue, or all of it, before a moment (epoch milliseconds; the end of
+    its second counts; None: the present second is erased, too). Raises `InvalidArgument`.
+    """
+
+    topic: str
+    keys: tuple[str, ...] = ()
+    queue_id: int | None = None
+    before_ms: int | None = None
+
+    def __post_init__(self) -> None:
+        check_topic(self.topic)
+        for key in self.keys:
+            check_key(key)
+        if self.keys and self.queue_id is not None:
+            raise InvalidArgument("erase keys or a queue of a topic, not both at once")
+
+    def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
+        """Return what the log will state."""
+        before_ms = now_ms // 1000 * 1000 + 1000 if self.before_ms is None else self.before_ms
+        keys: Sequence[str | None] = self.keys or (None,)
+        return tuple(
+            [Tombstone.of(self.topic, before_ms, key=key, queue_id=self.queue_id, keyed=keyed) for key in keys]
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Erasure:
+    """The certificate. `objects` are those that held what was asked, with `entries` entries of it; of these `removed`
+    are named by no record any more, and `entries_removed` entries went. `log_numbers` are the records that stated and
+    removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining` are objects in which it
+    found entries, or that could not be told, `pending` objects that were removed and whose bytes are still there, or
+    uploads that no record names yet. `unchecked` says in words what could not be seen, `to_do` what is left to do.
+    """
+
+    request: EraseRequest
+    tombstones: tuple[Tombstone, ...]
+    status: Status
+    objects: tuple[StoredObject, ...] = ()
+    entries: int = 0
+    by_hash_alone: bool = False
+    removed: tuple[str, ...] = ()
+    entries_removed: int = 0
+    deleted: int = 0
+    deleted_bytes: int = 0
+    log_numbers: tuple[int, ...] = ()
+    log_number: int = 0
+    scanned_objects: int = 0
+    scanned_entries: int = 0
+    scanned_bytes: int = 0
+    remaining: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
+    to_do: tuple[str, ...] = field(default=())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of the objects."""
+        return sum(stored.size_bytes for stored in self.objects)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as `--json` prints it."""
+        return {
+            "status": self.status,
+            "asked": asdict(self.request),
+            "tombstones": [stone.to_json() for stone in self.tombstones],
+            "objects": [{"object": s.name, "entries": s.count, "bytes": s.size_bytes} for s in self.objects],
+            "entries": self.entries,
+            "bytes": self.size_bytes,
+            "by_hash_alone": self.by_hash_alone,
+            "objects_removed": list(self.removed),
+            "entries_removed": self.entries_removed,
+            "deleted": {"objects": self.deleted, "bytes": self.deleted_bytes},
+            "log_numbers": list(self.log_numbers),
+            "log_number": self.log_number,
+            "scan": {
+                "objects": self.scanned_objects,
+                "entries": self.scanned_entries,
+                "bytes": self.scanned_bytes,
+                "remaining": list(self.remaining),
+            },
+            "pending": list(self.pending),
+            "unchecked": list(self.unchecked),
+            "to_do": list(self.to_do),
+        }
+
+
+def erase(
+    storage: Storage,
+    log: StorageLog,
+    request: EraseRequest,
+    clock: Clock,
+    *,
+    yes: bool,
+    now: bool = False,
+    grace_s: float = GRACE_S,
+    threads: int = 2,
+    run_tasks: RunTasks | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Erasure:
+    """Do what `erase_index` does, to an index whose `log` is read; `run_tasks` as that of a merge."""
+    if not grace_s >= 0:
+        raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+    if yes:
+        # whose put-if-absent isn't one would let a writer's record and this one have the same number
+        probe_put_if_absent(storage)
+    begun = log.refresh()
+    assert begun.genesis is not None
+    schema = begun.genesis.layout.schema
+    stones = request.tombstones(clock.now_ms(), keyed=schema.keyed)
+    asked, found = Tombstones(stones), dict[str, Any]()
+
+    def look(state: LogState) -> Found:
+        fresh = [stored for stored in state.objects.values() if stored.name not in found]
+        found.update(find_hidden(storage, fresh, asked, schema, lambda *done: progress("objects read", *done)))
+        return found
+
+    look(begun)
+    hit = tuple([stored for stored in begun.objects.values() if found[stored.name].hidden])
+    known: dict[str, Any] = {
+        "request": request,
+        "tombstones": stones,
+        "objects": hit,
+        "entries": sum(found[stored.name].hidden for stored in hit),
+        "by_hash_alone": bool(request.keys) and not schema.keyed,
+    }
+    if not yes:
+        _check_bound(begun.expired, stones)
+        return Erasure(status="planned", log_number=begun.number, **known)
+    state = _record(log, stones, found)
+    if now:
+        state = _rewrite(storage, log, clock, look, threads, run_tasks, progress)
+        orphans = find_orphans(storage, log, clock, older_than_s=_UNNAMED_S, removed_s=grace_s)
+        gone = delete_orphans(storage, orphans)
+        known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
+    state = log.refresh()
+    # what was read before is read again: the certificate tells of the bytes that are there now
+    left = find_hidden(
+        storage, state.objects.values(), asked, schema, lambda *done: progress("objects read again", *done)
+    )
+    names = {name for name, held in found.items() if held.hidden and name not in state.objects}
+    known |= {
+        "removed": tuple(sorted(names)),
+        "entries_removed": sum(found[name].hidden for name in names),
+        "log_numbers": _numbers(log, begun.number, state.number, names),
+        "log_number": state.number,
+        "scanned_objects": len(left),
+        "scanned_entries": sum(held.looked_at for held in left.values()),
+        "scanned_bytes": sum(held.read_bytes for held in left.values()),
+        "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
+        "pending": tuple(sorted(i.name for i in own_objects(storage, DATA_PREFIX) if i.name not in state.objects)),
+        "unchecked": _unchecked(storage, state, left),
+    }
+    remains = bool(known["remaining"] or known["pending"])
+    status: Status = "remains" if remains and now else "hidden" if remains else "erased"
+    return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
+
+
+def _check_bound(expired: Expired, stones: Sequence[Tombstone]) -> Expired:
+    joined = expired.joined(Expired(tombstones=tuple(stones)))
+    if (count := len(joined.tombstones)) > MOST_TOMBSTONES and count > len(expired.tombstones):
+        raise InvalidArgument(
+            f"the index would have {count:,} tombstones, the limit is {MOST_TOMBSTONES:,}: erase a whole topic "
+            f"before a moment, which takes the place of those of its keys, or let expire what is older than they reach"
+        )
+    return joined
+
+
+def _record(log: StorageLog, stones: tuple[Tombstone, ...], found: Found) -> LogState:
+    """Append the record that states the tombstones and removes what holds nothing else."""
+
+    def make(state: LogState) -> LogRecord | None:
+        joined = _check_bound(state.expired, stones)
+        names = [
+            stored.name for group in groups(state) if all(_is_whole(one, found) for one in group) for stored in group
+        ]
+        if joined is state.expired and not names:
+            return None
+        return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=Expired(tombstones=stones))
+
+    return log.append("what was erased", None, make)
+
+
+def _is_whole(stored: StoredObject, found: Found) -> bool:
+    return stored.name in found and found[stored.name].hidden == stored.count
+
+
+def _rewrite(
+    storage: Storage,
+    log: StorageLog,
+    clock: Clock,
+    look: Callable[[LogState], Found],
+    threads: int,
+    run_tasks: RunTasks | None,
+    progress: Progress,
+) -> LogState:
+    """Merge what holds hidden entries without them. What a job publishes meanwhile that began before the tombstones may
+    hold some again, so it is looked at, too.
+    """
+
+    def concerned(state: LogState) -> set[str]:
+        found = look(state)
+        return {name for name in state.objects if found[name].hidden}
+
+    def planned(lost: Container[str]) -> MergePlan:
+        state = log.refresh()
+        return plan_rewrite(state, {name for name in concerned(state) if name not in lost})
+
+    for _ in range(_ROUNDS):
+        state = log.refresh()
+        names = concerned(state)
+        if not names:
+            break
+        counted = _Counted(sum(state.objects[name].count for name in names), progress)
+        options = MergeOptions(skip_lost=True)
+        merge(storage, log, clock, options, threads=threads, run_tasks=run_tasks, progress=counted, make_plan=planned)
+    return log.refresh()
+
+
+class _Counted:
+    """Adds up the entries that the tasks of a merge say they have read."""
+
+    def __init__(self, total: int, progress: Progress) -> None:
+        self._total, self._progress, self._done, self._lock = total, progress, 0, threading.Lock()
+
+    def __call__(self, entries: int) -> None:
+        with self._lock:
+            self._done += entries
+            self._progress("entries rewritten", min(self._done, self._total), self._total)
+
+
+def _numbers(log: StorageLog, first: int, last: int, names: Container[str]) -> tuple[int, ...]:
+    """Return the records behind number `first` that stated tombstones, or removed an object of `names`."""
+    numbers = []
+    for number in range(first + 1, last + 1):
+        record = log.record(number)
+        if record.kind == "erase" or any(name in names for name in record.remove):
+            numbers.append(number)
+    return tuple(numbers)
+
+
+def _unchecked(storage: Storage, state: LogState, left: Found) -> tuple[str, ...]:
+    said = [held.problem for held in left.values() if held.problem is not None]
+    if state.epoch:
+        said.append(
+            "a writer's root: what it has yet to upload is hidden, and goes with a merge after that; its copies of "
+            "objects that are gone go in its next round"
+        )
+    staged = sum(1 for _ in own_objects(storage, STAGING_PREFIX))
+    if staged:
+        said.append(f"{staged} staged objects below {STAGING_PREFIX}: they are hidden once they are published")
+    if state.archive:
+        said.append(f"{len(state.archive)} archived segments below {SEGMENTS_PREFIX}: the messages themselves")
+    if state.lost:
+        said.append(f"{len(state.lost)} objects that the storage lost and a record gave up")
+    return tuple(said)
+
+
+def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
+    steps = []
+    if known["remaining"]:
+        what = f"{len(known['remaining'])} objects hold erased entries, hidden"
+        steps.append(f"{what}: run it again; `verify` tells of damaged ones" if now else f"{what}: merge, or use --now")
+    if known["pending"]:
+        steps.append(
+            f"{len(known['pending'])} objects that no record names are still stored: run it with --now again after the "
+            f"grace ({grace_s:.0f} s), or with --grace 0 where no export and no job reads; an upload that was left "
+            f"unfinished goes after a day"
+        )
+    return tuple(steps)
+
+
+def erase_index(
+    storage: str,
+    topic: str,
+    *,
+    keys: str | Sequence[str] = (),
+    queue_id: int | None = None,
+    before_ms: int | None = None,
+    yes: bool = False,
+    now: bool = False,
+    grace_s: float = GRACE_S,
+    threads: int = 2,
+    s3: S3Options | None = None,
+    clock: Clock | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Erasure:
+    """Erase what a topic of the index at a storage URI has before `before_ms` (epoch milliseconds; None: now): of
+    `keys`, of a queue, or all of it; only with `yes`, else return what it would do.
+
+    One log record states it, for good: no lookup shows anything of it from then on, wherever it lies and whenever it
+    comes there. The next merges leave its bytes out; with `now` the objects that hold any are rewritten at once, and
+    all that records removed `grace_s` seconds ago is deleted. `progress` is called with what is done, steps done and
+    steps. A key is told by hash and fingerprint, in an index without fingerprints by its hash.
+
+    Returns the certificate. Repeating it is harmless, beside writers, readers and merges, too. Raises
+    `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
+    """
+    given = (keys,) if isinstance(keys, str) else tuple(keys)
+    request, present = EraseRequest(topic, given, queue_id, before_ms), clock or SystemClock()
+    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
+        log = StorageLog(opened, present)
+        log.open()
+        return erase(
+            opened, log, request, present, yes=yes, now=now, grace_s=grace_s, threads=threads, progress=progress
+        )

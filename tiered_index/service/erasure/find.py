@@ -1,0 +1,101 @@
+"""What stored objects hold of erased entries: their bytes are read, whatever lookups show of them. Threads: any.
+
+Of an object the table of its topics is read, and where it may hold any such entry, the slots of erased keys, or all
+slots where a topic or a queue was erased; each run is checked against its CRC32.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+import numpy as np
+
+from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import Run, Trailer
+from tiered_index.service.cold.path import ColdPath, ColdSettings
+from tiered_index.service.files.compacted import StorageBytes
+from tiered_index.service.files.search import scan_runs
+from tiered_index.service.log.records import StoredObject
+from tiered_index.storage.base import Storage
+from tiered_index.tombstones import Tombstones
+
+_READERS = 8
+_WINDOW_BYTES = 16 << 20
+_ALL_TIME = (-(2**62), 2**62)
+
+Found = Mapping[str, "Held"]
+"""What objects hold, by their names."""
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one object holds: `hidden` entries of the `looked_at` ones, `nameless` of these told by a hash alone.
+    `problem`: why it can't be told, None where it can.
+    """
+
+    hidden: int = 0
+    looked_at: int = 0
+    read_bytes: int = 0
+    nameless: bool = False
+    problem: str | None = None
+
+
+def find_hidden(
+    storage: Storage,
+    objects: Iterable[StoredObject],
+    stones: Tombstones,
+    schema: Schema,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Found:
+    """Return what each object holds of what `stones` hide; `progress` gets objects done, and how many there are.
+    Raises as the storage.
+    """
+    stored = list(objects)
+    settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0, coalesce_gap_bytes=0)
+    found: dict[str, Held] = {}
+    with (
+        contextlib.closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold,
+        ThreadPoolExecutor(_READERS, "tiered-index-erase") as pool,
+    ):
+        for one, held in zip(stored, pool.map(lambda one: _held(cold, one, stones, schema), stored), strict=True):
+            found[one.name] = held
+            progress(len(found), len(stored))
+    return found
+
+
+def _held(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Schema) -> Held:
+    mine = [stone for stone in stones if stored.second_min * 1000 < stone.before_ms]
+    if not mine:
+        return Held()
+    source = StorageBytes(cold, stored)
+    try:
+        trailer = source.trailer_of(schema)
+        names = dict(trailer.metadata.topics)
+        told = Tombstones(tuple([stone for stone in mine if not names or stone.topic in trailer.metadata.topic_names]))
+        hidden = looked_at = read_bytes = 0
+        begin_s = trailer.metadata.begin_ms // 1000
+        for window, items in scan_runs(source, _runs(trailer, told, bool(names)), _WINDOW_BYTES):
+            seconds = items["time_diff_s"].astype(np.int64) + begin_s
+            hidden += int(told.hides(items, seconds, names).sum())
+            looked_at += len(items)
+            read_bytes += sum(run.length for run in window)
+    except (CorruptFile, ObjectNotFound) as error:
+        return Held(problem=str(error))
+    problem = None
+    if told and not names and any(not stone.hashes for stone in told):
+        problem = f"{stored.name} doesn't name its topics: what it holds of one can't be told"
+    return Held(hidden, looked_at, read_bytes, bool(told) and not names, problem)
+
+
+def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:
+    """Yield the runs that may hold what is hidden."""
+    if named and any(not stone.hashes for stone in stones):
+        yield from trailer.directory.all_runs()
+    elif len(stones.hashes):
+        low, high = trailer.metadata.slot_range
+        slots = np.unique(trailer.metadata.slot_map.slots_of(stones.hashes))
+        yield from trailer.directory.runs_of(slots[(slots >= low) & (slots < high)], *_ALL_TIME)

@@ -1,0 +1,206 @@
+"""Tombstones: what was erased before it expires, as the log states it. Pure.
+
+A tombstone is a predicate bounded in time, like a horizon: it hides each entry of its topic (and its key, or queue) of
+second s where s * 1000 < `before_ms`, wherever the entry lies and whenever it comes there. A key is known by its hashes
+and its fingerprint alone; in an index without fingerprints by its hashes. Of `Tombstones` none covers another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.documents import MILLISECONDS, Malformed, Optional, integer, list_of, nullable, record, text
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.hashing import lookup_numbers, normal_hashes
+
+MOST_TOMBSTONES = 4096
+"""Of one index: checkpoints hold them all."""
+ALWAYS = -(2**62)
+"""A second before all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tombstone:
+    """Entries of `topic` before `before_ms` (epoch milliseconds, whole seconds): of one queue, of the key that has
+    `hashes` (by the rules abs and mask; none: all keys) and `fingerprint` (None: the index has none), or of all.
+    """
+
+    topic: str
+    before_ms: int
+    queue_id: int | None = None
+    hashes: tuple[int, ...] = ()
+    fingerprint: int | None = None
+
+    @classmethod
+    def of(
+        cls, topic: str, before_ms: int, *, key: str | None = None, queue_id: int | None = None, keyed: bool = True
+    ) -> Tombstone:
+        """Return the tombstone of what lies before a moment, which the end of its second stands for; `keyed`: whether
+        the index has fingerprints. Raises `InvalidArgument` for both a key and a queue.
+        """
+        before_ms = -(-before_ms // 1000) * 1000
+        if key is None:
+            return cls(topic, before_ms, queue_id)
+        if queue_id is not None:
+            raise InvalidArgument("erase a key or a queue of a topic, not both at once")
+        absolute, masked, fingerprint = lookup_numbers(topic, key)
+        hashes = (absolute,) if absolute == masked else (absolute, masked)
+        return cls(topic, before_ms, None, hashes, fingerprint if keyed else None)
+
+    def covers(self, other: Tombstone) -> bool:
+        """Return whether all that `other` hides this one does."""
+        return (
+            self.topic == other.topic
+            and self.before_ms >= other.before_ms
+            and self.queue_id in (None, other.queue_id)
+            and (not self.hashes or (self.hashes == other.hashes and self.fingerprint in (None, other.fingerprint)))
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as stored in a record."""
+        known = {"queue_id": self.queue_id, "fingerprint": self.fingerprint}
+        return {
+            "topic": self.topic,
+            "before_ms": self.before_ms,
+            **({"hashes": list(self.hashes)} if self.hashes else {}),
+            **{name: value for name, value in known.items() if value is not None},
+        }
+
+
+@dataclass(frozen=True)
+class Tombstones(Sequence[Tombstone]):
+    """The tombstones of an index at a position of its log."""
+
+    stones: tuple[Tombstone, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.stones)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.stones[index]
+
+    @cached_property
+    def topics(self) -> Mapping[str, TopicTombstones]:
+        """What is hidden of each topic, by name."""
+        found: dict[str, TopicTombstones] = {}
+        for stone in self.stones:
+            found.setdefault(stone.topic, TopicTombstones()).add(stone)
+        return found
+
+    @cached_property
+    def hashes(self) -> npt.NDArray[np.int32]:
+        """The hashes (i32, n) of all keys, in order."""
+        return np.unique(np.array([h for stone in self.stones for h in stone.hashes], np.int32))
+
+    def joined(self, others: Iterable[Tombstone]) -> Tombstones:
+        """Return what is hidden by either, without what another one covers."""
+        stones = list(self.stones)
+        for stone in others:
+            # what may cover it or be covered is of the same topic
+            mine = [known for known in stones if known.topic == stone.topic]
+            if not any(known.covers(stone) for known in mine):
+                stones = [known for known in stones if not stone.covers(known)]
+                stones.append(stone)
+        return Tombstones(tuple(stones)) if tuple(stones) != self.stones else self
+
+    def hides(
+        self,
+        items: Mapping[str, npt.NDArray[Any]] | npt.NDArray[Any],
+        seconds: npt.NDArray[Any],
+        topics: Mapping[int, str],
+    ) -> npt.NDArray[np.bool_]:
+        """Return which entries (bool, n) are hidden: `items` as stored (or their columns by name), their epoch seconds
+        (n), names of topic ids. An entry of an id without a name is told by the hash of its key alone, which is one of
+        its topic, too.
+        """
+        hidden = np.zeros(len(seconds), np.bool_)
+        ids = items["topic_id"]
+        likely = np.flatnonzero(np.isin(normal_hashes(items["key_hash"]), self.hashes)) if len(self.hashes) else ()
+        if len(likely):
+            self._hide_keys(hidden, likely, items, seconds, topics)
+        for topic_id in np.unique(ids).tolist():
+            found = self.topics.get(topics.get(topic_id, ""))
+            if found is None or not (found.queues or found.begin > ALWAYS):
+                continue
+            mine = ids == topic_id
+            hidden |= mine & (seconds < found.begin)
+            for queue_id, begin in found.queues.items():
+                hidden |= mine & (items["queue_id"] == queue_id) & (seconds < begin)
+        return hidden
+
+    def _hide_keys(
+        self, hidden: npt.NDArray[np.bool_], likely: Any, items: Any, seconds: Any, topics: Mapping[int, str]
+    ) -> None:
+        """Mark what is hidden by its key among the places `likely`."""
+        hashes, ids, times = normal_hashes(items["key_hash"][likely]), items["topic_id"][likely], seconds[likely]
+        prints = items["fingerprint"][likely] if self._keyed else None
+        for stone in self._by_hash(np.unique(hashes).tolist()):
+            named = [topic_id for topic_id in np.unique(ids).tolist() if topics.get(topic_id) in (None, stone.topic)]
+            found = np.isin(hashes, stone.hashes) & np.isin(ids, named) & (times < stone.before_ms // 1000)
+            if stone.fingerprint is not None and prints is not None:
+                found &= prints == stone.fingerprint
+            hidden[likely[found]] = True
+
+    @cached_property
+    def _keyed(self) -> bool:
+        return any(stone.fingerprint is not None for stone in self.stones)
+
+    def _by_hash(self, hashes: Iterable[int]) -> list[Tombstone]:
+        wanted = set(hashes)
+        return [stone for stone in self.stones if not wanted.isdisjoint(stone.hashes)]
+
+
+class TopicTombstones:
+    """What is hidden of one topic: entries before the epoch second `begin`; of `queues`, and of `keys` by hash, those
+    before a second of their own.
+    """
+
+    def __init__(self) -> None:
+        self.begin = ALWAYS
+        self.queues: dict[int, int] = {}
+        self.keys: dict[int, list[tuple[int | None, int]]] = {}
+
+    def add(self, stone: Tombstone) -> None:
+        """Take in a tombstone of the topic."""
+        second = stone.before_ms // 1000
+        for key_hash in stone.hashes:
+            self.keys.setdefault(key_hash, []).append((stone.fingerprint, second))
+        if stone.queue_id is not None:
+            self.queues[stone.queue_id] = max(second, self.queues.get(stone.queue_id, ALWAYS))
+        elif not stone.hashes:
+            self.begin = max(self.begin, second)
+
+    def begin_of(self, key_hash: int, fingerprint: int) -> int:
+        """Return the first epoch second that is not hidden of a key."""
+        found = self.keys.get(key_hash)
+        if found is None:
+            return self.begin
+        return max([self.begin, *(second for known, second in found if known in (None, fingerprint))])
+
+
+def _tombstone(**fields: Any) -> Tombstone:
+    stone = Tombstone(**fields)
+    if stone.before_ms % 1000:
+        raise Malformed("a multiple of 1000", stone.before_ms, ".before_ms")
+    if len(stone.hashes) > 2 or (stone.hashes and stone.queue_id is not None):
+        raise Malformed("a key of two hashes at most, or a queue", list(stone.hashes), ".hashes")
+    return stone
+
+
+TOMBSTONES = list_of(
+    record(
+        _tombstone,
+        topic=text(),
+        before_ms=MILLISECONDS,
+        queue_id=Optional(nullable(integer(-(2**31), 2**31 - 1)), None),
+        hashes=Optional(list_of(integer(0, 2**31 - 1)), ()),
+        fingerprint=Optional(nullable(integer(0, 2**32 - 1)), None),
+    )
+)
+"""The check of a record's member."""
