@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from tiered_index.format.hash_sql import hash_key_sql
     from tiered_index.format.hashing import key_hash as hash_key
     from tiered_index.retention import Retention
+    from tiered_index.rocketmq.archive.erasure import erase_index as erase
     from tiered_index.service.async_reader import AsyncIndexReader
     from tiered_index.service.erasure.erase import Erasure
-    from tiered_index.service.erasure.erase import erase_index as erase
     from tiered_index.service.index import IndexService
     from tiered_index.service.lifecycle.copying import CopyReport
     from tiered_index.service.lifecycle.copying import copy_index as copy
@@ -95,8 +95,9 @@ _NAMES = {
     "format.hash_sql": ("hash_key_sql",),
     "format.hashing": ("hash_key",),
     "retention": ("Retention",),
+    "rocketmq.archive.erasure": ("erase",),
     "service.async_reader": ("AsyncIndexReader",),
-    "service.erasure.erase": ("Erasure", "erase"),
+    "service.erasure.erase": ("Erasure",),
     "service.index": ("IndexService",),
     "service.lifecycle.copying": ("CopyReport", "copy"),
     "service.lifecycle.expiry": ("ExpiryPlan", "expire"),

@@ -163,6 +163,18 @@ class Expired:
         """Return before when entries of a topic have expired; 0: none has."""
         return max([horizon.of_topic(topic) for horizon in self.horizons], default=0)
 
+    def begin_of(self, topic: str) -> int:
+        """Return the first epoch second of a topic that neither has expired nor was erased with all of it."""
+        erased = self.erased_of(topic)
+        return max(_begin_s(self.before_ms(topic)), ALWAYS if erased is None else erased.begin)
+
+    @property
+    def log_version(self) -> int:
+        """The version of records and checkpoints that hold it: who does not know it would show it, and lose it."""
+        if self.tombstones:
+            return 3
+        return 2 if self else 1
+
     @property
     def of_all_ms(self) -> int:
         """Before when entries have expired whatever their topic is; 0: none has."""

@@ -1,5 +1,5 @@
-"""Merges, expiry and sweeps between everything else that may be done to an index: answers are the model's, and no entry
-is there twice.
+"""Merges, expiry, erasure and sweeps between everything else that may be done to an index: answers are the model's, and
+no entry is there twice.
 
 The writer crashes, loses power, hears half of what the storage did and starts again, as `index_machine` says; in
 between its files are merged by jobs that fail at any call or die, and what nobody names is deleted.
@@ -20,7 +20,8 @@ from tests.property.index_machine import NOW_MS, TOPICS, IndexMachine
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageError
-from tiered_index.retention import Horizon, Retention
+from tiered_index.retention import Expired, Horizon, Retention
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import groups, record_expiry
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
@@ -63,7 +64,7 @@ class MergingMachine(IndexMachine):
         assert sum(stored.count for stored in after.objects.values()) + report.expired == sum(
             stored.count for stored in before.objects.values()
         )
-        assert not report.expired or self.model.expiries
+        assert not report.expired or self.model.expiries or self.model.erasures
         self.check_all(self.service.query, self.model)
 
     @rule(
@@ -81,7 +82,7 @@ class MergingMachine(IndexMachine):
             self.merge(window_s)
         self.storage.clear()
         after_all = sum(stored.count for stored in self.logged().objects.values())
-        assert after_all == before or (after_all < before and self.model.expiries)
+        assert after_all == before or (after_all < before and (self.model.expiries or self.model.erasures))
 
     @rule(at_s=moments_s, ages=ages_s, nth=st.sampled_from([None, None, 1, 2, 3, 4]), after=st.booleans())
     def expire(self, at_s: int, ages: Ages, nth: int | None, after: bool) -> None:
@@ -135,6 +136,34 @@ class MergingMachine(IndexMachine):
         for topic in TOPICS:
             told = self.service.query(topic, "y").expired_before_ms
             assert (told or 0) == max(0, self.service.log_state.expired.before_ms(topic))
+
+    @rule(
+        at_s=moments_s,
+        what=st.sampled_from([{}, {"keys": ("Aa",)}, {"keys": ("y", "x#y")}, {"queue_id": 0}]),
+        topic=st.sampled_from(TOPICS),
+        now=st.booleans(),
+        nth=st.one_of(st.none(), st.integers(1, 30)),
+        after=st.booleans(),
+    )
+    def erase(self, at_s: int, what: dict[str, Any], topic: str, now: bool, nth: int | None, after: bool) -> None:
+        """A job erases. Where it dies the log alone knows whether it has; repeated, it goes on."""
+        request = EraseRequest(topic, **what, before_ms=NOW_MS + at_s * 1000)
+        if nth is not None:
+            self.storage.fail("*", nth=nth, when="after" if after else "before", error=SimulatedCrash)
+        log = StorageLog(self.storage, self.clock)
+        with contextlib.suppress(SimulatedCrash):
+            log.open()
+            done = erase(self.storage, log, request, self.clock, yes=True, now=now, grace_s=0, threads=1)
+            assert not now or not done.remaining
+        self.storage.clear()
+        state = self.logged()
+        assert state.genesis is not None
+        stones = request.tombstones(0, keyed=state.genesis.layout.schema.keyed)
+        if state.expired.joined(Expired(tombstones=stones)) is state.expired:
+            for key in request.keys or (None,):
+                for model in (self.model, self.durable):
+                    model.erase(topic, stones[0].before_ms, key=key, queue_id=request.queue_id)
+        self.look_again()
 
     @rule()
     def sweep(self) -> None:

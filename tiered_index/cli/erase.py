@@ -8,6 +8,7 @@ from tiered_index.cli.options import duration_option, time_option
 from tiered_index.cli.output import Output, counted, human_bytes
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.service.erasure.erase import EraseRequest, Erasure
 from tiered_index.service.erasure.erase import erase as erase_index
 from tiered_index.types import format_time
@@ -68,6 +69,7 @@ def erase(
             now=now,
             grace_s=grace,
             threads=config.query_threads,
+            messages=MessagesToErase.of(request, index.clock.now_ms()),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}"),
         )
         total = index.storage.total
@@ -95,6 +97,11 @@ def _tell(out: Output, done: Erasure) -> None:
             f"{counted(len(done.removed), 'object')} removed, {counted(done.deleted, 'object')} deleted: "
             f"{human_bytes(done.deleted_bytes)}"
         )
+        if done.segments_read:
+            out.line(
+                f"{counted(done.messages_erased, 'message')} overwritten in "
+                f"{counted(done.segments_rewritten, 'archived segment')} of {done.segments_read:,}"
+            )
         out.line(
             f"scan: {counted(done.scanned_objects, 'object')}, {counted(done.scanned_entries, 'entry', 'entries')} and "
             f"{human_bytes(done.scanned_bytes)} read: {counted(len(done.remaining), 'object')} with something left"

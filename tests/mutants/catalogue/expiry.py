@@ -135,9 +135,9 @@ MUTANTS = (
     Mutant(
         "expiry-readable-by-all",
         "versions that don't know expiry show what has expired",
-        "service/log/records.py",
-        "    return 2 if expired else 1\n",
-        "    return 1\n",
+        "retention.py",
+        "        return 2 if self else 1\n",
+        "        return 1\n",
         (f"{EXPIRY}::test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them",),
     ),
     Mutant(

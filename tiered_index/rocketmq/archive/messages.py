@@ -93,6 +93,15 @@ class _Search:
         else:
             self.collision = self.collision or fetched
 
+    def take_erased(self, message: Message, read_from: str) -> None:
+        """Judge a place whose message was erased: what is left of it still tells whether it is the entry's."""
+        self.read_from = read_from
+        if (problem := self._contradiction(message)) is not None:
+            self.problems.append(f"{read_from}: {problem}")
+        else:
+            told = "its body and properties were erased from the archived segment"
+            self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)
+
     def fail(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
         """Note what kept the message from being read; without its traceback, which would keep what was read."""
         self.problems.append(str(error))
@@ -394,7 +403,10 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
         except (CorruptFile, StorageError, BudgetExceeded) as error:
             search.fail(error)
         else:
-            search.take(message, "archived", segment.name)
+            if message.is_erased:
+                search.take_erased(message, segment.name)
+            else:
+                search.take(message, "archived", segment.name)
 
 
 def _get(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, offset: int, length: int) -> bytes:

@@ -56,6 +56,8 @@ COMPRESSION_MASK = 0x700
 COMPRESSION_LZ4 = 0x100
 COMPRESSION_ZSTD = 0x200
 COMPRESSION_ZLIB = 0x300
+# Ours, in archived segments alone: body and properties were erased. RocketMQ has no such bit and ignores it.
+ERASED = 0x4000_0000
 
 MAX_TOPIC_V1_BYTES = 127
 MAX_PROPERTIES_BYTES = 32_767

@@ -264,6 +264,11 @@ class Message(NamedTuple):
         return self.sys_flag & layout.TRANSACTION_MASK not in (layout.TRANSACTION_PREPARED, layout.TRANSACTION_ROLLBACK)
 
     @property
+    def is_erased(self) -> bool:
+        """Whether body and properties were erased from an archived segment."""
+        return bool(self.sys_flag & layout.ERASED)
+
+    @property
     def compression(self) -> str | None:
         """How the body is compressed: "zlib", "lz4", "zstd", "unknown" or None."""
         return _compression_of(self.sys_flag)

@@ -133,11 +133,10 @@ class LookupBatch:
         begins = np.array([found[at].begin if at in found else NEVER for at in range(len(self.topics))], np.int64)
         made.second_min = np.maximum(self.second_min, begins[self.topic_index])
         for place in np.flatnonzero(np.isin(self.key_hash, expired.erased.hashes)).tolist():
-            erased = found.get(int(self.topic_index[place]))
-            if erased is not None:
+            if (erased := found.get(int(self.topic_index[place]))) is not None:
                 begin = erased.begin_of(int(self.key_hash[place]), int(self.fingerprint[place]))
                 made.second_min[place] = max(made.second_min[place], begin)
-        made.queues = {(at, queue): begin for at, erased in found.items() for queue, begin in erased.queues.items()}
+        made.queues = {(at, queue): begin for at, one in found.items() for queue, begin in one.queues.items()}
         return made
 
     @cached_property
@@ -248,9 +247,8 @@ class LookupBatch:
             )
             topics = self.topic_index[lookups] << 32 | items["topic_id"].astype(np.int64)
             keep &= topics == allowed[0] if len(allowed) == 1 else np.isin(topics, allowed)
-        for (place_of_topic, queue_id), begin in self.queues.items():
-            of_queue = (items["queue_id"] == queue_id) & (seconds < begin)
-            keep &= ~(of_queue & (self.topic_index[lookups] == place_of_topic))
+        for (at, queue_id), begin in self.queues.items():
+            keep &= (self.topic_index[lookups] != at) | (items["queue_id"] != queue_id) | (seconds >= begin)
         kept = np.flatnonzero(keep)
         rows = np.empty(len(kept), schema.row)
         rows["second"] = seconds[kept]

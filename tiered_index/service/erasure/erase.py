@@ -9,28 +9,28 @@ any.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import InvalidArgument
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import check_key, check_topic
 from tiered_index.service.erasure.find import Found, find_hidden
+from tiered_index.service.erasure.segments import FindMessages, rewrite_segment
 from tiered_index.service.lifecycle.expiry import groups
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergePlan, plan_rewrite
 from tiered_index.service.merge.run import MergeOptions, RunTasks, merge
 from tiered_index.storage.base import Storage
-from tiered_index.storage.opening import open_storage, probe_put_if_absent
-from tiered_index.storage.s3.options import S3Options
+from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
 
 GRACE_S = 3600.0
@@ -77,10 +77,11 @@ class EraseRequest:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
     """The certificate. `objects` are those that held what was asked, with `entries` entries of it; of these `removed`
-    are named by no record any more, and `entries_removed` entries went. `log_numbers` are the records that stated and
-    removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining` are objects in which it
-    found entries, or that could not be told, `pending` objects that were removed and whose bytes are still there, or
-    uploads that no record names yet. `unchecked` says in words what could not be seen, `to_do` what is left to do.
+    are named by no record any more, and `entries_removed` entries went. `segments_*` tell of archived segments, of
+    which `messages_erased` messages were overwritten. `log_numbers` are the records that stated and removed it.
+    `scanned_*` tell of the scan of stored bytes after everything else; `remaining` are objects in which it found
+    entries, or that could not be told, `pending` objects that were removed and whose bytes are still there, or uploads
+    that no record names yet. `unchecked` says in words what could not be seen, `to_do` what is left to do.
     """
 
     request: EraseRequest
@@ -93,6 +94,11 @@ class Erasure:
     entries_removed: int = 0
     deleted: int = 0
     deleted_bytes: int = 0
+    segments_read: int = 0
+    segments_rewritten: int = 0
+    messages_erased: int = 0
+    segments_remaining: tuple[str, ...] = ()
+    segment_problems: tuple[str, ...] = ()
     log_numbers: tuple[int, ...] = ()
     log_number: int = 0
     scanned_objects: int = 0
@@ -121,6 +127,12 @@ class Erasure:
             "objects_removed": list(self.removed),
             "entries_removed": self.entries_removed,
             "deleted": {"objects": self.deleted, "bytes": self.deleted_bytes},
+            "segments": {
+                "read": self.segments_read,
+                "rewritten": self.segments_rewritten,
+                "messages_erased": self.messages_erased,
+                "remaining": list(self.segments_remaining),
+            },
             "log_numbers": list(self.log_numbers),
             "log_number": self.log_number,
             "scan": {
@@ -145,10 +157,13 @@ def erase(
     now: bool = False,
     grace_s: float = GRACE_S,
     threads: int = 2,
+    messages: FindMessages | None = None,
     run_tasks: RunTasks | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
-    """Do what `erase_index` does, to an index whose `log` is read; `run_tasks` as that of a merge."""
+    """Do what `tiered_index.erase` does, to an index whose `log` is read. `messages` finds what archived segments hold,
+    None: they are left alone; `run_tasks` as that of a merge.
+    """
     if not grace_s >= 0:
         raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
     if yes:
@@ -180,6 +195,7 @@ def erase(
     state = _record(log, stones, found)
     if now:
         state = _rewrite(storage, log, clock, look, threads, run_tasks, progress)
+        known |= _erase_messages(storage, log, clock, messages, progress)
         orphans = find_orphans(storage, log, clock, older_than_s=_UNNAMED_S, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
@@ -198,12 +214,53 @@ def erase(
         "scanned_entries": sum(held.looked_at for held in left.values()),
         "scanned_bytes": sum(held.read_bytes for held in left.values()),
         "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
-        "pending": tuple(sorted(i.name for i in own_objects(storage, DATA_PREFIX) if i.name not in state.objects)),
-        "unchecked": _unchecked(storage, state, left),
+        "pending": _pending(storage, state),
+        "unchecked": _unchecked(storage, state, left, known),
     }
+    if now:
+        known["remaining"] += known["segments_remaining"]
     remains = bool(known["remaining"] or known["pending"])
     status: Status = "remains" if remains and now else "hidden" if remains else "erased"
     return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
+
+
+def _erase_messages(
+    storage: Storage, log: StorageLog, clock: Clock, messages: FindMessages | None, progress: Progress
+) -> dict[str, Any]:
+    """Overwrite the messages of archived segments; segments that were written again are read again."""
+    segments = list(log.refresh().archive.values()) if messages is not None else []
+    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+    rewritten, erased, remaining, problems = 0, 0, list[str](), list[str]()
+    for number, segment in enumerate(segments, 1):
+        assert messages is not None
+        found = messages(archive, segment)
+        if found.patches:
+            try:
+                state = rewrite_segment(storage, log, clock, segment, found.patches)
+            except CorruptFile as error:
+                found = replace(found, problem=str(error))
+                remaining.append(segment.name)
+            else:
+                rewritten, erased = rewritten + 1, erased + found.messages
+                after = state.segment_at(*segment.place)
+                if after is not None and messages(archive, after).patches:
+                    remaining.append(after.name)
+        if found.problem is not None:
+            problems.append(found.problem)
+        progress("archived segments read", number, len(segments))
+    return {
+        "segments_read": len(segments),
+        "segments_rewritten": rewritten,
+        "messages_erased": erased,
+        "segments_remaining": tuple(remaining),
+        "segment_problems": tuple(problems),
+    }
+
+
+def _pending(storage: Storage, state: LogState) -> tuple[str, ...]:
+    named = state.objects.keys() | state.archive.keys()
+    stored = [info.name for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) for info in own_objects(storage, prefix)]
+    return tuple(sorted(name for name in stored if name not in named))
 
 
 def _check_bound(expired: Expired, stones: Sequence[Tombstone]) -> Expired:
@@ -289,7 +346,7 @@ def _numbers(log: StorageLog, first: int, last: int, names: Container[str]) -> t
     return tuple(numbers)
 
 
-def _unchecked(storage: Storage, state: LogState, left: Found) -> tuple[str, ...]:
+def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
     said = [held.problem for held in left.values() if held.problem is not None]
     if state.epoch:
         said.append(
@@ -299,8 +356,11 @@ def _unchecked(storage: Storage, state: LogState, left: Found) -> tuple[str, ...
     staged = sum(1 for _ in own_objects(storage, STAGING_PREFIX))
     if staged:
         said.append(f"{staged} staged objects below {STAGING_PREFIX}: they are hidden once they are published")
-    if state.archive:
-        said.append(f"{len(state.archive)} archived segments below {SEGMENTS_PREFIX}: the messages themselves")
+    said += known.get("segment_problems", ())
+    if state.archive and not known.get("segments_read"):
+        said.append(f"{len(state.archive)} archived segments: the messages themselves are erased with --now alone")
+    elif state.archive:
+        said.append("the source's own files: what lies there is the source's to delete")
     if state.lost:
         said.append(f"{len(state.lost)} objects that the storage lost and a record gave up")
     return tuple(said)
@@ -318,39 +378,3 @@ def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ..
             f"unfinished goes after a day"
         )
     return tuple(steps)
-
-
-def erase_index(
-    storage: str,
-    topic: str,
-    *,
-    keys: str | Sequence[str] = (),
-    queue_id: int | None = None,
-    before_ms: int | None = None,
-    yes: bool = False,
-    now: bool = False,
-    grace_s: float = GRACE_S,
-    threads: int = 2,
-    s3: S3Options | None = None,
-    clock: Clock | None = None,
-    progress: Progress = lambda what, done, total: None,
-) -> Erasure:
-    """Erase what a topic of the index at a storage URI has before `before_ms` (epoch milliseconds; None: now): of
-    `keys`, of a queue, or all of it; only with `yes`, else return what it would do.
-
-    One log record states it, for good: no lookup shows anything of it from then on, wherever it lies and whenever it
-    comes there. The next merges leave its bytes out; with `now` the objects that hold any are rewritten at once, and
-    all that records removed `grace_s` seconds ago is deleted. `progress` is called with what is done, steps done and
-    steps. A key is told by hash and fingerprint, in an index without fingerprints by its hash.
-
-    Returns the certificate. Repeating it is harmless, beside writers, readers and merges, too. Raises
-    `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
-    """
-    given = (keys,) if isinstance(keys, str) else tuple(keys)
-    request, present = EraseRequest(topic, given, queue_id, before_ms), clock or SystemClock()
-    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
-        log = StorageLog(opened, present)
-        log.open()
-        return erase(
-            opened, log, request, present, yes=yes, now=now, grace_s=grace_s, threads=threads, progress=progress
-        )

@@ -225,9 +225,9 @@ def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modifie
     CorruptFile.unless_equal(where, problem, known.size_bytes, size_bytes)
     head = _exactly(read, 0, min(PIECE_BYTES, size_bytes))
     found = zlib.crc32(head)
-    expected = known.head_crc32
+    whole, expected = known.source or (known.crc32, known.head_crc32)
     if found == expected and (modified_ms is None or modified_ms >= known.published_ms):
         for position in range(len(head), size_bytes, PIECE_BYTES):
             found = zlib.crc32(_exactly(read, position, min(PIECE_BYTES, size_bytes - position)), found)
-        expected = known.crc32
+        expected = whole
     CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)

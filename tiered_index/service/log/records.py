@@ -29,6 +29,7 @@ from tiered_index.documents import (
     nullable,
     record,
     text,
+    tuple_of,
 )
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES
@@ -137,6 +138,8 @@ class ArchivedSegment:
     """Size of the object: the segment, the checksums of its pieces, and a tail."""
     published_ms: int
     """The writer's clock before it read the segment."""
+    source: tuple[int, int] | None = None
+    """`crc32` and `head_crc32` of the source's own file, where messages of the segment were erased."""
 
     @property
     def end(self) -> int:
@@ -150,7 +153,8 @@ class ArchivedSegment:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        return {name: getattr(self, name) for name in self.__slots__}
+        document = {name: getattr(self, name) for name in self.__slots__ if name != "source"}
+        return document if self.source is None else {**document, "source": list(self.source)}
 
     @classmethod
     def from_json(cls, document: dict[str, Any]) -> ArchivedSegment:
@@ -233,9 +237,7 @@ class IndexDescriptor:
 
 @dataclass(frozen=True)
 class LogRecord:
-    """One record. `kind`: ``create``, ``fence``, ``publish``, ``archive``, ``remove``, ``expire``, ``erase``; readers
-    skip it.
-    """
+    """One record. `kind` (``create``, ``publish``, ``expire``, ``erase`` ...) is skipped by readers."""
 
     number: int
     kind: str
@@ -257,7 +259,7 @@ class LogRecord:
         """Return the record's bytes."""
         return encode_document(
             {
-                "version": version_of(self.expired),
+                "version": self.expired.log_version,
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -288,15 +290,6 @@ def optional_members(
     members = {"archive": archived, "batches": streams, "lost": losses}
     present = {name: member for name, member in members.items() if member}
     return {**present, "expired": expired.to_json()} if expired else present
-
-
-def version_of(expired: Expired) -> int:
-    """Return the version of a record or checkpoint: who does not know `expired` would show it, and lose it; and so who
-    does not know its tombstones.
-    """
-    if expired.tombstones:
-        return 3
-    return 2 if expired else 1
 
 
 def encode_document(document: dict[str, Any]) -> bytes:
@@ -416,6 +409,7 @@ _ARCHIVED = record(
     head_crc32=CRC32,
     object_bytes=SIZE,
     published_ms=MILLISECONDS,
+    source=Optional(nullable(tuple_of(CRC32, CRC32)), None),
 )
 _LOST = record(
     _lost,

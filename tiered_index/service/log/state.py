@@ -31,7 +31,6 @@ from tiered_index.service.log.records import (
     object_text,
     optional_members,
     sealed_text,
-    version_of,
 )
 
 
@@ -121,7 +120,7 @@ class LogState:
     def encode(self) -> bytes:
         """Return a checkpoint's bytes."""
         before = {
-            "version": version_of(self.expired),
+            "version": self.expired.log_version,
             "kind": "checkpoint",
             "number": self.number,
             "epoch": self.epoch,

@@ -33,9 +33,10 @@ from tiered_index.types import (
     Status,
 )
 
-MessageState = Literal["local", "archived", "expired", "missing"]
+MessageState = Literal["local", "archived", "expired", "erased", "missing"]
 """``local``: read from the source's own files. ``archived``: from an archived segment. ``expired``: the source has
-deleted it, and no archive has it. ``missing``: it should be there and isn't, is damaged, or could not be read.
+deleted it, and no archive has it. ``erased``: it was overwritten in its archived segment. ``missing``: it should be
+there and isn't, is damaged, or could not be read.
 """
 
 _NOTHING = Explain()

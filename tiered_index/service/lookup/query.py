@@ -38,7 +38,6 @@ from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
 from tiered_index.storage.metering import PriceTable
-from tiered_index.tombstones import ALWAYS, TopicTombstones
 from tiered_index.types import (
     Explain,
     FileReport,
@@ -158,8 +157,8 @@ class QueryEngine:
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
         handles = files.handles(lookup.second_min, newest)
-        gone = self.expired()
-        begins, erased = (self._begins(lookup.topic), _erased(lookup.topic, gone)) if gone else ({}, {})
+        begins = self._begins(lookup.topic)
+        erased = {source: it for source, one in self.expired() if (it := one.erased_of(lookup.topic)) is not None}
         self._read(scan, handles, missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
@@ -281,8 +280,9 @@ class QueryEngine:
 
         def look(handle: Handle) -> int:
             of_topics: dict[str, list[TopicStats | None]] = {}
+            gone = dict(self.expired()).get(handle.source, Expired())
             for name, stats in handle.topic_stats():
-                if stats is None or stats.second_max >= self._kept_from(name, handle.source):
+                if stats is None or stats.second_max >= gone.begin_of(name):
                     of_topics.setdefault(name, []).append(stats)
             with adding:
                 for name, several in of_topics.items():
@@ -333,11 +333,6 @@ class QueryEngine:
         """Return the first epoch second that has not expired of a topic, by index, where something has."""
         return {source: before_ms // 1000 for source, one in self.expired() if (before_ms := one.before_ms(topic))}
 
-    def _kept_from(self, topic: str, source: str | None) -> int:
-        """Return the first epoch second of a topic of one index that has neither expired nor was erased with it all."""
-        erased = _erased(topic, self.expired()).get(source)
-        return max(self._begins(topic).get(source, ALWAYS), ALWAYS if erased is None else erased.begin)
-
     def _fold(self, count: int) -> int:
         if count:
             with self._lock:
@@ -360,11 +355,6 @@ def _among(
     if not lost:
         return ()
     return tuple([one.told(source) for source, one in lost if one.concerns(second_min, second_max, *hashes)])
-
-
-def _erased(topic: str, gone: Sequence[tuple[str | None, Expired]]) -> dict[str | None, TopicTombstones]:
-    """Return what was erased of a topic, by index, where something was."""
-    return {source: erased for source, one in gone if (erased := one.erased_of(topic)) is not None}
 
 
 def _expired_before_ms(begins: Iterable[int], second_min: int) -> int | None:

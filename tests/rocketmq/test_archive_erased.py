@@ -1,0 +1,182 @@
+"""Messages erased out of archived segments: nothing of them is left, all others are as they were, and nobody brings
+them back.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.rocketmq.archived_store import open_index, put
+from tiered_index import IndexReader, erase
+from tiered_index.clock import SystemClock
+from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
+from tiered_index.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.message import compress, decode_message
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.erasure import segments
+from tiered_index.service.erasure.erase import EraseRequest
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.local.storage import LocalStorage
+
+SEGMENT = 2 * PIECE_BYTES + 513
+BEGIN_MS = 1_700_000_000_000
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("store")
+    with StoreWriter(folder, segment_bytes=SEGMENT) as writer:
+        for n in range(500):
+            body = b"secret-%d." % n * (900 + 37 * (n % 30))
+            topic = "orders" if n % 4 else "pay"
+            flag = 0
+            if n % 5 == 0:
+                body, flag = compress(body, "zlib")
+            keys = [f"k-{n % 9}", "all"]
+            writer.put(topic, n % 3, body, keys=keys, store_ms=BEGIN_MS + n * 1000, sys_flag=flag)
+    return folder
+
+
+@pytest.fixture
+def life(store, tmp_path):
+    """The index of the store, its archive and its writer."""
+    storage = LocalStorage(tmp_path / "storage")
+    with open_index(tmp_path / "root", storage, local_keep_s=0) as index:
+        messages = list(CommitLogReader(store / "commitlog").messages())
+        for message in messages:
+            put(index, message)
+        assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 2
+        index.seal()
+        index.run_lifecycle()
+        yield storage, index, messages
+
+
+def read_all(storage):
+    """Return the messages of all archived segments by offset."""
+    log = StorageLog(storage, SystemClock())
+    state = log.open()
+    archive = SegmentArchive(storage, lambda: state, lambda: state)
+    found = {}
+    for segment in state.archive.values():
+        for batch in ArchivedLog(archive, segment).batches():
+            for place in batch.positions.tolist():
+                message = decode_message(batch.data, place)
+                found[message.physical_offset] = message
+    return found
+
+
+ASKED = {
+    "key": ({"keys": "k-3"}, lambda m: "k-3" in m.index_keys),
+    "queue": ({"queue_id": 1, "before_ms": BEGIN_MS + 300_000}, lambda m: m.queue_id == 1),
+    "topic": ({"before_ms": BEGIN_MS + 200_000}, lambda m: True),
+}
+
+
+@pytest.mark.parametrize(("asked", "concerns"), ASKED.values(), ids=ASKED.keys())
+def test_bodies_and_properties_go_and_everything_else_stays(store, life, asked, concerns):
+    storage, index, messages = life
+    before = read_all(storage)
+    until = asked.get("before_ms", 1 << 60)
+    gone = {
+        m.physical_offset
+        for m in messages
+        if m.topic == "orders" and m.store_ms < until and concerns(m) and m.physical_offset in before
+    }
+    done = erase(storage.uri, "orders", **asked, yes=True, now=True, grace_s=0)
+    assert (done.status, done.messages_erased, done.pending) == ("erased", len(gone), ())
+    assert 0 < done.segments_rewritten <= done.segments_read
+    after = read_all(storage)
+    assert after.keys() == before.keys()
+    for offset, message in after.items():
+        if offset not in gone:
+            assert message == before[offset]
+            continue
+        assert message.is_erased and not message.index_keys and not message.properties
+        assert set(message.raw_body) <= {0} and message.compression is None
+        kept = ("topic", "queue_id", "queue_offset", "size", "store_ms", "physical_offset")
+        assert [getattr(message, name) for name in kept] == [getattr(before[offset], name) for name in kept]
+    stored = b"".join(storage.get(info.name) for info in storage.list("segments/"))
+    assert not [n for n in gone if before[n].compression is None and before[n].raw_body in stored]
+    report = Report()
+    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
+    assert not report.findings
+    # the follower, which has the source's own file, knows it again
+    index._lifecycle.refresh()
+    names = {info.name for info in storage.list("segments/")}
+    assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
+    assert {info.name for info in storage.list("segments/")} == names
+    again = erase(storage.uri, "orders", **asked, yes=True, now=True, grace_s=0)
+    assert (again.messages_erased, again.segments_rewritten) == (0, 0)
+
+
+def test_reading_one_says_that_it_was_erased(life):
+    storage, _, _ = life
+    erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
+    with IndexReader.open(storage.uri) as reader:
+        source = RocketmqMessages(None, reader.segment_archive)
+        assert len(reader.messages("orders", "k-3", source=source)) == 0
+        others = reader.messages("orders", "all", source=source, max_count=1000)
+        states = {one.state for one in others.messages}
+        assert "erased" in states and "archived" in states
+        one = next(one for one in others.messages if one.state == "erased")
+        assert one.message is None and "erased" in one.problem
+        assert source.at(one.item.offset).state == "erased"
+
+
+def test_a_damaged_segment_is_not_written_again(life):
+    storage, _, _ = life
+    name = sorted(info.name for info in storage.list("segments/"))[0]
+    data = bytearray(storage.get(name))
+    data[-100_000:-99_990] = b"x" * 10
+    storage.put(name, bytes(data))
+    done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
+    assert done.status == "remains" and name in done.remaining
+    assert any(name in said for said in done.unchecked)
+    assert name in {info.name for info in storage.list("segments/")}
+
+
+def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, monkeypatch):
+    storage, index, _ = life
+
+    complete = segments.Publication.complete
+
+    def named_late(self):
+        index._segments._swept.clear()
+        SegmentArchiver(index, "a-store", store / "commitlog").run_once()
+        return complete(self)
+
+    monkeypatch.setattr(segments.Publication, "complete", named_late)
+    done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
+    assert done.status == "erased" and done.messages_erased
+    assert len(read_all(storage)) > 100
+
+
+def test_parts_and_patches_across_their_edges(life, monkeypatch):
+    storage, _, _ = life
+    monkeypatch.setattr(segments, "_PART_BYTES", PIECE_BYTES)
+    before = read_all(storage)
+    done = erase(storage.uri, "orders", yes=True, now=True, grace_s=0)
+    after = read_all(storage)
+    assert done.status == "erased" and after.keys() == before.keys()
+    assert all(m.is_erased == (m.topic == "orders") for m in after.values())
+
+
+def test_what_a_request_finds_is_told_by_the_real_key(life):
+    storage, _, messages = life
+    log = StorageLog(storage, SystemClock())
+    state = log.open()
+    archive = SegmentArchive(storage, lambda: state, lambda: state)
+    segment = next(iter(state.archive.values()))
+    find = MessagesToErase.of(EraseRequest("orders", ("k-3",), before_ms=BEGIN_MS + 100_000), 0)
+    found = find(archive, segment)
+    assert found.messages == sum(
+        "k-3" in m.index_keys and m.topic == "orders" and m.store_ms < BEGIN_MS + 100_000 for m in messages
+    )
+    assert found.messages > 0
+    assert MessagesToErase(EraseRequest("orders", ("k-30",)), 1 << 60)(archive, segment).messages == 0

@@ -1,0 +1,138 @@
+"""Erasing RocketMQ's messages out of archived segments, and an index with its archive (`erase_index`).
+
+An erased message keeps its place, size, topic, queue and times; its body becomes zeros, its properties (keys, tags and
+all others) ends of values, and `ERASED` in its sys flag says so, which RocketMQ doesn't look at. It stays a message
+that every reader reads, whose body agrees with its CRC. By key its own keys and tags decide, not their hashes. Threads:
+any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.rocketmq.archive.archive import ArchivedLog
+from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
+from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASED, VALUE_END
+from tiered_index.rocketmq.log.message import body_crc
+from tiered_index.rocketmq.log.property_columns import key_columns
+from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, Progress, erase
+from tiered_index.service.erasure.segments import FoundMessages, Patch
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3.options import S3Options
+
+_BODY_CRC_AT, _SYS_FLAG_AT = 8, 36
+
+
+@dataclass(frozen=True)
+class MessagesToErase:
+    """Finds the messages of a request in archived segments: a `FindMessages`. What was stored in the second of
+    `before_ms` (epoch milliseconds), or later, is none of them.
+    """
+
+    request: EraseRequest
+    before_ms: int
+
+    @classmethod
+    def of(cls, request: EraseRequest, now_ms: int) -> MessagesToErase:
+        """Return what a request finds that is made at a moment."""
+        return cls(request, request.tombstones(now_ms, keyed=True)[0].before_ms)
+
+    def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
+        """Return what a segment holds. Raises as the storage."""
+        patches: list[Patch] = []
+        messages, problem = 0, None
+        try:
+            log = ArchivedLog(archive, segment, skip_corrupt=True)
+            for batch in log.batches(skip_corrupt=True, skip_missing=True):
+                for skipped in batch.skipped:
+                    problem = f"{segment.name}: offsets {skipped.begin} to {skipped.end}: {skipped.problem}"
+                for message in self._patches(batch, segment.start):
+                    messages += 1
+                    patches += message
+        except (CorruptFile, ObjectNotFound) as error:
+            problem = str(error)
+        return FoundMessages(messages, tuple(patches), problem)
+
+    def _patches(self, batch: IndexBatch, start: int) -> Iterator[list[Patch]]:
+        """Yield the patches of each message."""
+        if not len(batch.positions):
+            return
+        raw = np.frombuffer(batch.data, np.uint8)
+        columns = MessageColumns(raw, batch.positions, batch.begin)
+        topics, index = columns.topics()
+        wanted = [place for place, topic in enumerate(topics) if topic == self.request.topic]
+        head, base = columns.head, batch.begin - start
+        asked = np.isin(index, wanted) & (head["store_ms"] // 1000 * 1000 < self.before_ms)
+        asked &= head["sys_flag"] & ERASED == 0
+        if self.request.queue_id is not None:
+            asked &= head["queue_id"] == self.request.queue_id
+        places = np.flatnonzero(asked)
+        if self.request.keys:
+            places = self._carrying(batch.data, columns, places)
+        for place in places.tolist():
+            at, body_at = base + int(columns.positions[place]), base + int(columns.body_at[place])
+            body_bytes = int(head["body_length"][place])
+            properties_at, end = base + int(columns.properties_at[place]), base + int(columns.ends[place])
+            flag = int(head["sys_flag"][place]) & ~(COMPRESSED | COMPRESSION_MASK) | ERASED
+            yield [
+                Patch(at + _BODY_CRC_AT, body_crc(bytes(body_bytes)).to_bytes(4, "big")),
+                Patch(at + _SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True)),
+                *([Patch(body_at, b"\0", body_bytes)] if body_bytes else []),
+                *([Patch(properties_at, VALUE_END.encode(), end - properties_at)] if end > properties_at else []),
+            ]
+
+    def _carrying(self, data: Any, columns: MessageColumns, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return those of the places whose message carries one of the keys."""
+        found = key_columns(data, columns.properties_at[places], columns.ends[places], tags=True)
+        sought = pc.is_in(found.keys, value_set=pa.array(self.request.keys, pa.large_string()))
+        carrying: npt.NDArray[Any] = places[np.unique(found.message[sought.to_numpy(zero_copy_only=False)])]
+        return carrying
+
+
+def erase_index(
+    storage: str,
+    topic: str,
+    *,
+    keys: str | Sequence[str] = (),
+    queue_id: int | None = None,
+    before_ms: int | None = None,
+    yes: bool = False,
+    now: bool = False,
+    grace_s: float = GRACE_S,
+    threads: int = 2,
+    s3: S3Options | None = None,
+    clock: Clock | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> Erasure:
+    """Erase what a topic of the index at a storage URI has before `before_ms` (epoch milliseconds; None: now): of
+    `keys`, of a queue, or all of it; only with `yes`, else return what it would do.
+
+    One log record states it, for good: no lookup shows anything of it from then on, wherever it lies and whenever it
+    comes there. The next merges leave its bytes out; with `now` the objects that hold any are rewritten at once, and
+    all that records removed `grace_s` seconds ago is deleted. `progress` is called with what is done, steps done and
+    steps. A key is told by hash and fingerprint, in an index without fingerprints by its hash.
+
+    Returns the certificate. Repeating it is harmless, beside writers, readers and merges, too. Raises
+    `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
+    """
+    given = (keys,) if isinstance(keys, str) else tuple(keys)
+    request, present = EraseRequest(topic, given, queue_id, before_ms), clock or SystemClock()
+    with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
+        log = StorageLog(opened, present)
+        log.open()
+        find = MessagesToErase.of(request, present.now_ms())
+        chosen: dict[str, Any] = {"yes": yes, "now": now, "grace_s": grace_s, "threads": threads}
+        return erase(opened, log, request, present, **chosen, messages=find, progress=progress)

@@ -1,0 +1,133 @@
+"""Messages of archived segments, erased: a segment is sent again with their bytes overwritten, under a new name, and
+one log record puts it in the place of the old one.
+
+Sizes and offsets stay, so that entries of other messages go on finding them. The log keeps the source's own CRC32s of a
+segment beside those of its object: a follower that meets the source's file again compares it with these, and does not
+archive it anew. What is copied is compared with the old object's table first: damage is not blessed. Memory: a part of
+an upload or two. Threads: one a rewriting, any number of them; the log decides.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from tiered_index.clock import Clock
+from tiered_index.errors import CorruptFile
+from tiered_index.format.archived import PIECE_BYTES, SegmentSums
+from tiered_index.format.names import segment_name
+from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import ArchivedSegment, LogRecord
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import MAX_PARTS, Storage
+
+_PART_BYTES = 16 * PIECE_BYTES
+# in an object's name: later than any writer's, so that none takes the upload for what an earlier one left
+_NO_EPOCH = 10**20 - 1
+
+
+class Patch(NamedTuple):
+    """Bytes that take the place of those from `at` (counted from the segment's beginning) on: `unit`, `times` times."""
+
+    at: int
+    unit: bytes
+    times: int = 1
+
+    @property
+    def end(self) -> int:
+        """Behind the last byte."""
+        return self.at + len(self.unit) * self.times
+
+
+@dataclass(frozen=True, slots=True)
+class FoundMessages:
+    """What one segment holds of what was asked: `messages`, and the patches that erase them, ascending and disjoint.
+    `problem`: what of the segment could not be told.
+    """
+
+    messages: int = 0
+    patches: tuple[Patch, ...] = ()
+    problem: str | None = None
+
+
+FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
+"""Reads a segment and returns what is to be erased; a source's own way of telling its messages."""
+
+
+def rewrite_segment(
+    storage: Storage, log: StorageLog, clock: Clock, segment: ArchivedSegment, patches: Sequence[Patch]
+) -> LogState:
+    """Publish the segment with its patches; others may be first. Raises `CorruptFile` where it is damaged, as the
+    storage.
+    """
+    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+    began_ms, sums = clock.now_ms(), SegmentSums()
+    part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
+    part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
+    upload = Upload(storage, segment_name(*segment.place, _NO_EPOCH), part_bytes)
+    try:
+        for data in _patched(archive, segment, patches, part_bytes):
+            sums.update(data)
+            upload.write(data)
+        upload.write(sums.table(segment.start).encode())
+        upload.finish()
+    except Exception:
+        upload.abandon()
+        raise
+    fresh = replace(
+        segment,
+        name=upload.name,
+        object_bytes=upload.size_bytes,
+        crc32=sums.crc32,
+        head_crc32=sums.head_crc32,
+        source=segment.source or (segment.crc32, segment.head_crc32),
+    )
+    sent = SentObject(upload.name, upload.size_bytes, began_ms, upload.handle, tuple(upload.parts))
+    publication = Publication(storage, log, [sent])
+    publication.complete()
+
+    def make(state: LogState) -> LogRecord | None:
+        there = state.segment_at(*segment.place)
+        if there is None or there.name != segment.name:
+            return None
+        return LogRecord(0, "erase", 0, "", 0, archive=(fresh,), remove=(segment.name,))
+
+    return publication.record("erased messages", make)
+
+
+def _patched(
+    archive: SegmentArchive, segment: ArchivedSegment, patches: Sequence[Patch], part_bytes: int
+) -> Iterator[bytes]:
+    """Yield the segment's bytes, checked and patched, a part at a time."""
+    table, waiting = archive.table(segment), list(reversed(patches))
+    for position in range(0, segment.size_bytes, part_bytes):
+        end = min(position + part_bytes, segment.size_bytes)
+        data = bytearray(archive.read(segment, segment.start + position, end - position))
+        _check_pieces(segment, data, position, table.pieces.tolist(), table.piece_bytes)
+        while waiting and waiting[-1].at < end:
+            patch = waiting[-1]
+            begin, stop = max(patch.at, position), min(patch.end, end)
+            data[begin - position : stop - position] = _bytes_of(patch, begin - patch.at, stop - patch.at)
+            if patch.end > end:
+                break
+            waiting.pop()
+        yield bytes(data)
+
+
+def _bytes_of(patch: Patch, begin: int, end: int) -> bytes:
+    length = len(patch.unit)
+    first = begin // length
+    made = patch.unit * (-(-end // length) - first)
+    return made[begin - first * length : end - first * length]
+
+
+def _check_pieces(segment: ArchivedSegment, data: bytearray, position: int, pieces: list[int], size: int) -> None:
+    for at in range(0, len(data), size):
+        expected, found = pieces[(position + at) // size], zlib.crc32(memoryview(data)[at : at + size])
+        if expected != found:
+            problem = "a piece of an archived segment does not match its CRC32, so it is not written again"
+            raise CorruptFile(segment.name, problem, offset=position + at, expected=expected, found=found)
