@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,8 @@ from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
-from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase
-from tiered_index.service.erasure.find import find_hidden
+from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase, names_of_nothing_else
+from tiered_index.service.erasure.find import Held, find_hidden
 from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.log import records
 from tiered_index.service.log.log import StorageLog
@@ -208,6 +209,9 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one(t
         life = Merging(tmp_path / str(nth))
         try:
             fill(life, range(3))
+            # of nothing else: it goes with the record
+            life.put([(BASE_MS, "k")], "orders")
+            life.publish()
             life.later()
             life.merge(HOUR_S, end_s=BASE_MS // 1000 + HOUR_S)
             storage = FaultStorage(life.storage)
@@ -314,6 +318,31 @@ def test_requests_that_no_erasure_can_have():
     for given in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
         with pytest.raises(InvalidArgument):
             EraseRequest(**given)
+
+
+def test_a_table_of_which_one_shard_is_erased_stays(native):
+    life = native
+    life.put([(BASE_MS, "k")], "orders")
+    life.publish()
+    life.later()
+    life.merge(DAY_S)
+    (shard,) = life.state.objects.values()
+    state = LogState(objects={name: replace(shard, name=name) for name in ("a", "b")})
+    assert names_of_nothing_else(state, {"a": Held(hidden=1), "b": Held()}) == []
+    assert names_of_nothing_else(state, {"a": Held(hidden=1)}) == []
+    assert names_of_nothing_else(state, {"a": Held(hidden=1), "b": Held(hidden=1)}) == ["a", "b"]
+
+
+def test_with_fingerprints_a_key_of_an_equal_hash_stays(native):
+    life = native
+    assert key_hash("orders", "Aa") == key_hash("orders", "BB")
+    life.put([(BASE_MS, "Aa"), (BASE_MS, "BB")], "orders")
+    life.publish()
+    life.later()
+    done = wipe(life, keys=("Aa",), now=True, grace_s=0)
+    assert (done.by_hash_alone, done.entries_removed) == (False, 1)
+    life.check()
+    assert len(life.index.query("orders", "BB")) == 1
 
 
 def test_without_fingerprints_a_key_of_an_equal_hash_goes_too(tmp_path):

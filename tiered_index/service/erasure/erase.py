@@ -278,9 +278,7 @@ def _record(log: StorageLog, stones: tuple[Tombstone, ...], found: Found) -> Log
 
     def make(state: LogState) -> LogRecord | None:
         joined = _check_bound(state.expired, stones)
-        names = [
-            stored.name for group in groups(state) if all(_is_whole(one, found) for one in group) for stored in group
-        ]
+        names = names_of_nothing_else(state, found)
         if joined is state.expired and not names:
             return None
         return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=Expired(tombstones=stones))
@@ -288,8 +286,13 @@ def _record(log: StorageLog, stones: tuple[Tombstone, ...], found: Found) -> Log
     return log.append("what was erased", None, make)
 
 
-def _is_whole(stored: StoredObject, found: Found) -> bool:
-    return stored.name in found and found[stored.name].hidden == stored.count
+def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
+    """Return the objects of files and tables of which, as far as `found`, every entry is hidden: a table goes whole."""
+
+    def is_hidden(stored: StoredObject) -> bool:
+        return stored.name in found and found[stored.name].hidden == stored.count
+
+    return [stored.name for group in groups(state) if all(map(is_hidden, group)) for stored in group]
 
 
 def _rewrite(

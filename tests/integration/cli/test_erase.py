@@ -1,0 +1,57 @@
+"""`erase` as a command: a dry run, the record, the bytes, and the certificate of each."""
+
+from __future__ import annotations
+
+import pytest
+
+from tiered_index import IndexService
+
+BEGIN_MS = 1_700_000_000_000
+
+
+@pytest.fixture
+def store(tmp_path):
+    """A file of two topics with two keys each."""
+    store = f"file://{tmp_path / 'store'}"
+    with IndexService.open(root=tmp_path / "root", storage=store, slots=16, items=400, local_keep_s=0) as index:
+        for n in range(40):
+            index.put("orders" if n % 2 else "pay", n % 3, f"k{n % 4}", n, 7, BEGIN_MS + n * 60_000)
+        index.seal()
+        index.run_lifecycle()
+    return store
+
+
+def test_a_dry_run_the_record_and_the_bytes(run_here, store):
+    asked = ("--topic", "orders", "--key", "k1", "--storage", store)
+    planned = run_here("erase", *asked, "--json")
+    assert (planned.code, planned.document["status"], planned.document["entries"]) == (0, "planned", 10)
+    assert planned.document["asked"]["keys"] == ["k1"]
+    assert len(planned.document["objects"]) == 1 and planned.document["log_numbers"] == []
+    text = run_here("erase", *asked, "--wide")
+    assert "10 entries in 1 object" in text.out and "would be erased" in text.out
+    assert "nothing was changed: --yes does that" in text.out + text.err
+
+    hidden = run_here("erase", *asked, "--yes", "--json")
+    assert (hidden.code, hidden.document["status"]) == (0, "hidden")
+    assert hidden.document["scan"]["remaining"] and hidden.document["to_do"]
+    assert run_here("query", "orders", "k1", "--storage", store, "--json").document["items"] == []
+    assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
+
+    waiting = run_here("erase", *asked, "--now", "--yes", "--json")
+    assert (waiting.code, waiting.document["status"]) == (1, "remains")
+    assert waiting.document["pending"] and waiting.document["scan"]["remaining"] == []
+    done = run_here("erase", *asked, "--now", "--grace", "0", "--yes", "--json")
+    assert (done.code, done.document["status"], done.document["pending"]) == (0, "erased", [])
+    assert done.document["deleted"]["objects"] == 1
+    people = run_here("erase", *asked, "--now", "--grace", "0", "--yes", "--wide")
+    assert "0 objects with something left" in people.out and "status: erased" in people.out
+    assert run_here("verify", "--deep", "--storage", store).code == 0
+    assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
+
+
+def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
+    asked = ("erase", "--topic", "orders", "--storage", store)
+    assert run_here(*asked, "--queue", "1").code == 2
+    assert run_here(*asked, "--queue", "1", "--key", "k1", "--before", "2026-01-01").code == 2
+    assert run_here(*asked, "--queue", "1", "--before", "2026-01-01").code == 0
+    assert run_here("erase", "--storage", store).code == 2

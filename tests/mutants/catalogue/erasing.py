@@ -1,0 +1,168 @@
+"""Defects of erasing: a neighbour goes, something is shown or stays, or bytes go too early."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+__all__ = ["MUTANTS"]
+
+ERASE = "tests/unit/service/test_erase.py"
+ARCHIVE = "tests/rocketmq/test_archive_erased.py"
+HIDDEN = f"{ERASE}::test_it_is_hidden_in_every_state_and_goes_with_the_next_merge"
+NOW = f"{ERASE}::test_now_rewrites_what_holds_it_and_certifies"
+
+MUTANTS = (
+    Mutant(
+        "erase-the-neighbour-queue",
+        "a merge leaves out all queues of a topic of which one was erased",
+        "tombstones.py",
+        'hidden |= mine & (items["queue_id"] == queue_id) & (seconds < begin)',
+        "hidden |= mine & (seconds < begin)",
+        (f"{HIDDEN}[native-queue]",),
+    ),
+    Mutant(
+        "erase-the-neighbour-key",
+        "a merge leaves out keys whose fingerprint is another one",
+        "tombstones.py",
+        "found &= prints == stone.fingerprint",
+        "found &= True",
+        (f"{ERASE}::test_with_fingerprints_a_key_of_an_equal_hash_stays",),
+    ),
+    Mutant(
+        "erase-the-neighbour-topic",
+        "a merge leaves out other topics' entries before the moment",
+        "tombstones.py",
+        "            mine = ids == topic_id\n",
+        "            mine = ids >= 0\n",
+        (f"{HIDDEN}[native-topic]",),
+    ),
+    Mutant(
+        "erased-shown-by-one-lookup",
+        "a lookup shows what was erased and is still there",
+        "service/lookup/query.py",
+        "kept = one.without(erased[handle.source]) if handle.source in erased else one",
+        "kept = one",
+        (f"{HIDDEN}[native-key]",),
+    ),
+    Mutant(
+        "erased-shown-by-window-tables",
+        "a lookup shows what was erased and lies in a window table",
+        "service/lookup/query.py",
+        "if handle.source in erased else one",
+        'if handle.source in erased and type(handle).__name__ != "WindowTable" else one',
+        (f"{HIDDEN}[native-key]",),
+    ),
+    Mutant(
+        "erased-shown-by-hot-files",
+        "a lookup of a few hot entries shows those of an erased queue",
+        "service/answers/rows.py",
+        "if lookup.after is not None or lookup.queues else rows",
+        "if lookup.after is not None else rows",
+        (f"{HIDDEN}[native-queue]",),
+    ),
+    Mutant(
+        "erased-shown-behind-a-cursor",
+        "a further page shows entries of an erased queue",
+        "service/answers/rows.py",
+        "    for queue_id, begin in lookup.queues:\n",
+        "    for queue_id, begin in () if lookup.after is not None else lookup.queues:\n",
+        (f"{HIDDEN}[native-queue]",),
+    ),
+    Mutant(
+        "erased-shown-by-a-batch",
+        "a batch of lookups shows what was erased",
+        "service/lookup/query.py",
+        "tuple([one.without(gone) for one in since.under(rule)])",
+        "tuple(since.under(rule))",
+        (f"{HIDDEN}[native-key]",),
+    ),
+    Mutant(
+        "erased-shown-by-exports",
+        "merges and exports keep what was erased",
+        "retention.py",
+        "        return kept & ~self.erased.hides(items, seconds, topics) if self.tombstones and len(seconds) else kept\n",
+        "        return kept\n",
+        (f"{ERASE}::test_an_export_and_the_topics_leave_it_out",),
+    ),
+    Mutant(
+        "erase-deletes-before-the-record",
+        "objects are deleted, and the log still names them",
+        "service/erasure/erase.py",
+        '        return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=Expired(tombstones=stones))\n',
+        "        log._storage.delete_many(names)\n"
+        '        return LogRecord(0, "erase", 0, "", 0, remove=tuple(names), expired=Expired(tombstones=stones))\n',
+        (f"{ERASE}::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one",),
+    ),
+    Mutant(
+        "erase-forgets-the-grace",
+        "bytes are deleted though jobs may still read them",
+        "service/erasure/erase.py",
+        "removed_s=grace_s)",
+        "removed_s=0)",
+        (f"{ERASE}::test_objects_of_nothing_else_go_by_the_record_itself",),
+    ),
+    Mutant(
+        "erase-removes-a-table-for-one-shard",
+        "a window table goes whole since one of its shards holds nothing else",
+        "service/erasure/erase.py",
+        "for group in groups(state) if all(map(is_hidden, group))",
+        "for group in groups(state) if any(map(is_hidden, group))",
+        (f"{ERASE}::test_a_table_of_which_one_shard_is_erased_stays",),
+    ),
+    Mutant(
+        "erase-trusts-what-it-could-not-read",
+        "the certificate calls an index erased of which an object can't be read",
+        "service/erasure/erase.py",
+        "if held.hidden or held.problem)),",
+        "if held.hidden)),",
+        (f"{ERASE}::test_the_certificate_tells_what_remains",),
+    ),
+    Mutant(
+        "erased-readable-by-all",
+        "versions that don't know tombstones show what was erased",
+        "retention.py",
+        "            return 3\n",
+        "            return 2\n",
+        (f"{ERASE}::test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them",),
+    ),
+    Mutant(
+        "tombstones-forgotten-by-others",
+        "a tombstone takes the place of one that reaches further",
+        "tombstones.py",
+        "            and self.before_ms >= other.before_ms\n",
+        "",
+        (f"{ERASE}::test_what_others_cover_is_dropped_and_their_number_is_bounded",),
+    ),
+    Mutant(
+        "erased-segment-is-rewritten-by-the-follower",
+        "a follower takes a segment for another one since messages of it were erased",
+        "service/lifecycle/segment_archive.py",
+        "    whole, expected = known.source or (known.crc32, known.head_crc32)\n",
+        "    whole, expected = known.crc32, known.head_crc32\n",
+        (f"{ARCHIVE}::test_bodies_and_properties_go_and_everything_else_stays",),
+    ),
+    Mutant(
+        "erased-segment-is-swept-by-a-writer",
+        "a starting writer deletes a segment that is about to be named",
+        "service/erasure/segments.py",
+        "_NO_EPOCH = 10**20 - 1\n",
+        "_NO_EPOCH = 0\n",
+        (f"{ARCHIVE}::test_a_starting_writer_does_not_sweep_what_is_about_to_be_named",),
+    ),
+    Mutant(
+        "erased-messages-of-other-keys",
+        "messages of other keys are overwritten",
+        "rocketmq/archive/erasure.py",
+        "        if self.request.keys:\n",
+        "        if self.request.keys and not len(places):\n",
+        (f"{ARCHIVE}::test_what_a_request_finds_is_told_by_the_real_key",),
+    ),
+    Mutant(
+        "erased-on-spark-is-shown",
+        "a bulk lookup shows what was erased",
+        "spark/lookup/plan.py",
+        "        if expired.tombstones and len(lookups):\n",
+        "        if expired.tombstones and not len(lookups):\n",
+        ("tests/spark/test_erase.py::test_answers_tables_and_audits",),
+    ),
+)
