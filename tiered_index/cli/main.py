@@ -39,7 +39,7 @@ _APPLICATION: Any = {
 _COMMANDS = {
     "demo.command:demo": (
         "Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; "
-        "killed twice, all checked."
+        "killed twice, and at the end a retention rule and an erased key, all checked."
     ),
     "ingest:ingest": (
         "Index the messages of a RocketMQ store or a file; the same source again continues where it stopped."

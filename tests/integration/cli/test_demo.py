@@ -13,12 +13,15 @@ PLACES = [
     "uploaded, local copy",
     "storage only, first",
     "storage only",
+    "after an erase",
 ]
 
 
 def check(document):
     assert document["status"] == "ok"
     assert (document["entries_lost"], document["entries_strange"], document["wrong_answers"]) == (0, 0, 0)
+    ending = document["ending"]
+    assert ending["wrong"] == [] and ending["erased_entries"] >= 1 <= ending["retention_objects"]
     assert document["entries_stored"] == document["entries_expected"] + document["entries_repeated"]
     assert document["entries_expected"] == document["entries"] > document["messages"]
     assert [f["place"] for f in document["lookups"]] == PLACES

@@ -19,6 +19,7 @@ from typing import Any
 
 from typer import Option
 
+from tiered_index.cli.demo.ending import end_lives
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
 from tiered_index.cli.demo.workload import (
     TOPICS,
@@ -172,13 +173,32 @@ class Stages:
             self._check("storage only, first", reader, lookups[:1])
             self._check("storage only", reader, lookups[1:], page=_COLD_PAGE)
             census = take_census(reader, self.workload)
-        self.figures |= {
-            **{f"entries_{name}": count for name, count in asdict(census).items()},
-            "lookups": [measured.to_dict() for measured in self.checks.done],
-            "wrong_answers": sum(len(measured.wrong) for measured in self.checks.done),
-            "wrong": [text for measured in self.checks.done for text in measured.wrong][:5],
-        }
+        self.figures |= {f"entries_{name}": count for name, count in asdict(census).items()}
         return census
+
+    def expire_and_erase(self) -> None:
+        """Show what a retention rule would remove, erase the rarest key that is looked up, and look up the others."""
+        lookups = lookups_of(self.workload, self.tail_start, self.cold_lookups, self.seed + 2)
+        counts = {(one.topic, one.key): len(self.checks.reference.answer(one.topic, one.key)) for one in lookups}
+        (topic, key), expected = min(((pair, n) for pair, n in counts.items() if n), key=lambda found: found[1])
+        ending = end_lives(self.config, self.workload, topic, key, expected)
+        self.say(
+            f"retention of half the time would remove {ending.retention_objects} objects with "
+            f"{ending.retention_entries:,} entries; key {key} of {topic} erased: {ending.erased_entries} entries out "
+            f"of {ending.erased_objects} objects, none found by a scan"
+        )
+        others = [one for one in lookups if (one.topic, one.key) != (topic, key)]
+        with IndexReader.open(config=self.config.model_copy(update={"root": None})) as reader:
+            self._check("after an erase", reader, others)
+            left = len(reader.query(topic, key))
+        wrong = [*ending.wrong, *([f"{left} answers of the erased key {key}"] if left else [])]
+        wrong += [text for measured in self.checks.done for text in measured.wrong]
+        self.figures |= {
+            "lookups": [measured.to_dict() for measured in self.checks.done],
+            "ending": ending.to_dict(),
+            "wrong_answers": len(wrong),
+            "wrong": wrong[:5],
+        }
 
     def _dispatch_tail(self, index: IndexService) -> int:
         dispatcher = Dispatcher(index, StoreDirectory.open(self.store), put=PatientPut(index, _PATIENCE_S))
@@ -226,7 +246,7 @@ def demo(
     keep: Path | None = Option(None, help="Work in this folder and leave it, and the storage, as they are."),
 ) -> int:
     """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
-    twice, all checked.
+    twice, and at the end a retention rule and an erased key, all checked.
 
     The storage is an embedded S3 server unless --storage names another one, where a fresh prefix is used (and deleted
     afterwards unless --keep). Without the extra "demo" it is a folder. Exit code 1 where an entry is lost or an answer
@@ -259,6 +279,7 @@ def demo(
             stages.follow_and_die()
             stages.walk_the_states()
             census = stages.read_without_state()
+            stages.expire_and_erase()
         finally:
             if keep is None and session.storage is not None:
                 with open_storage(place.uri, options=config.s3) as storage:
@@ -327,6 +348,7 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
     out.line(f"storage: {figures['storage']}")
     brief = [name for name in _LOOKUP_COLUMNS if name not in ("files by state", "bytes")]
     out.table(_LOOKUP_COLUMNS, rows, right="look-ups answers wrong p50 p99 ms requests bytes", brief=brief)
+    ending = figures["ending"]
     fields: dict[str, object] = {
         "messages": f"{human_count(figures['messages'])} in {figures['topics']} topics over {figures['days']} days",
         "entries": figures["entries"],
@@ -339,6 +361,8 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
         "entries put twice": figures["entries_repeated"],
         "entries lost": figures["entries_lost"],
         "entries of nobody": figures["entries_strange"] or None,
+        "retention, dry run": f"{ending['retention_objects']} objects of half the time",
+        "erased": f"a key of {ending['erased_entries']} entries, out of {ending['erased_objects']} objects",
         "wrong answers": figures["wrong_answers"],
         "time": human_seconds(figures["elapsed_s"]),
     }
