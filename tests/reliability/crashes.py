@@ -308,7 +308,7 @@ class Crashes:
         # its next process has the other layout: roots and storages hold files of both
         layout = "plain" if world.settings["layout"] == "packed" else "packed"
         branch.settings, branch.wild = {**world.settings, "layout": layout}, world.wild
-        branch.rule = world.rule
+        branch.rule, branch.erasures = world.rule, list(world.erasures)
         branch.number, branch.position = world.number, world.position
         branch.model.entries = list(world.model.entries)
         declared = world.service.durable_position("log") if world.service is not None else None

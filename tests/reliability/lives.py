@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from tests.reliability.world import World
+from tests.reliability.world import NOW_MS, World
 from tests.support.staging import Job, merge_all
 from tiered_index.retention import Retention
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
@@ -222,7 +223,35 @@ def expiring(world: World, disk: Disk) -> Life:
     yield world.run_lifecycle
 
 
+def erasing(world: World, disk: Disk) -> Life:
+    """A key and a queue are erased beside the writer, hidden alone and out of the bytes."""
+
+    def job(request: EraseRequest, *, now: bool) -> None:
+        world.erasures.append(request)
+        log = StorageLog(world.storage, world.clock)
+        log.open()
+        erase(world.storage, log, request, world.clock, yes=True, now=now, grace_s=0, threads=1)
+
+    world.settings["refresh_interval_s"] = 0
+    for _ in range(2):
+        yield lambda: world.put(7)
+        yield world.seal
+        yield world.run_lifecycle
+    yield lambda: world.put(4)
+    yield lambda: job(EraseRequest("orders", ("a",), before_ms=NOW_MS + 16_000), now=False)
+    yield world.run_lifecycle
+    yield world.flush
+    yield lambda: job(EraseRequest("payments", queue_id=1, before_ms=NOW_MS + 10_000), now=True)
+    yield world.run_lifecycle
+    yield lambda: world.put(3)
+    yield world.seal
+    yield world.run_lifecycle
+
+
 LIVES: dict[str, Callable[[World, Disk], Life]] = {
     life.__name__: life
-    for life in (writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping, expiring)
+    for life in (
+        *(writing, quarantine, lifecycle, keeping, reopening, merging, staging, archiving, sweeping, expiring),
+        erasing,
+    )
 }

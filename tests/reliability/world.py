@@ -11,7 +11,9 @@ from pathlib import Path
 from tiered_index import IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import TieredIndexError
-from tiered_index.retention import Retention
+from tiered_index.retention import Expired, Retention
+from tiered_index.service.erasure.erase import EraseRequest
+from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
 from tiered_index.storage.memory import MemoryStorage
@@ -55,6 +57,8 @@ class World:
         self.expired: dict[tuple[str, str], int] = {}
         self.rule = Retention()
         """What may have expired by now; answers say whether it has."""
+        self.erasures: list[EraseRequest] = []
+        """What may have been erased by now; log and answers say whether it was."""
 
     def open(self, disk: Disk | None = None, storage: Storage | None = None, **settings: object) -> IndexService:
         chosen = {"root": self.root, **self.settings, **settings}
@@ -159,6 +163,7 @@ class World:
     def check_answers(self, ask: Callable[..., QueryResult] | None = None) -> dict[tuple[str, str], list[Answer]]:
         """Every durable entry is found once, and nothing is found that was not put; return what was."""
         found = self.answers(ask)
+        self.model.erasures = self.durable.erasures = self._stated(found)
         for question in QUESTIONS:
             answers = found[question]
             assert len(answers) == len(set(answers))
@@ -169,9 +174,33 @@ class World:
         return found
 
     def _kept(self, question: tuple[str, str], model: ReferenceModel) -> set[Answer]:
-        """Return a model's answers but for what has expired, as the index's own last answer says."""
+        """Return a model's answers but for what has expired, as the index's own last answer says, and what was
+        erased.
+        """
+        model.erasures = self.model.erasures
         answers = model.query(*question, max_count=None)
         return {answer for answer in answers if answer.timestamp_ms >= self.expired.get(question, 0)}
+
+    def _stated(self, found: dict[tuple[str, str], list[Answer]]) -> list[tuple[str, int, str | None, int | None]]:
+        """Return what was erased, as answers say: of what the log states, that of which they show nothing at all."""
+        if not self.erasures:
+            return []
+        known, stated = StorageLog(self.storage, self.clock).open().expired, []
+        self.model.erasures = []
+        for asked in self.erasures:
+            stones = asked.tombstones(0, keyed=True)
+            shown = [
+                answer
+                for (topic, key), answers in found.items()
+                for answer in answers
+                if topic == asked.topic
+                and (not asked.keys or key in asked.keys)
+                and asked.queue_id in (None, answer.queue_id)
+                and answer.timestamp_ms < stones[0].before_ms
+            ]
+            if not shown and known.joined(Expired(tombstones=stones)) is known:
+                stated += [(asked.topic, stones[0].before_ms, key, asked.queue_id) for key in asked.keys or (None,)]
+        return stated
 
     def settle(self) -> None:
         """After recovery: what was lost is lost, what was kept is durable."""
