@@ -36,7 +36,7 @@ from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, Census, WindowScale, plan_build, take_census
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
-from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of, has_log_offsets, is_frame
+from tiered_index.spark.build.sources import SourceLike, entries_of, has_log_offsets, is_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
@@ -294,8 +294,8 @@ def build(
             genesis = stored_genesis(log, settings, opened.uri) or wanted
         with typed_errors(f"reading {_name_of(source)}"):
             with meter.stage("plan"):
-                frame = frame_of(spark, source, meter.sources(settings.s3), skip_corrupt=skip_corrupt)
-                entries = entry_frame(frame, columns or {}, genesis.layout.schema)
+                schema, addresses = genesis.layout.schema, meter.sources(settings.s3)
+                entries = entries_of(spark, source, columns or {}, schema, addresses, skip_corrupt=skip_corrupt)
             with meter.stage("count", tasks=True) as counted:
                 census = take_census(entries, scale, max_windows)
                 counted.entries = census.entries

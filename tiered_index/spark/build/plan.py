@@ -13,7 +13,7 @@ import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,10 +27,9 @@ from tiered_index.service.answers.validation import TopicTable, milliseconds
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
+from tiered_index.spark.build.parquet import HAS_KEY
+from tiered_index.spark.build.sources import Entries
 from tiered_index.types import MAX_TIMESTAMP_MS
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 # Length of a quarantine window: what a time difference of 32 bits can say.
 QUARANTINE_S = 1 << 31
@@ -103,12 +102,11 @@ class Census:
         return total
 
 
-def take_census(entries: DataFrame, scale: WindowScale, max_windows: int) -> Census:
+def take_census(entries: Entries, scale: WindowScale, max_windows: int) -> Census:
     """Count a source's entries in tasks. Raises `InvalidArgument`."""
-    names = [name for name in CENSUS_COLUMNS if name in entries.columns]
-    looked_at = entries.select(*names, entries["key"].isNotNull().alias("has_key"))
+    names = [name for name in CENSUS_COLUMNS if name in entries.names]
     count = partial(count_batches, scale=scale, max_windows=max_windows)
-    return Census.of(looked_at.mapInArrow(count, "census binary").collect())
+    return Census.of(entries.mapped(count, [*names, HAS_KEY], "census binary").collect())
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:
@@ -129,7 +127,7 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
         size = sum(end - begin for _, begin, end, _ in passed)
         census.add(Census(skipped_ranges=len(passed), skipped_bytes=size, skipped=passed))
         batch = batch.filter(pc.is_null(batch.column(SKIPPED))).drop_columns([SKIPPED])
-    keyed = batch.column("has_key")
+    keyed = batch.column(HAS_KEY)
     census.without_key = len(batch) - (pc.sum(keyed).as_py() or 0)
     if census.without_key:
         batch = batch.filter(keyed)
@@ -152,9 +150,12 @@ def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:
         (bool(code & 1), code >> 1): count for code, count in zip(codes.tolist(), counts.tolist(), strict=True)
     }
     names = ["topic", *(["topic_id"] if "topic_id" in batch.schema.names else [])]
-    distinct = pa.Table.from_batches([batch.select(names)]).group_by(names).aggregate([])
-    ids = distinct["topic_id"].to_pylist() if len(names) > 1 else [None] * len(distinct)
-    census.topics = set(zip(ids, distinct["topic"].to_pylist(), strict=True))
+    if len(names) == 1:
+        census.topics = {(None, name) for name in batch.column("topic").unique().to_pylist()}
+        return census
+    texts = batch.column("topic").cast(pa.string())
+    distinct = pa.table({"topic": texts, "topic_id": batch.column("topic_id")}).group_by(names).aggregate([])
+    census.topics = set(zip(distinct["topic_id"].to_pylist(), distinct["topic"].to_pylist(), strict=True))
     return census
 
 

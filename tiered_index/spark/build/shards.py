@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -28,11 +28,9 @@ from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan
+from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, cells_of, gathered
 from tiered_index.storage.base import Storage
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 _CHUNK = 1 << 17
 _BINS = 1 << 16
@@ -145,13 +143,11 @@ def check_sums(what: str, results: Sequence[PartitionResult]) -> None:
         raise CorruptFile(what, "wrote other entries than it read", expected=read, found=written)
 
 
-def write_shards(
-    entries: DataFrame, plan: BuildPlan, address: StorageAddress, now_ms: int
-) -> Sequence[PartitionResult]:
+def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now_ms: int) -> Sequence[PartitionResult]:
     """Run a build's tasks; return one result of each partition that got anything. Driver."""
-    if SKIPPED in entries.columns:
-        entries = entries.where(entries[SKIPPED].isNull()).drop(SKIPPED)
-    with broadcast(entries.sparkSession, plan) as shared:
+    # a row of what was skipped has no key, and makes no entry
+    names = [name for name in entries.names if name != SKIPPED]
+    with broadcast(entries.frame.sparkSession, plan) as shared:
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return pack_batches(batches, shared.value)
@@ -159,7 +155,7 @@ def write_shards(
         def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return write_partition(batches, shared.value, address, now_ms)
 
-        packed = entries.mapInArrow(pack, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
+        packed = entries.mapped(pack, names, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
         blocks = packed.sortWithinPartitions("piece")
         rows = blocks.select("piece", "items", "checksum").mapInArrow(write, "result binary").collect()
     return [pickle.loads(row[0]) for row in rows]

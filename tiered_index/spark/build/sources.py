@@ -1,8 +1,8 @@
-"""What a build reads, as a DataFrame: a given one, Parquet and NDJSON files, commit logs (`log_sources`).
+"""What a build reads: a DataFrame, Parquet (`parquet`) and NDJSON files, commit logs (`log_sources`).
 
-Spark itself reads local files. Files of a storage are read inside tasks by pyarrow through ranged GETs, a Parquet row
-group or a whole NDJSON file at a time; the driver reads only folders and footers. `entry_frame` makes entries of
-messages, by Spark's own expressions; docs/spark.md says which fields there are.
+Parquet is read inside the tasks that need its entries (`entries_of`). Where it can't be, and for other sources, Spark
+makes entries of messages by its own expressions (`entry_frame`); it reads local NDJSON, pyarrow that of a storage, a
+whole file at a time. docs/spark.md says which fields there are.
 """
 
 from __future__ import annotations
@@ -10,20 +10,21 @@ from __future__ import annotations
 import gzip
 import io
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import pyarrow as pa
 import pyarrow.json as pj
-import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
+from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, opened, spark_type
 from tiered_index.spark.executors import (
     AddressOf,
     StorageAddress,
@@ -37,7 +38,6 @@ from tiered_index.spark.executors import (
     to_read,
     typed_errors,
 )
-from tiered_index.storage.base import ObjectReader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -56,12 +56,6 @@ def _find(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
     if not names:
         raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
     return [(uri, name) for name in names]
-
-
-@contextmanager
-def _opened(address: StorageAddress, name: str) -> Iterator[io.RawIOBase]:
-    with address.open() as storage:
-        yield ObjectReader(storage, name, storage.head(name).size_bytes)
 
 
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
@@ -150,47 +144,33 @@ def _message_frame(frame: DataFrame) -> DataFrame:
 
 
 def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressOf) -> DataFrame:
-    splits: list[list[Any]] = []
-    files = [file for uri in uris for file in _find(address_of, uri)]
-    kind = _kind_of([name for _, name in files])
-    schema: Any = None
-    for uri, name in files:
-        if kind == "ndjson":
-            splits.append([uri, name, 0])
-            continue
-        with _opened(address_of(uri), name) as handle, _parquet(name, handle) as parquet:
-            schema = schema or parquet.schema_arrow
-            if parquet.schema_arrow.names != schema.names:
-                has = ", ".join(parquet.schema_arrow.names)
-                raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
-            splits += [[uri, name, group] for group in range(parquet.metadata.num_row_groups)]
+    found = [file for uri in uris for file in _find(address_of, uri)]
+    if _kind_of([name for _, name in found]) == "ndjson":
+        read = partial(_read_ndjson, address_of=address_of)
+        splits = [[uri, name] for uri, name in found]
+        return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
+    files = ParquetFiles.of(found, address_of)
+    parts = files.parts(spark.sparkContext.defaultParallelism)
+
+    def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield from files.batches(parts[number], files.schema.names)
+
     # the columns as Spark sees them: an empty frame of that schema says so
-    frame_schema = _MESSAGE if kind == "ndjson" else spark.createDataFrame(schema.empty_table()).schema
-    read = partial(_read_ndjson if kind == "ndjson" else _read_parquet, address_of=address_of)
-    frame = frame_of_splits(spark, splits).mapInArrow(read, frame_schema)
-    return _message_frame(frame) if kind == "ndjson" else frame
+    schema = spark.createDataFrame(files.schema.empty_table()).schema
+    return _numbers(spark, len(parts)).mapInArrow(read_parts, schema)
 
 
-def _parquet(name: str, handle: Any) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(handle, pre_buffer=True)
-    except pa.ArrowException as error:
-        raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
-
-
-def _read_parquet(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
-    for uri, name, group in each_split(batches):
-        with _opened(address_of(uri), name) as handle, _parquet(name, handle) as parquet:
-            try:
-                yield from parquet.iter_batches(row_groups=[group])
-            except pa.ArrowException as error:
-                raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
+def _numbers(spark: SparkSession, count: int) -> DataFrame:
+    """Return a DataFrame of the numbers below `count`, each in a partition of its own."""
+    return spark.range(0, count, 1, max(1, count))
 
 
 def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
     blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
     options = pj.ParseOptions(explicit_schema=arrow_schema(_MESSAGE), unexpected_field_behavior="ignore")
-    for uri, name, _ in each_split(batches):
+    for uri, name in each_split(batches):
         try:
             with (
                 _lines(address_of(uri), name) as plain,
@@ -209,7 +189,7 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
 @contextmanager
 def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
     """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
-    with _opened(address, name) as handle:
+    with opened(address, name) as handle:
         buffered = io.BufferedReader(handle, _BLOCK_BYTES)
         yield gzip.GzipFile(fileobj=buffered) if name.endswith(".gz") else buffered
 
@@ -226,6 +206,116 @@ _KINDS = {
 }
 
 
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """A source's entries, one row each (its key null where a message has none), as tasks take them.
+
+    `frame` has their fields `names`; or it has numbers of parts of the source, and `read` makes fields of those.
+    """
+
+    frame: DataFrame
+    names: tuple[str, ...]
+    read: Callable[[Iterable[pa.RecordBatch], Sequence[str]], Iterator[pa.RecordBatch]] | None = None
+
+    def mapped(
+        self, make: Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]], names: Sequence[str], schema: str
+    ) -> DataFrame:
+        """Return what `make` makes, in tasks, of the fields `names`; `HAS_KEY` is one of them."""
+        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+        read = self.read
+        if read is None:
+            keyed = self.frame.withColumn(HAS_KEY, F.col("key").isNotNull())
+            return keyed.select(*names).mapInArrow(make, schema)
+        return self.frame.mapInArrow(lambda batches: make(read(batches, names)), schema)
+
+
+def entries_of(
+    spark: SparkSession,
+    source: SourceLike,
+    columns: Mapping[str, str | Column],
+    schema: Schema,
+    address_of: AddressOf,
+    *,
+    skip_corrupt: bool = False,
+) -> Entries:
+    """Return the entries of a source. Raises `InvalidArgument` naming the column, `CorruptFile`, as the storage."""
+    fields = {name: _field(given) for name, given in columns.items()}
+    if all(fields.values()) and (files := _parquet_files(source, address_of)) is not None:
+        there = files.schema.names
+        wanted = _wanted(columns, there, schema)
+        given: dict[str, Any] = {name: fields.get(name, (name, None)) for name in wanted}
+        if given["key"] == ("key", None):
+            given["key"] = _default("key", there), None
+        if _is_plain(given, files.schema):
+            for name, (column, _) in given.items():
+                check_kind(name, spark_type(files.schema.field(column).type) or "", column) if column else None
+            parts = files.parts(spark.sparkContext.defaultParallelism)
+            return Entries(_numbers(spark, len(parts)), tuple(wanted), EntryReader(files, parts, given))
+    frame = entry_frame(frame_of(spark, source, address_of, skip_corrupt=skip_corrupt), columns, schema)
+    return Entries(frame, tuple(frame.columns))
+
+
+def _parquet_files(source: SourceLike, address_of: AddressOf) -> ParquetFiles | None:
+    """Return the Parquet files that a source is, None for another one, or one that is left to Spark."""
+    if is_frame(source):
+        return None
+    paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
+    if any(map(is_archive, paths)) or len({is_local(path) for path in paths}) != 1:
+        return None
+    if not is_local(paths[0]):
+        found = [file for path in paths for file in _find(address_of, path)]
+        return ParquetFiles.of(found, address_of) if all(_kind(name) == "parquet" for _, name in found) else None
+    local = [local_path(path) for path in paths]
+    if not all(path.exists() for path in local) or any((path / "commitlog").is_dir() for path in local):
+        return None
+    names = [str(file) for path in local for file in _files_below(path)]
+    if not all(_kind(name) == "parquet" for name in names):
+        return None
+    try:
+        return ParquetFiles.of([("", name) for name in names], address_of)
+    except (InvalidArgument, CorruptFile):
+        return None  # Spark says what is wrong, or knows better: files of a folder may differ
+
+
+def _field(given: str | Column) -> Field | None:
+    """Return the column's name, or the value of a literal; None for any other expression."""
+    if isinstance(given, str):
+        return given, None
+    node = getattr(getattr(given, "_jc", None), "node", None)
+    value = node().value() if node is not None and node().getClass().getSimpleName() == "Literal" else None
+    return (None, value) if isinstance(value, str) or type(value) is int else None
+
+
+def _is_plain(given: Mapping[str, Field], schema: pa.Schema) -> bool:
+    """Return whether pyarrow reads all columns as Spark does. To Spark, names in other letters are the same."""
+    columns = [column for column, _ in given.values() if column is not None]
+    names = [name.lower() for name in schema.names]
+    return (
+        given["timestamp_ms"][0] is not None
+        and len(set(names)) == len(names)
+        and all(column in schema.names and "." not in column for column in columns)
+        and all(spark_type(schema.field(column).type) is not None for column in columns)
+        and all(isinstance(value, str) == (name in ("topic", "key")) for name, (c, value) in given.items() if not c)
+    )
+
+
+def _wanted(columns: Mapping[str, str | Column], there: Sequence[str], schema: Schema) -> list[str]:
+    """Return the fields of entries; `there` are the source's columns. Raises `InvalidArgument` for an unknown one."""
+    wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
+    if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
+        fields = ", ".join((*wanted, "topic_id"))
+        raise InvalidArgument(f"columns: {unknown[0]!r} is no field of an entry; these are {fields}")
+    if "topic_id" in columns or "topic_id" in there:
+        wanted.append("topic_id")
+    return wanted
+
+
+def _default(field: str, there: Sequence[str]) -> str:
+    """Return the column that a field is where nothing is said, or `key` is said to be `key`."""
+    return "keys" if field == "key" and "key" not in there and "keys" in there else field
+
+
 def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: Schema) -> DataFrame:
     """Return the fields of entries, one row an entry (its key null where a message has none).
 
@@ -233,18 +323,12 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
-    if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
-        fields = ", ".join((*wanted, "topic_id"))
-        raise InvalidArgument(f"columns: {unknown[0]!r} is no field of an entry; these are {fields}")
-    if "topic_id" in columns or "topic_id" in frame.columns:
-        wanted.append("topic_id")
+    wanted = _wanted(columns, frame.columns, schema)
     selected = []
     for field in wanted:
         source: Any = columns.get(field, field)
         if isinstance(source, str):
-            if field == "key" and source == "key" and "key" not in frame.columns and "keys" in frame.columns:
-                source = "keys"
+            source = _default(field, frame.columns) if source == field else source
             source = column_of(frame, field, source, "the source has")
         selected.append(source.alias(field))
     if SKIPPED in frame.columns:

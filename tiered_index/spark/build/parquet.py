@@ -1,0 +1,216 @@
+"""Parquet files as tasks read them: row groups by pyarrow, of the columns that are needed, as the fields of entries.
+
+The driver reads footers; no row goes through the JVM. Types are those that Spark's own reader gives the same values of:
+other ones (nanoseconds, unsigned, nested) are left to it. Memory of a task: a batch of up to 32 MiB, beside the column
+chunks of a row group where the file is in a storage.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.spark.executors import AddressOf, StorageAddress
+from tiered_index.storage.base import ObjectReader
+
+# Whether an entry has a key, for those who don't need it.
+HAS_KEY = "has_key"
+# A part has at least so many rows, where there are so many, so that blocks of a piece are not small; and at most about
+# so many, so that a task that is repeated repeats little.
+_LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
+_BATCH_ROWS, _BATCH_BYTES = 1 << 17, 32 << 20
+_BUFFER_BYTES = 1 << 20
+# A field's column, or its value in every row.
+Field = tuple[str, None] | tuple[None, str | int]
+
+
+@contextmanager
+def opened(address: StorageAddress, name: str) -> Iterator[io.RawIOBase]:
+    """Yield a stored object as a file."""
+    with address.open() as storage:
+        yield ObjectReader(storage, name, storage.head(name).size_bytes)
+
+
+@contextmanager
+def _parquet(uri: str, name: str, address_of: AddressOf, texts: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Yield a file, of a storage or local (`uri` is empty then); `texts` are columns with few different values."""
+    how: dict[str, Any] = {"read_dictionary": list(texts), "coerce_int96_timestamp_unit": "us"}
+    try:
+        if uri:
+            with opened(address_of(uri), name) as handle, pq.ParquetFile(handle, pre_buffer=True, **how) as parquet:
+                yield parquet
+        else:
+            with pq.ParquetFile(name, pre_buffer=False, buffer_size=_BUFFER_BYTES, **how) as parquet:
+                yield parquet
+    except TieredIndexError:
+        raise
+    except (pa.ArrowException, OSError) as error:
+        raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
+
+
+@dataclass(frozen=True)
+class ParquetFiles:
+    """Files, as (storage's URI or nothing, name), of one schema; `groups` are (file, row group, rows, bytes)."""
+
+    files: Sequence[tuple[str, str]]
+    address_of: AddressOf
+    schema: pa.Schema
+    groups: Sequence[tuple[int, int, int, int]]
+
+    @classmethod
+    def of(cls, files: Sequence[tuple[str, str]], address_of: AddressOf) -> ParquetFiles:
+        """Read the footers. Raises `InvalidArgument` where columns differ, `CorruptFile`, as the storage."""
+        schema: Any = None
+        groups: list[tuple[int, int, int, int]] = []
+        for number, (uri, name) in enumerate(files):
+            with _parquet(uri, name, address_of) as parquet:
+                found, metadata = parquet.schema_arrow.remove_metadata(), parquet.metadata
+                schema = schema or found
+                if found.names != schema.names or not (uri or found.equals(schema)):
+                    has = ", ".join(found.names if found.names != schema.names else map(str, found.types))
+                    raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
+                for group in range(metadata.num_row_groups):
+                    about = metadata.row_group(group)
+                    groups.append((number, group, about.num_rows, about.total_byte_size))
+        return cls(files, address_of, schema, groups)
+
+    def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
+        """Return (file, its row groups) for each task: some tasks for each of `parallelism` cores."""
+        rows = sum(group[2] for group in self.groups)
+        aim = max(_LEAST_ROWS, min(_MOST_ROWS, rows // max(1, 2 * parallelism)))
+        parts: list[tuple[int, list[int]]] = []
+        for number, of_file in groupby(self.groups, itemgetter(0)):
+            held = 0
+            parts.append((number, []))
+            for _, group, count, _ in of_file:
+                if held and held + count > aim:
+                    held = 0
+                    parts.append((number, []))
+                held += count
+                parts[-1][1].append(group)
+        return parts
+
+    def batches(
+        self, part: tuple[int, list[int]], columns: Sequence[str], texts: Sequence[str] = (), if_null: str | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the columns of a part, and `if_null` of row groups where it may have nulls. Raises `CorruptFile`."""
+        number, groups = part
+        uri, name = self.files[number]
+        sizes = {(file, group): (rows, size) for file, group, rows, size in self.groups}
+        with _parquet(uri, name, self.address_of, texts) as parquet:
+            for group in groups:
+                rows, size = sizes[number, group]
+                most = max(1 << 10, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size)))
+                wanted = list(columns)
+                if if_null is not None and if_null not in wanted and _may_be_null(parquet.metadata, group, if_null):
+                    wanted.append(if_null)
+                try:
+                    yield from parquet.iter_batches(most, row_groups=[group], columns=wanted, use_threads=False)
+                except TieredIndexError:
+                    raise
+                except (pa.ArrowException, OSError) as error:
+                    raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
+
+
+def _may_be_null(metadata: pq.FileMetaData, group: int, column: str) -> bool:
+    """Return whether a column of no levels may have a null, or is none."""
+    for number in range(metadata.num_columns):
+        about = metadata.row_group(group).column(number)
+        if about.path_in_schema == column:
+            told = about.statistics
+            return not (told is not None and told.has_null_count and told.null_count == 0)
+    return True
+
+
+def spark_type(kind: pa.DataType) -> str | None:
+    """Return what Spark calls the type that it reads a column as, None where it may read other values than pyarrow."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_timestamp(kind) and kind.unit in ("ms", "us"):
+        return "timestamp"
+    if pa.types.is_list(kind) and pa.types.is_string(kind.value_type):
+        return "array<string>"
+    return _PLAIN.get(kind)
+
+
+_PLAIN = {
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.int8(): "tinyint",
+    pa.int16(): "smallint",
+    pa.int32(): "int",
+    pa.int64(): "bigint",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.binary(): "binary",
+}
+
+
+@dataclass(frozen=True)
+class EntryReader:
+    """Makes entries of parts of Parquet files, in tasks: `fields` say which column or value each field is."""
+
+    files: ParquetFiles
+    parts: Sequence[tuple[int, list[int]]]
+    fields: Mapping[str, Field]
+
+    def __call__(self, batches: Iterable[pa.RecordBatch], names: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        """Yield the fields `names` of the entries of the parts whose numbers stand in `batches`."""
+        key = self.fields["key"][0]
+        listed = key is not None and pa.types.is_list(self.files.schema.field(key).type)
+        topic = self.fields["topic"][0]
+        # a list is counted key by key
+        columns = {self.fields[name][0] for name in (*names, *(["key"] if listed else [])) if name != HAS_KEY}
+        wanted = [column for column in columns if column is not None]
+        texts = [] if topic is None or topic == key else [topic]
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                for rows in self.files.batches(self.parts[number], wanted, texts, key if HAS_KEY in names else None):
+                    yield self._entries(rows, names, listed)
+
+    def _entries(self, rows: pa.RecordBatch, names: Sequence[str], listed: bool) -> pa.RecordBatch:
+        key = self.fields["key"][0]
+        keys = rows.column(key) if key in rows.schema.names else None
+        if listed:
+            places, keys = _each_key(keys)
+            rows = rows.take(places)
+        columns = []
+        for name in names:
+            column, value = self.fields.get(name, (None, None))
+            if name == HAS_KEY:
+                columns.append(pa.repeat(True, len(rows)) if keys is None else pc.is_valid(keys))
+            elif name == "key" and keys is not None:
+                columns.append(keys)
+            elif column is not None:
+                columns.append(rows.column(column))
+            elif isinstance(value, str):
+                numbers = pa.array(np.zeros(len(rows), np.int32))
+                columns.append(pa.DictionaryArray.from_arrays(numbers, pa.array([value])))
+            else:
+                columns.append(pa.repeat(pa.scalar(value, pa.int64()), len(rows)))
+        return pa.RecordBatch.from_arrays(columns, list(names))
+
+
+def _each_key(lists: pa.ListArray) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    """Return each different key of each list with its row (i64); of a row that has none, null."""
+    flat, rows = pc.list_flatten(lists), pc.list_parent_indices(lists).to_numpy()
+    codes = flat.dictionary_encode()
+    valid = np.flatnonzero(pc.is_valid(flat).to_numpy(zero_copy_only=False))
+    indices = codes.indices.fill_null(0).to_numpy().astype(np.int64)
+    pairs = rows[valid].astype(np.int64) * max(1, len(codes.dictionary)) + indices[valid]
+    kept = valid[np.unique(pairs, return_index=True)[1]]
+    keyless = np.setdiff1d(np.arange(len(lists)), rows[kept])
+    places = np.concatenate([rows[kept], keyless]).astype(np.int64)
+    return places, pa.concat_arrays([flat.take(pa.array(kept)), pa.nulls(len(keyless), flat.type)])
