@@ -7,6 +7,7 @@ bytes an entry for the filter, some hundred bytes for each slot group, and one r
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import astuple, dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -56,13 +57,17 @@ def entry_checksum(items: Array, seconds: npt.NDArray[np.int64]) -> int:
 
 def entry_hashes(items: Array, seconds: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
     """Return the mixed hash (u64, n) of each entry, as `entry_checksum` sums them."""
-    mixed = seconds.astype(np.uint64)
-    for name in items.dtype.names or ():
-        if name != "time_diff_s":
-            for bits in _bits_of(items[name]):
-                mixed ^= bits
-                mixed *= _MULTIPLIER
-                mixed ^= mixed >> np.uint64(29)
+    return mixed_columns((items[name] for name in items.dtype.names or () if name != "time_diff_s"), seconds)
+
+
+def mixed_columns(columns: Iterable[Array], seeds: npt.NDArray[Any]) -> npt.NDArray[np.uint64]:
+    """Return one hash (u64, n) of the bits of the columns (n each), beginning with seeds (n)."""
+    mixed = seeds.astype(np.uint64)
+    for column in columns:
+        for bits in _bits_of(column):
+            mixed ^= bits
+            mixed *= _MULTIPLIER
+            mixed ^= mixed >> np.uint64(29)
     return mixed
 
 

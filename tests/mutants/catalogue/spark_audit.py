@@ -13,8 +13,8 @@ MUTANTS = (
         "audit-topics-unseen",
         "entries that stand under another topic, where no look-up finds them, are no finding",
         "spark/audit/entries.py",
-        "yield _batch(INDEX, columns, schema, topics, None, stored.name)",
-        "yield _batch(INDEX, columns, schema, None, None, stored.name)",
+        "yield Part(INDEX, columns, topics, None, stored.name)",
+        "yield Part(INDEX, columns, None, None, stored.name)",
         (f"{TESTS}::test_entries_under_another_topic_are_wrong",),
     ),
     Mutant(

@@ -1,8 +1,8 @@
 """Audit: the whole index proved by executors, and compared with the source that it was made of.
 
 The driver checks the log and its tables as `tiered-index verify` does, tasks every byte of objects and archived
-segments. With a source, one shuffle finds *missing*, *extra* and *wrong* entries; duplicates are no difference. Nothing
-is changed. One thread drives an audit.
+segments. With a source, one shuffle of digests finds what differs, which is told as *missing*, *extra* and *wrong*
+entries; duplicates are no difference. Nothing is changed. One thread drives an audit.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.audit.differences import Differences, Sides, compare
 from tiered_index.spark.audit.entries import ALL_TIME
-from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.sources import SourceLike, entry_frame, frame_of
+from tiered_index.spark.build.sources import SourceLike, entries_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
@@ -130,8 +129,7 @@ def audit(
                 with meter.stage("plan"):
                     assert seen.genesis is not None
                     schema = seen.genesis.layout.schema
-                    entries = entry_frame(frame_of(spark, source, meter.sources(settings.s3)), columns or {}, schema)
-                    entries = entries.drop(SKIPPED) if SKIPPED in entries.columns else entries
+                    entries = entries_of(spark, source, columns or {}, schema, meter.sources(settings.s3))
                 with meter.stage("compare", tasks=True):
                     bad = {defect.file for defect in report.findings if defect.part != "filter"}  # which hides no entry
                     sides = Sides(entries, meter.address(address), schema, seen.genesis.layout.slots, seen.expired)

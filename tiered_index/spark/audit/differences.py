@@ -1,4 +1,4 @@
-"""Index against source: one shuffle brings both sides' entries together, and unmatched ones are differences.
+"""Index against source: what `matching` finds to differ is brought together, and unmatched entries are differences.
 
 Driver only. An entry whose stored second is wrong may be inside the bounds of time on one side only, where it looks
 *missing* or *extra*: at most `MOST_SOUGHT` of a kind are searched again, by identity, outside of the bounds (`paired`).
@@ -10,7 +10,7 @@ import operator
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,8 @@ from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
 from tiered_index.spark.audit.entries import ALL_TIME, Picked
+from tiered_index.spark.audit.matching import match
+from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import StorageAddress, broadcast
 from tiered_index.spark.lookup.plan import Target
 
@@ -57,7 +59,7 @@ class Sides:
     on neither side.
     """
 
-    entries: DataFrame
+    entries: Entries
     address: StorageAddress
     schema: Schema
     base: int
@@ -68,20 +70,21 @@ class Sides:
         """Yield a row for each different picked entry, counted in `source` and `index`, and each `unread` object."""
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-        spark, schema, address = self.entries.sparkSession, self.schema, self.address
+        spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
         with broadcast(spark, (list(stored), picked)) as shared:
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                return entries.source_entries(batches, schema, shared.value[1])
+                return entries.rows(entries.source_entries(batches, schema, shared.value[1]), schema)
 
             def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 objects, wanted = shared.value
                 with closing(address.open()) as storage:
                     for batch in batches:
                         for number in batch.column(0).to_pylist():
-                            yield from entries.stored_entries(objects[number], storage, schema, wanted)
+                            parts = entries.stored_entries(objects[number], storage, schema, wanted)
+                            yield from entries.rows(parts, schema)
 
-            both = self.entries.mapInArrow(of_source, entries.ENTRY_SCHEMA)
+            both = self.entries.mapped(of_source, entries.compared_fields(self.entries), entries.ENTRY_SCHEMA)
             if stored:
                 numbers = spark.range(0, len(stored), 1, len(stored))
                 both = both.unionAll(numbers.mapInArrow(of_index, entries.ENTRY_SCHEMA))
@@ -248,17 +251,19 @@ def compare(
     lain there. Raises `InvalidArgument`, what the storage raises, `StorageUnavailable` where Spark lost rows and an
     object could not be read again.
     """
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
     within = [stored for stored in objects if stored.second_max >= seconds[0] and stored.second_min <= seconds[1]]
     with ExitStack() as until_told:
         rule = joint_rule(stored.hash for stored in objects)
-        rows = until_told.enter_context(sides.met(within, Picked(*seconds, rule=rule, expired=sides.expired)))
-        unread, further, unsought = unread_of(rows), frozenset[str](), 0
+        picked = Picked(*seconds, rule=rule, expired=sides.expired)
+        matched = match(sides.entries, within, sides.address, sides.schema, picked)
+        compared = matched.source, matched.index
+        if matched.differing is not None and not len(matched.differing):
+            return Differences(dict.fromkeys(KINDS, 0), (), 0, *compared), matched.unread
+        rows = until_told.enter_context(sides.met(within, replace(picked, digests=matched.differing)))
+        read_again = unread_of(rows)
+        unread, further, unsought = matched.unread | read_again, frozenset[str](), 0
         damaged = [Target.of(o, sides.base) for o in objects if o.name in bad | unread]
         values = rows.where("unread IS NULL")
-        totals = values.agg(*(F.count_if(F.col(side) > 0).alias(side) for side in ("source", "index"))).first()
-        assert totals is not None
         differing = until_told.enter_context(kept(_differing(values, damaged, sides.base, rule)))
         counts = _counted(differing)
         if seconds != ALL_TIME and any(counts[kind] for kind in SOUGHT):
@@ -270,12 +275,11 @@ def compare(
         for kind in KINDS if most_listed else ():
             if counts[kind]:
                 first += ordered.where(ordered["kind"] == kind).limit(min(most_listed, _MOST_ROWS)).collect()
-        if unread_of(rows) != unread:
+        if unread_of(rows) != read_again:
             raise StorageUnavailable("objects were removed while they were compared: run the audit again")
     identities, fields = entries.identity_dtype(sides.schema), entries.value_dtype(sides.schema)
     listed = [_difference(row, identities, fields) for row in first]
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
-    compared = int(totals["source"]), int(totals["index"])
     found = {kind: counts[kind] for kind in KINDS}
     return Differences(found, tuple(listed), counts[_UNPROVEN], *compared, unsought), unread | further
 

@@ -1,4 +1,4 @@
-"""Entries as an audit compares them: a source's and stored objects', as rows of one schema. Runs in tasks.
+"""Entries as an audit compares them, a source's and stored objects': parts, and rows made of them. Runs in tasks.
 
 `identity` and `value` are an entry's bytes: what it is, and what may be wrong about it. Memory: a batch, or 8 MiB.
 """
@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import HashRule, folded_hashes, normal_hashes
 from tiered_index.format.schema import Schema
+from tiered_index.format.shard import mixed_columns
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.answers.validation import TopicTable, batch_columns
@@ -25,6 +26,8 @@ from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
+from tiered_index.spark.build.log_sources import SKIPPED
+from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import arrow_schema, cells_of
 from tiered_index.storage.base import Storage
 
@@ -52,12 +55,22 @@ def value_dtype(schema: Schema) -> np.dtype[Any]:
     return np.dtype([("second", ">i8"), ("size", ">i4"), *further])
 
 
+def entry_digests(columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.uint64]:
+    """Return 64 bits (u64, n) of each entry's identity and values, whatever the byte order of its columns."""
+    kinds = [dtype[name] for dtype in (identity_dtype(schema), value_dtype(schema)) for name in dtype.names or ()]
+    names = [*(identity_dtype(schema).names or ()), *(value_dtype(schema).names or ())]
+    # integers are mixed by their values, others by their bytes
+    told = (columns[n] if k.kind in "iu" else columns[n].astype(k) for n, k in zip(names, kinds, strict=True))
+    return mixed_columns(told, np.zeros(len(columns["second"]), np.int64))
+
+
 @dataclass(frozen=True, slots=True)
 class Picked:
     """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it.
 
     `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
-    those that objects may have of the identities. What has `expired` is not picked.
+    those that objects may have of the identities. What has `expired` is not picked; with `digests` (sorted), only those
+    whose `entry_digests` are among them.
     """
 
     first: int
@@ -66,6 +79,7 @@ class Picked:
     hashes: npt.NDArray[np.int32] | None = None
     rule: HashRule = "abs"
     expired: Expired = NOTHING
+    digests: npt.NDArray[np.uint64] | None = None
 
     @classmethod
     def outside(
@@ -90,6 +104,11 @@ class Picked:
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
         """Return the places (intp, n) of the picked ones among entries."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
+        if self.digests is not None:
+            # sorted: a digest is there if it stands where it would
+            made = entry_digests(columns, schema)
+            places = np.minimum(np.searchsorted(self.digests, made), max(0, len(self.digests) - 1))
+            inside &= self.digests[places] == made if len(self.digests) else False
         if self.identities is None or self.hashes is None:
             return np.flatnonzero(inside)
         dtype = identity_dtype(schema)
@@ -105,36 +124,60 @@ class Picked:
         return trailer.directory.runs_of(trailer.metadata.slot_map.slots_of(self.hashes), *ALL_TIME)
 
 
-def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
-    """Yield the picked ones of a source's entries (the fields of entries, see `columns`). Raises `InvalidArgument`."""
-    for every in batches:
-        batch = every.filter(pc.is_valid(every.column("key")))
-        names = [name for name in batch.schema.names if name != "topic_id"]
-        batch = batch.select(names)  # topics are told apart by the hash, whatever number they have
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some entries of one side: columns (n), their topics where these are known, keys (a source's), and the object."""
+
+    side: int
+    columns: Mapping[str, npt.NDArray[Any]]
+    topics: pa.DictionaryArray | None
+    keys: pa.Array | None = None
+    name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """Names an object of which something could not be read."""
+
+    name: str
+
+
+def compared_fields(source: Entries) -> list[str]:
+    """Return the fields of a source's entries that are compared: topics are told apart by the hash, not by number."""
+    return [name for name in source.names if name not in ("topic_id", SKIPPED)]
+
+
+def source_entries(batches: Iterable[pa.RecordBatch], schema: Schema, picked: Picked) -> Iterator[Part]:
+    """Yield the picked ones of a source's entries (`compared_fields`). Raises `InvalidArgument`."""
+    for whole in batches:
+        batch = whole.filter(pc.is_valid(whole.column("key"))) if whole.column("key").null_count else whole
         columns, _ = batch_columns(batch, schema, TopicTable(), picked.rule) if len(batch) else ({}, [])
         if not columns:
             continue
-        whole = columns
+        hashed = columns
         columns = columns | {"key_hash": picked.as_compared(columns["key_hash"])}
-        texts = batch.column("topic").dictionary_encode()
-        ids, topics = texts.indices.to_numpy(zero_copy_only=False), dict(enumerate(texts.dictionary.to_pylist()))
+        topics, keys = batch.column("topic").dictionary_encode(), batch.column("key")
+        names = dict(enumerate(topics.dictionary.to_pylist()))
         kept = picked.rows(columns, schema)
-        judged = {name: values[kept] for name, values in whole.items()} | {"topic_id": ids[kept]}
-        kept = kept[picked.expired.keeps(judged, columns["second"][kept], topics)]
-        if len(kept):
+        ids = topics.indices.to_numpy()
+        judged = {name: values[kept] for name, values in hashed.items()} | {"topic_id": ids[kept]}
+        kept = kept[picked.expired.keeps(judged, columns["second"][kept], names)]
+        if len(kept) == len(batch):
+            yield Part(SOURCE, columns, topics, keys)
+        elif len(kept):
             taken = {name: values[kept] for name, values in columns.items()}
-            yield _batch(SOURCE, taken, schema, batch.column("topic").take(kept), batch.column("key").take(kept), None)
+            yield Part(SOURCE, taken, topics.take(pa.array(kept)), keys.take(pa.array(kept)))
 
 
-def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[pa.RecordBatch]:
-    """Yield an object's picked entries, and one row more if any is damaged or gone. Raises `SchemaMismatch`."""
+def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picked: Picked) -> Iterator[Part | Unread]:
+    """Yield an object's picked entries, and `Unread` if any is damaged or gone. Raises `SchemaMismatch`."""
     settings = ColdSettings(query_threads=4, block_cache_bytes=0, coalesce_gap_bytes=0)
     with closing(ColdPath(storage, keyed=schema.keyed, settings=settings)) as cold:
         source, unread = StorageBytes(cold, stored), False
         try:
             trailer = source.trailer_of(schema)
         except (CorruptFile, ObjectNotFound):
-            yield _unread(stored)
+            yield Unread(stored.name)
             return
 
         def readable(_: FileBytes, runs: list[Run]) -> npt.NDArray[Any]:
@@ -161,40 +204,39 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             for start in range(0, len(kept), _BATCH_ROWS):
                 columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}
                 topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
-                yield _batch(INDEX, columns, schema, topics, None, stored.name)
+                yield Part(INDEX, columns, topics, None, stored.name)
         if unread:
-            yield _unread(stored)
+            yield Unread(stored.name)
 
 
-def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.Array | None:
+def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.DictionaryArray | None:
     """Return each item's topic by the file's table, None where it has none; unknown ids get a name no topic has."""
     if not table:
         return None
     names = {topic_id: name.encode(errors="surrogatepass").decode(errors="replace") for topic_id, name in table}
     found, places = np.unique(ids, return_inverse=True)
     texts = pa.array([names.get(topic_id, f"(topic id {topic_id})") for topic_id in found.tolist()], pa.string())
-    return texts.take(pa.array(places))
+    return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), texts)
 
 
-def _unread(stored: StoredObject) -> pa.RecordBatch:
-    row = {"side": UNREAD, "identity": b"", "value": b"", "second": 0, "object": stored.name}
-    return pa.RecordBatch.from_pylist([row], _ARROW)
+def rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordBatch]:
+    """Yield rows of `ENTRY_SCHEMA`."""
+    for part in parts:
+        if isinstance(part, Unread):
+            row = {"side": UNREAD, "identity": b"", "value": b"", "second": 0, "object": part.name}
+            yield pa.RecordBatch.from_pylist([row], _ARROW)
+            continue
+        count = len(part.columns["second"])
+        none = pa.nulls(count, pa.string())
+        texts = [none if values is None else values.cast(pa.string()) for values in (part.topics, part.keys)]
+        objects = none if part.name is None else pa.array([part.name] * count, pa.string())
+        packed = [_packed(part.columns, dtype) for dtype in (identity_dtype(schema), value_dtype(schema))]
+        seconds = pa.array(np.ascontiguousarray(part.columns["second"], np.int64))
+        cells = [pa.array(np.full(count, part.side, np.int32)), *packed, seconds, *texts, objects]
+        yield pa.RecordBatch.from_arrays(cells, schema=_ARROW)
 
 
-def _batch(
-    side: int, columns: dict[str, Any], schema: Schema, topic: pa.Array | None, key: pa.Array | None, name: str | None
-) -> pa.RecordBatch:
-    count = len(columns["second"])
-    none = pa.nulls(count, pa.string())
-    texts = [none if values is None else values.cast(pa.string()) for values in (topic, key)]
-    objects = none if name is None else pa.array([name] * count, pa.string())
-    packed = [_packed(columns, dtype) for dtype in (identity_dtype(schema), value_dtype(schema))]
-    seconds = pa.array(np.ascontiguousarray(columns["second"], np.int64))
-    cells = [pa.array(np.full(count, side, np.int32)), *packed, seconds, *texts, objects]
-    return pa.RecordBatch.from_arrays(cells, schema=_ARROW)
-
-
-def _packed(columns: dict[str, Any], dtype: np.dtype[Any]) -> pa.Array:
+def _packed(columns: Mapping[str, Any], dtype: np.dtype[Any]) -> pa.Array:
     count = len(next(iter(columns.values())))
     rows: npt.NDArray[np.void] = np.empty(count, dtype)
     for name in dtype.names or ():
