@@ -75,6 +75,7 @@ def match(
     bits = (max(_LEAST_RANGES, sum(one.count for one in stored) // _RANGE) - 1).bit_length()
     partitions = min(1 << bits, max(2 * cores, (1 << bits) // 4))
     largest = sorted(stored, key=lambda one: -one.size_bytes)
+    most = _MOST_TOLD // partitions
     tasks = min(len(stored), max(4 * cores, sum(one.size_bytes for one in stored) // _OBJECT_BYTES))
     with broadcast(spark, (largest, picked)) as shared:
 
@@ -91,7 +92,7 @@ def match(
 
         def compared(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             with between_tasks():
-                result = _compared(batches, _MOST_TOLD // partitions)
+                result = _compared(batches, most)
             yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
 
         both = source.mapped(of_source, entries.compared_fields(source), _BLOCKS)

@@ -147,7 +147,7 @@ def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressO
     found = [file for uri in uris for file in _find(address_of, uri)]
     if _kind_of([name for _, name in found]) == "ndjson":
         read = partial(_read_ndjson, address_of=address_of)
-        splits = [[uri, name] for uri, name in found]
+        splits = [[uri, name, 0] for uri, name in found]
         return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
     files = ParquetFiles.of(found, address_of)
     parts = files.parts(spark.sparkContext.defaultParallelism)
@@ -170,7 +170,7 @@ def _numbers(spark: SparkSession, count: int) -> DataFrame:
 def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> Iterator[pa.RecordBatch]:
     blocks = pj.ReadOptions(block_size=_BLOCK_BYTES)
     options = pj.ParseOptions(explicit_schema=arrow_schema(_MESSAGE), unexpected_field_behavior="ignore")
-    for uri, name in each_split(batches):
+    for uri, name, _ in each_split(batches):
         try:
             with (
                 _lines(address_of(uri), name) as plain,

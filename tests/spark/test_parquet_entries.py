@@ -1,0 +1,105 @@
+"""Parquet that tasks read by pyarrow gives the entries that Spark makes of it; what differs there is left to Spark."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from tests.spark.entries import messages
+from tiered_index.format.layout import PRESETS
+from tiered_index.service.answers.validation import TopicTable, batch_columns
+from tiered_index.spark.build import parquet
+from tiered_index.spark.build.parquet import HAS_KEY
+from tiered_index.spark.build.sources import FIELDS, Entries, entries_of, entry_frame
+from tiered_index.spark.executors import StorageAddress
+from tiered_index.storage.s3.options import S3Options
+
+ADDRESS_OF = partial(StorageAddress, options=S3Options())
+SCHEMA = PRESETS["native"].schema
+COUNT = 1_500
+
+
+def entries_in(spark: Any, path: object, columns: dict[str, Any] | None = None) -> Entries:
+    return entries_of(spark, str(path), columns or {}, SCHEMA, ADDRESS_OF)
+
+
+def numbers(batches: list[pa.RecordBatch]) -> list[tuple[Any, ...]]:
+    """Return what is stored of entries with a key, in order."""
+    found: list[tuple[Any, ...]] = []
+    for batch in batches:
+        kept = batch.filter(pc.is_valid(batch.column("key"))).select(FIELDS)
+        columns, _ = batch_columns(kept, SCHEMA, TopicTable())
+        found += zip(*(values.tolist() for values in columns.values()), strict=True)
+    return sorted(found)
+
+
+def read_whole(entries: Entries, names: list[str]) -> list[pa.RecordBatch]:
+    assert entries.read is not None
+    parts = range(len(entries.read.parts))  # type: ignore[attr-defined]
+    return list(entries.read([pa.record_batch({"id": pa.array(parts)})], names))
+
+
+def with_column(table: pa.Table, name: str, values: Any) -> pa.Table:
+    return table.set_column(table.schema.get_field_index(name), name, values)
+
+
+def listed(table: pa.Table) -> pa.Table:
+    keys = [[None, "a", "b", "a"], [], None, [None], ["c"]] * (COUNT // 5)
+    return with_column(table, "key", pa.array(keys, pa.list_(pa.string()))).rename_columns(
+        ["keys" if name == "key" else name for name in table.column_names]
+    )
+
+
+def timed(kind: pa.DataType, table: pa.Table) -> pa.Table:
+    millis = table["timestamp_ms"].cast(pa.timestamp("ms"))
+    return with_column(table, "timestamp_ms", millis.cast(pa.timestamp("us")).cast(kind))
+
+
+SHAPES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "as they are": (lambda table: table, {}),
+    "lists": (listed, {}),
+    "null keys": (lambda table: with_column(table, "key", pa.array(["k", None, "l"] * (COUNT // 3))), {}),
+    "a category": (lambda table: with_column(table, "topic", table["topic"].dictionary_encode()), {}),
+    "zoned": (partial(timed, pa.timestamp("us", "Europe/Berlin")), {}),
+    "naive": (partial(timed, pa.timestamp("us")), {}),
+    "int96": (partial(timed, pa.timestamp("us")), {"use_deprecated_int96_timestamps": True}),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_entries_are_those_that_spark_makes(spark: Any, tmp_path: Any, monkeypatch: Any, shape: str) -> None:
+    made, options = SHAPES[shape]
+    monkeypatch.setattr(parquet, "_LEAST_ROWS", 600)
+    pq.write_table(made(messages(COUNT)), tmp_path / "m.parquet", row_group_size=300, **options)
+    entries = entries_in(spark, tmp_path / "m.parquet")
+    assert entries.frame.rdd.getNumPartitions() == 3  # 5 row groups of 300 rows, up to two for a task
+    found = read_whole(entries, list(FIELDS))
+    theirs = entry_frame(spark.read.parquet(str(tmp_path / "m.parquet")), {}, SCHEMA).toArrow().to_batches()
+    assert numbers(found) == numbers(theirs) and len(numbers(found)) >= 900
+    counted = read_whole(entries, ["topic", "timestamp_ms", HAS_KEY])
+    keyed = np.concatenate([batch.column(HAS_KEY).to_numpy(zero_copy_only=False) for batch in counted])
+    assert (len(keyed), keyed.sum()) == (sum(map(len, theirs)), len(numbers(theirs)))
+
+
+def test_columns_by_name_and_constants_are_read_by_tasks(spark: Any, tmp_path: Any) -> None:
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    table = messages(COUNT).rename_columns(["topic", "queue_id", "order_id", "offset", "size", "timestamp_ms"])
+    pq.write_table(table, tmp_path / "m.parquet")
+    columns = {"key": "order_id", "topic": F.lit("orders"), "size": F.lit(7)}
+    found = read_whole(entries_in(spark, tmp_path / "m.parquet", columns), list(FIELDS))
+    theirs = entry_frame(spark.read.parquet(str(tmp_path / "m.parquet")), columns, SCHEMA)
+    assert numbers(found) == numbers(theirs.toArrow().to_batches())
+    # an expression is Spark's to evaluate, and nanoseconds are its to refuse
+    assert entries_in(spark, tmp_path / "m.parquet", {"key": F.upper("order_id")}).read is None
+    assert entries_in(spark, tmp_path / "m.parquet", {"key": "order_id", "topic": "order_id"}).read is not None
+    ours = messages(10)
+    pq.write_table(timed(pa.timestamp("ns"), ours), tmp_path / "ns.parquet")
+    with pytest.raises(Exception, match=r"(?i)nanos"):
+        entries_in(spark, tmp_path / "ns.parquet")
