@@ -171,8 +171,8 @@ MUTANTS = (
         "sum-without-times",
         "entries of other times have the checksum of the right ones",
         "format/shard.py",
-        "    mixed = seconds.astype(np.uint64)\n",
-        "    mixed = np.zeros(len(seconds), np.uint64)\n",
+        "mixed_columns(columns, seconds)",
+        "mixed_columns(columns, np.zeros(len(seconds), np.int64))",
         (f"{SHARD}::test_checksums_tell_multisets_apart",),
     ),
     Mutant(

@@ -71,4 +71,20 @@ MUTANTS = (
         "isNull())",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
+    Mutant(
+        "audit-misplaced-same-digest",
+        "an entry under another topic, alike in all else, is no difference",
+        "spark/audit/matching.py",
+        'return int(mixed_columns([digests["topic"]], digests["entry"])',
+        'return int(mixed_columns([], digests["entry"])',
+        ("tests/spark/test_audit_matching.py::test_an_entry_under_another_topic_differs",),
+    ),
+    Mutant(
+        "audit-range-at-the-end",
+        "the last range of digests of a partition is not compared",
+        "spark/audit/matching.py",
+        "    end()\n    differing =",
+        "    differing =",
+        ("tests/spark/test_audit_matching.py::test_what_is_cut_is_compared_whole_and_too_much_is_not_told",),
+    ),
 )

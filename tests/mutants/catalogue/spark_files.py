@@ -65,4 +65,20 @@ MUTANTS = (
         "",
         (f"{HERE}::test_messages_of_two_in_a_line_are_told",),
     ),
+    Mutant(
+        "parquet-keys-twice",
+        "a key that a message's list has twice makes two entries",
+        "spark/build/parquet.py",
+        "kept = valid[np.unique(pairs, return_index=True)[1]]",
+        "kept = valid",
+        ("tests/spark/test_parquet_entries.py::test_entries_are_those_that_spark_makes",),
+    ),
+    Mutant(
+        "parquet-null-keys-counted",
+        "a message whose key is null is counted as an entry",
+        "spark/build/parquet.py",
+        "return not (told is not None and told.has_null_count and told.null_count == 0)",
+        "return told is None",
+        ("tests/spark/test_parquet_entries.py::test_entries_are_those_that_spark_makes",),
+    ),
 )
