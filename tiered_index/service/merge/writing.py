@@ -82,10 +82,12 @@ class TableRun:
             if piece.part is not None:
                 self._low = piece.high
             return
-        items = piece.items[mine]
-        seconds = piece.seconds[mine]
+        items, seconds = piece.items, piece.seconds
+        if not mine.all():
+            items, seconds = items.compress(mine), seconds[mine]
         order = answer_sorted(items, seconds, window.slots, self.descriptor.layout.schema)
-        items, seconds = items[order], seconds[order]
+        # `take` moves records whole: a tenth of the time of an index, which goes field by field
+        items, seconds = items.take(order), seconds[order]
         items["time_diff_s"] = seconds - window.begin_s
         if piece.part is not None:
             self._open = self._begin(piece.low, piece.high, len(items), items)

@@ -133,7 +133,7 @@ def _cut(digests: Digests, side: int, bits: int, partitions: int) -> pa.RecordBa
     numbers = ranges[firsts]
     where = [pa.array(each.astype(np.int32)) for each in (numbers * partitions // 2**bits, numbers)]
     sides, none = pa.array(np.full(len(firsts), side, np.int32)), pa.nulls(len(firsts), pa.string())
-    return pa.RecordBatch.from_arrays([*where, sides, cells_of(digests[order], firsts), none], schema=_ARROW)
+    return pa.RecordBatch.from_arrays([*where, sides, cells_of(digests.take(order), firsts), none], schema=_ARROW)
 
 
 def _compared(batches: Iterable[pa.RecordBatch], most: int) -> Matched:
@@ -180,8 +180,8 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64]:
         return count, count, np.empty(0, np.uint64)
     mine, other = np.unique(source["entry"]), np.unique(index["entry"])
     both = np.concatenate([source, index])
-    both = both[both["topic"] > 0]
-    both = both[np.lexsort((both["topic"], both["entry"]))]
+    both = both.compress(both["topic"] > 0)
+    both = both.take(np.lexsort((both["topic"], both["entry"])))
     same = both["entry"][1:] == both["entry"][:-1]
     misplaced = both["entry"][1:][same & (both["topic"][1:] != both["topic"][:-1])]
     return len(mine), len(other), np.union1d(np.setxor1d(mine, other, assume_unique=True), misplaced)

@@ -75,7 +75,7 @@ class Spool:
                 # ranges are newest first: a range has the seconds from its low up to the low of the one before
                 of = np.searchsorted(-lows, -items["time_diff_s"].astype(np.int64), "left")
                 order = np.argsort(of, kind="stable")
-                items, of = items[order], of[order]
+                items, of = items.take(order), of[order]
                 firsts = np.flatnonzero(np.diff(of, prepend=-1))
                 for first, stop in itertools.pairwise([*firsts.tolist(), len(of)]):
                     number = int(of[first])
@@ -307,7 +307,7 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     if seen is not None:
         seen(items, seconds)
     order = np.argsort(pieces, kind="stable")
-    pieces, packed = pieces[order], items[order]
+    pieces, packed = pieces[order], items.take(order)
     # a block ends where a piece does, and after so many items
     firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))
     number = pieces[firsts]
