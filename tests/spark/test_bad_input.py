@@ -35,6 +35,7 @@ from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, c
 from tiered_index.spark.build.shards import pack_batches
 from tiered_index.spark.executors import typed_errors
 
+PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 BAD_FRAMES = {
     "missing": (
         "topic string, queue_id int, offset long, size int, timestamp_ms long",
@@ -49,9 +50,21 @@ BAD_FRAMES = {
         {},
         "'timestamp_ms' is double",
     ),
+    "decimal_offset": (
+        PLAIN.replace("offset long", "offset decimal(20,0)"),
+        {},
+        r"'offset' is decimal\(20,0\); integers",
+    ),
+    "decimal_time": (
+        PLAIN.replace("_ms long", "_ms decimal(20,0)"),
+        {},
+        r"'timestamp_ms' is decimal\(20,0\); integers",
+    ),
+    "date": (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' is date; .* or a timestamp are needed"),
+    "nested_key": (PLAIN.replace("key string", "key struct<id: string>"), {}, "'key' is struct<id:string>; text or a"),
+    "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' is binary; text or a list of text is needed"),
     "unknown_field": (None, {"kye": "key"}, "'kye' is no field of an entry"),
 }
-PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 
 
 @pytest.mark.parametrize("case", BAD_FRAMES)

@@ -123,6 +123,16 @@ def test_nulls_and_long_keys(spark):
     assert by_duck(rows) == by_spark(spark, rows) == expected
 
 
+def test_a_column_joins_filters_and_takes_numbers_as_spark_writes_them(spark):
+    frame = spark.createDataFrame([("t", 1), ("t", 20), (None, 3)], "topic string, id int")
+    column = tiered_index.spark.hash_key("topic", frame.id)
+    assert frame.select(column.alias("h")).where("h IS NOT NULL").count() == 2
+    other = spark.createDataFrame([(java("t", "20"), "found")], "h int, note string")
+    joined = frame.join(other, column == other.h, "left").select("id", "note").collect()
+    assert sorted(map(tuple, joined)) == [(1, None), (3, None), (20, "found")]
+    assert [row.id for row in frame.where(column == java("t", "1")).collect()] == [1]
+
+
 def test_a_dialect_that_nobody_wrote():
     with pytest.raises(InvalidArgument, match="duckdb, spark"):
         hash_key_sql("oracle")

@@ -32,7 +32,7 @@ from tiered_index.errors import (
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup import plan as lookup_plan
-from tiered_index.spark.lookup.keys import keys_of
+from tiered_index.spark.lookup.keys import keys_of, read_keys
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import format_time, parse_time
 
@@ -192,6 +192,10 @@ BAD = {
     "missing_named": ("topic string, key string", {"key": "kye"}, r"column 'kye' \(key\) is missing"),
     "unknown": ("topic string, key string", {"offset": "key"}, "'offset' is no field of a lookup"),
     "number": ("topic string, key int", {}, "column 'key' is int; text is needed"),
+    "nested": ("topic string, key struct<id: string>", {}, "column 'key' is struct<id:string>; text is needed"),
+    "list": ("topic string, key array<string>", {}, "column 'key' is array<string>; text is needed"),
+    "decimal_bound": ("topic string, key string, begin_ms decimal(20,0)", {}, "'begin_ms' is decimal"),
+    "date_bound": ("topic string, key string, at date", {"end_ms": "at"}, r"'at' \(end_ms\) is date; integers"),
     "fraction": ("topic string, key string, end_ms double", {}, "column 'end_ms' is double; integers"),
     "local time": ("topic string, key string, begin_ms timestamp_ntz", {}, "column 'begin_ms' is timestamp_ntz"),
     "clash": (
@@ -216,6 +220,13 @@ def test_bad_columns_are_named(spark, index, case):
     schema, columns, message = BAD[case]
     with pytest.raises(InvalidArgument, match=message):
         lookup(spark, spark.createDataFrame([], schema), storage=index, columns=columns)
+
+
+def test_keys_of_nanoseconds_are_refused_with_what_to_write(spark, tmp_path):
+    times = pa.array([BEGIN_MS * 10**6]).cast(pa.timestamp("ns", "UTC"))
+    pq.write_table(pa.table({"topic": ["t"], "key": ["k"], "begin_ms": times}), tmp_path / "keys.parquet")
+    with pytest.raises(InvalidArgument, match=r"keys\.parquet.*NANOS,true.*: write times in microseconds$"):
+        read_keys(spark, str(tmp_path / "keys.parquet"), IndexConfig().s3)
 
 
 def test_bad_calls_and_bad_rows(spark, index, tmp_path):

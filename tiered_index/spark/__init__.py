@@ -9,7 +9,7 @@ Tasks upload objects under names of their own and change nothing else; the drive
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.build.build import BuildResult, build
 from tiered_index.spark.build.merge import CompactReport, MergeResult, compact, merge
-from tiered_index.spark.build.sources import hash_key
+from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.metrics import JobMetrics, StageMetrics
 from tiered_index.spark.session import open_session, register

@@ -204,6 +204,7 @@ _S3A = re.compile(r"s3a://", re.IGNORECASE)
 _OURS = re.compile(r"tiered_index\.[a-z_.]*\b(?P<kind>[A-Z][A-Za-z]+): (?P<text>[^\n]*)")
 _NO_LINES = ("MALFORMED_RECORD_IN_PARSING", "INVALID_JSON_RECORD_TYPE", "JsonParseException")
 _TWICE = re.compile(r"COLUMN_ALREADY_EXISTS\] The column `(?P<name>[^`]+)`")
+_NO_TYPE = re.compile(r"PARQUET_TYPE_ILLEGAL\] Illegal Parquet type: (?P<type>.+?)\. SQLSTATE")
 _NO_PARQUET = ("is not a Parquet file", "CANNOT_READ_FILE_FOOTER")
 _UNREAD = "FAILED_READ_FILE"
 # a URL, whose escapes are Spark's, but for footers of Parquet; and one in any other text
@@ -283,6 +284,11 @@ def typed_errors(what: str) -> Iterator[None]:
             raise InvalidArgument(f"{what}: {file}: {wrong}") from error
         if twice := _TWICE.search(text):
             raise InvalidArgument(f"{what}: two columns {twice['name']!r}") from error
+        if illegal := _NO_TYPE.search(text):
+            what_to_do = "write times in microseconds" if "NANOS" in illegal["type"] else "write another type"
+            raise InvalidArgument(
+                f"{what}: Spark reads no Parquet column of {illegal['type']}: {what_to_do}"
+            ) from error
         if any(sign in text for sign in _NO_LINES):
             raise InvalidArgument(f"{what}: {file} has a line that is no NDJSON") from error
         if any(sign in text for sign in _NO_PARQUET):

@@ -124,12 +124,28 @@ def test_a_flag_is_named_only_where_it_was_typed(run_here, original, tmp_path):
     assert outcome.err.endswith(f"did you mean {tmp_path.as_uri()}?\n")
 
 
-def test_spark_lookup_checks_where_answers_go_before_spark_starts(run_here, original, tmp_path, monkeypatch):
+def test_spark_lookup_checks_its_arguments_before_spark_starts(run_here, original, tmp_path, monkeypatch):
     monkeypatch.setattr("tiered_index.cli.spark.reading.spark_of", None)
-    for out in (tmp_path, original.uri):
-        outcome = run_here("spark", "lookup", "--keys", "none", "--storage", original.uri, "--out", out)
-        assert outcome.code == 2
-        assert "already: answers are written to a" in outcome.err
+    keys = tmp_path / "keys.csv"
+    keys.write_text("topic,key\n")
+    (tmp_path / "mixed").mkdir()
+    (tmp_path / "mixed" / "a.csv").touch()
+    (tmp_path / "mixed" / "b.parquet").touch()
+    empty = (tmp_path / "empty").as_uri()
+    for arguments, said in {
+        ("--keys", "none", "--out", tmp_path): "already: answers are written to a",
+        ("--keys", "none", "--out", original.uri): "already: answers are written to a",
+        ("--keys", tmp_path / "none.csv"): "none.csv: no such file or folder",
+        ("--keys", tmp_path / "mixed"): "keys are files of one kind",
+        ("--keys", keys, "--begin", 2, "--end", 1): "--begin 1970-01-01T00:00:00.002Z lies after --end",
+        ("--keys", keys, "--max", 2**31): "--max is a whole number from 1 on",
+        ("--keys", keys, "--messages", tmp_path): "messages are found by places in a commit log",
+        ("--keys", keys, "--storage", empty): "holds no tiered index",
+    }.items():
+        given = [] if "--storage" in arguments else ["--storage", original.uri]
+        given += [] if "--out" in arguments else ["--dry-run"]
+        outcome = run_here("spark", "lookup", *arguments, *given)
+        assert (outcome.code, outcome.err.count("\n")) == (2, 1) and said in outcome.err
 
 
 def test_a_file_that_cannot_be_read_makes_the_answer_an_error_or_partial(run_here, damaged):

@@ -80,15 +80,20 @@ def lookup(
     given = {"topic": topic, "begin_ms": begin, "end_ms": end}
     if both := [name for name, value in given.items() if value is not None and name in columns]:
         raise InvalidArgument(f"{both[0]} is given by --column and for all rows")
-    from tiered_index.spark.lookup.keys import check_out, read_keys, write_answers
+    if begin is not None and end is not None and begin > end:
+        raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
+    from tiered_index.spark.lookup.keys import check_out, key_files, read_keys, write_answers
+    from tiered_index.spark.lookup.lookup import look_up, opened_index
 
+    # all of it before Spark, which takes seconds to start
     if out is not None:
-        # before Spark, which takes seconds to start
         check_out(out, config.s3)
+    key_files(keys)
+    bounds = {"max_requests": max_requests, "max_bytes": max_bytes}
+    with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages, **bounds):
+        pass
     spark = spark_of(master, conf)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-    from tiered_index.spark.lookup.lookup import look_up
 
     kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
     columns |= {name: F.lit(value).cast(kinds[name]) for name, value in given.items() if value is not None}
@@ -102,8 +107,7 @@ def lookup(
         nested=nested,
         allow_partial=allow_partial,
         skip_null=skip_null,
-        max_requests=max_requests,
-        max_bytes=max_bytes,
+        **bounds,
         messages=messages,
         config=config,
         dry_run=dry_run,

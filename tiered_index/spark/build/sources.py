@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -361,33 +361,3 @@ def check_kind(field: str, found: str, given: object) -> None:
     kinds, expected = _KINDS.get(field, ((), ""))
     if kinds and found not in kinds:
         raise InvalidArgument(f"column {shown_column(field, given)} is {found}; {expected} needed")
-
-
-_MIN_VALUE = 1 << 31
-
-
-def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"] = "abs") -> Column:
-    """Return `tiered_index.hash_key` of two text columns (or their names) as an int column, null where either is.
-
-    `rule` as there. Raises `InvalidArgument` for another one.
-    """
-    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-    if rule not in ("abs", "mask"):
-        raise InvalidArgument(f"a key is hashed by rule 'abs' or 'mask', not by {rule!r}")
-
-    # the fold's functions name nothing outside of them: Spark would evaluate that again for every code unit
-    digits = F.hex(F.encode(F.concat(topic, F.lit("#"), key), "UTF-16BE"))
-    units = F.regexp_extract_all(digits, F.lit("(.{4})"), F.lit(1))
-
-    def add(value: Any, unit: Any) -> Any:
-        return (value * 31 + F.conv(unit, 16, 10).cast("bigint")).bitwiseAND(F.lit(0xFFFFFFFF))
-
-    def absolute(value: Any) -> Any:
-        # abs() of Integer.MIN_VALUE is itself in Java; as the format demands it becomes 0
-        return F.when(value < _MIN_VALUE, value).when(value == _MIN_VALUE, 0).otherwise((1 << 32) - value).cast("int")
-
-    def masked(value: Any) -> Any:
-        return value.bitwiseAND(F.lit(0x7FFFFFFF)).cast("int")
-
-    return F.aggregate(units, F.lit(0).cast("bigint"), add, absolute if rule == "abs" else masked)

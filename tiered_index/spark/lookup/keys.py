@@ -144,10 +144,13 @@ _CSV = (".csv", ".csv.gz")
 _PART_BYTES = 64 << 20
 
 
-def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
-    """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
+def key_files(path: str) -> tuple[Sequence[str], list[Path]]:
+    """Return the endings of one kind of key files, and the local files of a file or folder; none of a storage.
+
+    Raises `InvalidArgument` where there is none, or there are several kinds. Needs no Spark.
+    """
     if not is_local(path):
-        return frame_of(spark, path, partial(StorageAddress, options=s3))
+        return (), []
     place = local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
@@ -159,9 +162,18 @@ def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
         raise InvalidArgument(
             f"{place}: keys are files of one kind: .parquet, .ndjson (.jsonl, .json), or .csv with a header"
         )
-    if kinds == [_CSV]:
+    return kinds[0], files
+
+
+def read_keys(spark: SparkSession, path: str, s3: S3Options) -> DataFrame:
+    """Return the rows of a file or folder of keys. Raises `InvalidArgument` where there is none, as the storage."""
+    kind, files = key_files(path)
+    if not files:
+        return frame_of(spark, path, partial(StorageAddress, options=s3))
+    if kind == _CSV:
         return csv_frame(spark, files)
-    if kinds == [NDJSON]:
+    place = local_path(path)
+    if kind == NDJSON:
         return _json_frame(spark, place, files)
     with typed_errors(f"reading {place}"):
         return spark.read.parquet(*map(to_read, files))

@@ -15,7 +15,7 @@ import math
 import pickle
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
@@ -137,20 +137,17 @@ def look_up(
     Raises `InvalidArgument` naming the column, `NotAnIndex`; where an object can't be read and partial answers aren't
     allowed `StorageError`, `CorruptFile` or `BudgetExceeded`.
     """
-    if isinstance(max_count, bool) or not isinstance(max_count, int) or not 1 <= max_count < 2**31 - 1:
-        raise InvalidArgument(f"max_count is a whole number from 1 on, not {max_count!r}")
-    LookupLimits(max_requests, max_bytes)
     settings = config or IndexConfig()
-    address = StorageAddress(storage, settings.s3)
-    with address.open() as opened:
-        log = StorageLog(opened, SystemClock())
-        genesis = log.open().genesis
-        assert genesis is not None
-        if messages is not None:
-            check_place(messages, genesis.offset_space)
-            if nested:
-                raise InvalidArgument("messages are joined to entries of a row each, not to nested ones")
-        keys = keys_of(df, columns or {}, column_names(genesis.layout.schema, nested=nested, messages=messages))
+    with opened_index(
+        storage,
+        settings,
+        max_count=max_count,
+        nested=nested,
+        messages=messages,
+        max_requests=max_requests,
+        max_bytes=max_bytes,
+    ) as (address, opened, log, taken):
+        keys = keys_of(df, columns or {}, taken)
         with typed_errors("counting the keys"), watched(spark, "count", progress):
             census = keys.census(skip_null=skip_null)
         make_plan = partial(
@@ -220,6 +217,36 @@ def look_up(
             lost=tuple(one.told() for one in log.state.lost.values()),
             expired_before_ms=max(plan.kept_from) * 1000 if plan.kept_from else None,
         )
+
+
+@contextmanager
+def opened_index(
+    storage: str,
+    config: IndexConfig,
+    *,
+    max_count: int,
+    nested: bool,
+    messages: str | None,
+    max_requests: int | None,
+    max_bytes: int | None,
+) -> Iterator[tuple[StorageAddress, Storage, StorageLog, list[str]]]:
+    """Yield the address and storage of an index, its log, and the names of answers' columns. Needs no Spark.
+
+    Raises what `look_up` does for arguments other than the keys, and where there is no index.
+    """
+    if isinstance(max_count, bool) or not isinstance(max_count, int) or not 1 <= max_count < 2**31 - 1:
+        raise InvalidArgument(f"max_count is a whole number from 1 on, not {max_count!r}")
+    LookupLimits(max_requests, max_bytes)
+    address = StorageAddress(storage, config.s3)
+    with address.open() as opened:
+        log = StorageLog(opened, SystemClock())
+        genesis = log.open().genesis
+        assert genesis is not None
+        if messages is not None:
+            check_place(messages, genesis.offset_space)
+            if nested:
+                raise InvalidArgument("messages are joined to entries of a row each, not to nested ones")
+        yield address, opened, log, column_names(genesis.layout.schema, nested=nested, messages=messages)
 
 
 def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
