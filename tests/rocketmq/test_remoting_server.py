@@ -277,13 +277,15 @@ async def test_a_lookup_that_waited_for_too_long_is_not_begun():
 @run
 async def test_a_client_that_takes_nothing_holds_little_and_ends():
     """Its responses count as unsent; while they are too many nobody's lookups are begun."""
-    async with serving(unsent_bytes=20 << 20, idle_s=0.2) as server:
-        async with Client.open(server, limit=1) as slow, Client.open(server) as other:
+    async with serving(unsent_bytes=20 << 20, idle_s=2) as server:
+        async with Client.open(server, limit=1) as slow:
             await slow.send(*[Command(code=LONG, opaque=n) for n in range(3)])
             await until(lambda: server.broker.most and server._unsent_bytes > 20 << 20)
-            assert (await other.ask(LOOKED_UP)).code == 2
-            await until(lambda: server.connections == 1)
+            async with Client.open(server) as other:
+                assert (await other.ask(LOOKED_UP)).code == 2
+            await until(lambda: not server.connections)
             assert server._unsent_bytes == 0
+        async with Client.open(server) as other:
             assert (await other.ask(LOOKED_UP)).code == 0
 
 
