@@ -9,6 +9,7 @@ HTTP = "tests/server/test_http.py"
 WRITING = "tests/server/test_writing.py"
 CLIENT = "tests/server/test_client.py"
 COMMAND = "tests/server/test_serve_command.py"
+DEPLOY = "tests/server/test_deploy.py"
 
 MUTANTS = (
     Mutant(
@@ -106,5 +107,21 @@ MUTANTS = (
         "total=self._tries - 1 if repeatable else 0,",
         "total=self._tries - 1,",
         (f"{CLIENT}::test_a_put_without_a_position_is_sent_once",),
+    ),
+    Mutant(
+        "serve-metric-renamed",
+        "a metric that alerts ask for is called otherwise, and they never come",
+        "server/metrics.py",
+        '"unpublished_files": (',
+        '"files_unpublished": (',
+        (f"{DEPLOY}::test_alerts_and_panels_ask_for_what_is_exported",),
+    ),
+    Mutant(
+        "serve-probe-moved",
+        "what a probe asks for is not there",
+        "server/openapi.py",
+        'add("GET", "/readyz",',
+        'add("GET", "/ready",',
+        (f"{DEPLOY}::test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served",),
     ),
 )

@@ -1,0 +1,452 @@
+"""deploy/: its files hold what the code has: options, routes, ports, metrics, and what each role does in a bucket."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import boto3
+import numpy as np
+import pytest
+import typer.main
+import yaml
+from botocore.exceptions import ClientError
+from moto import mock_aws
+from prometheus_client.parser import text_string_to_metric_families
+
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.main import LateCommand, app
+from tiered_index.cli.serve import Following
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import StorageMisconfigured
+from tiered_index.rocketmq.follow.dispatcher import Lag
+from tiered_index.server.metrics import Metrics
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.publication import MAX_AGE_S
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.storage.s3 import storage as s3
+from tiered_index.storage.s3.options import S3Options
+
+DEPLOY = Path(__file__).parents[2] / "deploy"
+COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
+OBJECTS = [
+    one for file in sorted((DEPLOY / "kubernetes").glob("*.yaml")) for one in yaml.safe_load_all(file.read_text())
+]
+RULES = [
+    rule
+    for group in yaml.safe_load((DEPLOY / "prometheus/alerts.yaml").read_text())["groups"]
+    for rule in group["rules"]
+]
+PANELS = json.loads((DEPLOY / "grafana/tiered-index.json").read_text())["panels"]
+DAY_S = 86_400
+
+
+def of_kind(*kinds: str) -> list[Any]:
+    return [one for one in OBJECTS if one["kind"] in kinds]
+
+
+def pod(one: Any) -> Any:
+    spec = one["spec"]
+    return (spec["jobTemplate"]["spec"] if one["kind"] == "CronJob" else spec)["template"]
+
+
+WORKLOADS = of_kind("StatefulSet", "Deployment", "CronJob")
+OURS = [(one, c) for one in WORKLOADS for c in pod(one)["spec"]["containers"] if c["image"].startswith("tiered-index")]
+
+
+def arguments(unit: str) -> list[str]:
+    (line,) = re.findall(r"^ExecStart=\S+ (.*)$", unit, re.M)
+    return shlex.split(line)
+
+
+UNIT = (DEPLOY / "systemd/tiered-index.service").read_text()
+COMMANDS = {
+    "systemd": arguments(UNIT),
+    "compose": COMPOSE["services"]["service"]["command"],
+    **{f"{one['kind']}/{one['metadata']['name']}": container["args"] for one, container in OURS},
+}
+
+
+# Commands
+
+CLI = {
+    name: command.loaded() if isinstance(command, LateCommand) else command
+    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+}
+
+
+@pytest.mark.parametrize("where", COMMANDS)
+def test_commands_are_ones_that_the_program_takes(where: str) -> None:
+    name, *given = COMMANDS[where]
+    # raises for an unknown option, and for a value that is none
+    values = CLI[name].make_context(name, list(given)).params
+    if name == "serve":
+        assert values["host"] == "0.0.0.0" and values["tokens"] and not values["insecure"]
+    if name == "orphans":
+        assert values["yes"]
+
+
+@pytest.mark.parametrize("page", ["README.md", "RUNBOOK.md"])
+def test_pages_name_commands_and_options_that_there_are(page: str) -> None:
+    text = (DEPLOY / page).read_text().replace("\n  --", " --")
+    named = re.findall(r"(?<![\w/=-])tiered-index ([a-z]+)([^`\n]*)", text)
+    assert named
+    for name, rest in named:
+        options = {option for one in CLI[name].params for option in one.opts}
+        assert set(re.findall(r"(?<!\w)--[\w-]+", rest)) <= options, (name, rest)
+    known = {option for command in CLI.values() for one in command.params for option in one.opts}
+    assert set(re.findall(r"`(--[\w-]+)", text)) <= known
+
+
+# Containers
+
+
+def test_the_image_is_not_roots_and_comes_from_the_lock_file() -> None:
+    text = (DEPLOY / "Dockerfile").read_text()
+    *_, last = re.split(r"^FROM ", text, flags=re.M)
+    (user,) = re.findall(r"^USER (\d+):\d+$", last, re.M)
+    assert int(user) > 0 and f"--uid {user}" in last
+    assert text.count("\nFROM ") == 2 and "-c requirements.lock" in text and "pip install" not in last
+    taken = (DEPLOY / "Dockerfile.dockerignore").read_text().splitlines()
+    for source in re.findall(r"^COPY (?!--from)(.*) \S+$", text, re.M):
+        for one in source.split():
+            assert (DEPLOY.parent / one).exists() and f"!{one}" in taken
+    assert {
+        c["securityContext"].get("runAsUser", pod(o)["spec"]["securityContext"].get("runAsUser")) for o, c in OURS
+    } == {int(user)}
+
+
+@pytest.mark.parametrize("one", WORKLOADS, ids=lambda one: one["metadata"]["name"])
+def test_pods_are_confined(one: Any) -> None:
+    spec = pod(one)["spec"]
+    assert spec["securityContext"]["runAsNonRoot"] and not spec["automountServiceAccountToken"]
+    accounts = {account["metadata"]["name"]: account for account in of_kind("ServiceAccount")}
+    role = accounts[spec["serviceAccountName"]]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
+    assert (DEPLOY / f"iam/{role.rpartition('tiered-index-')[2]}.json").exists()
+    volumes = {volume["name"] for volume in spec["volumes"]}
+    volumes |= {claim["metadata"]["name"] for claim in one["spec"].get("volumeClaimTemplates", [])}
+    for container in spec["containers"]:
+        assert {"cpu", "memory"} <= container["resources"]["requests"].keys() and "memory" in container["resources"][
+            "limits"
+        ]
+        assert not container["securityContext"]["allowPrivilegeEscalation"]
+        assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+
+
+@pytest.mark.parametrize(("one", "container"), OURS, ids=lambda one: one.get("name"))
+def test_what_is_written_lies_on_a_volume(one: Any, container: Any) -> None:
+    assert container["securityContext"]["readOnlyRootFilesystem"]
+    writable = [m["mountPath"] for m in container["volumeMounts"] if not m.get("readOnly")]
+    assert "/tmp" in writable
+    given = dict(argument.lstrip("-").partition("=")[::2] for argument in container["args"])
+    for option in {"root", "cache-dir", "audit-log"} & given.keys():
+        assert any(Path(given[option]).is_relative_to(path) for path in writable)
+    if "follow" in given:
+        (store,) = [m for m in container["volumeMounts"] if m["mountPath"] == given["follow"]]
+        assert store["readOnly"]
+
+
+def test_compose_is_confined_and_its_files_are_there() -> None:
+    services = COMPOSE["services"]
+    assert services["service"]["read_only"] and services["service"]["cap_drop"] == ["ALL"]
+    for service in services.values():
+        assert all(port.startswith("127.0.0.1:") for port in service.get("ports", []))
+        for volume in service.get("volumes", []):
+            source = volume.partition(":")[0]
+            assert (DEPLOY / source).exists() if source.startswith(".") else source in COMPOSE["volumes"]
+    (job,) = yaml.safe_load((DEPLOY / "prometheus/prometheus.yml").read_text())["scrape_configs"]
+    assert job["static_configs"] == [{"targets": ["service:8080"]}] and 'job="tiered-index"' in RULES[0]["expr"]
+    assert job["job_name"] == "tiered-index"
+
+
+# Routes and ports
+
+
+def test_probes_and_scrapes_ask_for_routes_on_the_port_that_is_served(client: Any) -> None:
+    asked = re.findall(r"localhost:8080(/\w+)", json.dumps(COMPOSE["services"]["service"]["healthcheck"]))
+    for one, container in OURS:
+        if container["args"][0] != "serve":
+            continue
+        (port,) = container["ports"]
+        assert f"--port={port['containerPort']}" in container["args"]
+        probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "liveness", "readiness")]
+        assert {probe["port"] for probe in probes} == {port["name"]}
+        # not ready is no reason to be killed
+        assert [probe["path"] for probe in probes] == ["/livez", "/livez", "/readyz"]
+        notes = pod(one)["metadata"]["annotations"]
+        assert notes["prometheus.io/port"] == str(port["containerPort"])
+        asked += [*(probe["path"] for probe in probes), notes["prometheus.io/path"]]
+        (policy,) = [p for p in of_kind("NetworkPolicy") if p["metadata"]["name"] == one["metadata"]["name"]]
+        assert {"port": port["containerPort"]} in policy["spec"]["ingress"][-1]["ports"]
+    assert len(asked) == 9
+    for path in asked:
+        assert client.get(path).status_code == 200
+
+
+def test_selectors_find_their_pods() -> None:
+    labels = {one["metadata"]["name"]: pod(one)["metadata"]["labels"] for one in WORKLOADS}
+    for one in of_kind("Service", "PodDisruptionBudget", "NetworkPolicy", "StatefulSet", "Deployment"):
+        spec = one["spec"]
+        selector = spec.get("podSelector") or spec["selector"]
+        wanted = selector.get("matchLabels", selector)
+        assert any(wanted.items() <= found.items() for found in labels.values()), one["metadata"]["name"]
+    for one in of_kind("StatefulSet", "Deployment"):
+        budgets = [b["spec"]["selector"] for b in of_kind("PodDisruptionBudget")]
+        assert one["spec"]["selector"] in budgets
+
+
+def test_jobs_go_through_every_brokers_index() -> None:
+    (brokers,) = of_kind("StatefulSet")
+    (sidecar,) = [container for one, container in OURS if one is brokers]
+    (storage,) = [argument for argument in sidecar["args"] if argument.startswith("--storage=")]
+    for one in of_kind("CronJob"):
+        job = one["spec"]["jobTemplate"]["spec"]
+        assert job["completions"] == brokers["spec"]["replicas"] and job["completionMode"] == "Indexed"
+        assert one["spec"]["concurrencyPolicy"] == "Forbid"
+        (container,) = job["template"]["spec"]["containers"]
+        pod_name = f"{brokers['metadata']['name']}-$(INDEX)"
+        assert storage.replace("$(POD_NAME)", pod_name) in container["args"]
+    (reader,) = [container for one, container in OURS if one["kind"] == "Deployment"]
+    assert storage.removesuffix("/$(POD_NAME)") in reader["args"]
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="there is no systemd-analyze")
+def test_systemd_takes_the_unit(tmp_path: Path) -> None:
+    unit = tmp_path / "tiered-index.service"
+    unit.write_text(UNIT.replace("/opt/tiered-index/bin/tiered-index", shutil.which("true") or ""))
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--man=no", unit], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# Metrics
+
+
+@pytest.fixture(scope="module")
+def exported(index: IndexService) -> dict[str, set[str]]:
+    """Each sample that a writer's sidecar exports, and the labels that it has."""
+    dispatcher = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), position=0)
+    following: Any = SimpleNamespace(_follower=SimpleNamespace(dispatcher=dispatcher, loss_count=0))
+    metrics = Metrics(index, lambda: Following.gauges(following))
+    metrics.request("/v1/query", "GET", 200, 0.1)
+    metrics.lookup("query", "complete", index.query("orders", "order-4711").explain)
+    families = text_string_to_metric_families(metrics.page().decode())
+    return {sample.name: set(sample.labels) for family in families for sample in family.samples}
+
+
+EXPRESSIONS = {rule["alert"]: rule["expr"] for rule in RULES} | {
+    f"{panel['title']}/{target['refId']}": target["expr"] for panel in PANELS for target in panel.get("targets", [])
+}
+
+
+@pytest.mark.parametrize("where", EXPRESSIONS)
+def test_alerts_and_panels_ask_for_what_is_exported(exported: dict[str, set[str]], where: str) -> None:
+    text = EXPRESSIONS[where]
+    added = {"job", "instance"}
+    found = re.findall(r"\b(up|tiered_index_\w+)(?:\{([^}]*)\})?", text.replace('job="tiered-index"', "job=~x"))
+    assert found
+    labels = set[str]()
+    for name, selector in found:
+        have = exported[name] if name != "up" else set()
+        asked = set(re.findall(r"(\w+)(?:=~|!~|!=|=)", selector))
+        assert asked <= have | added, name
+        labels |= have
+    grouped = {label.strip() for labels_by in re.findall(r"\bby \(([^)]*)\)", text) for label in labels_by.split(",")}
+    assert grouped <= labels | added
+    assert text.count("(") == text.count(")")
+
+
+def test_each_alert_has_its_entry_and_each_entry_its_alert() -> None:
+    text = (DEPLOY / "RUNBOOK.md").read_text()
+    entries = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", text, re.M | re.S))
+    assert list(entries) == [rule["alert"] for rule in RULES]
+    for name, entry in entries.items():
+        assert re.findall(r"^- \*\*(\w+)\*\*: \S", entry, re.M) == ["Meaning", "Check", "Fix"], name
+    assert all(
+        rule["labels"]["severity"] in ("warning", "critical") and rule["annotations"]["summary"] for rule in RULES
+    )
+
+
+def test_panels_do_not_overlap() -> None:
+    taken = set[tuple[int, int]]()
+    for panel in PANELS:
+        at = panel["gridPos"]
+        cells = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
+        assert not cells & taken and at["x"] + at["w"] <= 24
+        taken |= cells
+    assert len({panel["id"] for panel in PANELS}) == len(PANELS)
+
+
+# Policies
+
+BUCKET, PREFIX = "deployed", "brokers/a"
+ROLES = ("writer", "reader", "merger")
+# operation of S3 -> what a policy calls it; of the bucket, or of a key
+BUCKETS = {
+    "HeadBucket": "ListBucket",
+    "ListObjectsV2": "ListBucket",
+    "ListMultipartUploads": "ListBucketMultipartUploads",
+}
+KEYS = {
+    "GetObject": "GetObject",
+    "HeadObject": "GetObject",
+    "PutObject": "PutObject",
+    "CreateMultipartUpload": "PutObject",
+    "UploadPart": "PutObject",
+    "CompleteMultipartUpload": "PutObject",
+    "AbortMultipartUpload": "AbortMultipartUpload",
+    "ListParts": "ListMultipartUploadParts",
+    "DeleteObject": "DeleteObject",
+    "DeleteObjects": "DeleteObject",
+}
+
+
+def allows(policy: Any, action: str, resource: str) -> bool:
+    for statement in policy["Statement"]:
+        assert statement.keys() == {"Sid", "Effect", "Action", "Resource"} and statement["Effect"] == "Allow"
+        if action in statement["Action"] and any(fnmatchcase(resource, one) for one in statement["Resource"]):
+            return True
+    return False
+
+
+class Enforcing:
+    """S3 as a role sees it: what its policy does not allow is refused. `used` has what each role did, by action."""
+
+    def __init__(self) -> None:
+        self.role = ""
+        self.used: dict[str, set[str]] = {role: set() for role in ROLES}
+        texts = {role: (DEPLOY / f"iam/{role}.json").read_text() for role in ROLES}
+        self.policies = {
+            role: json.loads(text.replace("BUCKET", BUCKET).replace("PREFIX", "brokers/*"))
+            for role, text in texts.items()
+        }
+
+    def client(self, *_: object) -> Any:
+        """Return a client of the present role."""
+        role = self.role
+        made = boto3.client("s3", region_name="us-east-1")
+
+        def enforce(params: dict[str, Any], model: Any, **_: object) -> None:
+            operation = model.name
+            keys = [one["Key"] for one in params["Delete"]["Objects"]] if "Delete" in params else [params.get("Key")]
+            action = "s3:" + (BUCKETS | KEYS)[operation]
+            for key in keys:
+                resource = f"arn:aws:s3:::{params['Bucket']}" + (f"/{key}" if operation in KEYS else "")
+                if not allows(self.policies[role], action, resource):
+                    refusal: Any = {
+                        "Error": {"Code": "AccessDenied", "Message": f"{role}: {action} of {resource}"},
+                        "ResponseMetadata": {"HTTPStatusCode": 403},
+                    }
+                    raise ClientError(refusal, operation)
+            self.used[role].add(action)
+
+        made.meta.events.register("provide-client-params.s3", enforce)
+        return made
+
+
+@pytest.fixture
+def enforcing(monkeypatch: pytest.MonkeyPatch) -> Iterator[Enforcing]:
+    with mock_aws():
+        boto3.client("s3", region_name="us-east-1").create_bucket(Bucket=BUCKET)
+        world = Enforcing()
+        monkeypatch.setattr(s3, "build_client", world.client)
+        yield world
+
+
+def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enforcing, tmp_path: Path) -> None:
+    uri, options = f"s3://{BUCKET}/{PREFIX}", S3Options(lean_gets=False)
+    now_s = SystemClock().now_ms() // 1000
+    begin_ms = (now_s // DAY_S - 3) * DAY_S * 1000
+
+    enforcing.role = "writer"
+    settings: Any = {"slots": 100, "items": 1000, "s3": options, "background": False}
+    for life in range(3):
+        with IndexService.open(root=tmp_path / str(life), storage=uri, **settings) as index:
+            count = 100
+            index.put_batch(
+                {
+                    "topic": ["orders"] * count,
+                    "queue_id": np.zeros(count, np.int64),
+                    "key": [f"k{number % 10}" for number in range(count)],
+                    "offset": np.arange(count) + life * count,
+                    "size": np.full(count, 100),
+                    "timestamp_ms": np.full(count, begin_ms),
+                }
+            )
+            index.seal()
+            index.run_lifecycle()
+    writing = open_storage(uri, options=options)
+    # large files go in parts; what it finds unfinished of its own it drops, the rest is for the jobs
+    large = writing.begin_upload("data/large/1.index")
+    writing.complete_upload(large, [writing.upload_part(large, 1, b"part")])
+    for folder in ("data", "segments", "staging"):
+        writing.begin_upload(f"{folder}/left/1.index")
+    assert writing.abort_uploads("data/") == 1
+    for name in ("log/00000000000000000001", "epoch/00000000000000000001"):
+        with pytest.raises(StorageMisconfigured):
+            writing.delete(name)
+
+    enforcing.role = "merger"
+    merging = open_storage(uri, options=options)
+    log = StorageLog(merging, SystemClock())
+    log.open()
+    probe_put_if_absent(merging)
+    report = merge(merging, log, SystemClock(), MergeOptions())
+    assert (report.sources, report.tables) == (3, 1)
+    later = ManualClock((now_s + 3 * DAY_S) * 1000)
+    gone = delete_orphans(merging, find_orphans(merging, log, later))
+    # three sources, and what was uploaded and never published
+    assert len(gone.objects) == 4 and len(gone.uploads) == 2
+    for name in ("epoch/00000000000000000099", "lease/x", "segments/x", "other"):
+        with pytest.raises(StorageMisconfigured):
+            merging.put_if_absent(name, b"")
+    with pytest.raises(StorageMisconfigured):
+        merging.delete("log/00000000000000000001")
+
+    enforcing.role = "reader"
+    with IndexReader.open(uri, s3=options) as reader:
+        answer = reader.query("orders", "k5")
+        assert answer.status == "complete" and len(answer) == 30
+    reading = open_storage(uri, options=options)
+    for folder in ("log", "checkpoint", "data", "segments", "probe"):
+        with pytest.raises(StorageMisconfigured):
+            reading.put(f"{folder}/x", b"")
+        with pytest.raises(StorageMisconfigured):
+            reading.delete(f"{folder}/x")
+    # another index's objects are another's
+    with pytest.raises(StorageMisconfigured):
+        open_storage(f"s3://{BUCKET}/elsewhere", options=options).get("log/00000000000000000001")
+
+    # nothing is allowed that no role needs; parts are listed only where Ceph's gateway answers an error
+    for role, policy in enforcing.policies.items():
+        granted = {action for statement in policy["Statement"] for action in statement["Action"]}
+        assert granted - {"s3:ListMultipartUploadParts"} == enforcing.used[role], role
+
+
+def test_the_buckets_rules_leave_what_the_index_has() -> None:
+    rules = json.loads((DEPLOY / "iam/lifecycle.json").read_text())["Rules"]
+    for rule in rules:
+        assert rule["Status"] == "Enabled"
+        assert set(rule.get("Expiration", {})) <= {"ExpiredObjectDeleteMarker"} and "Transitions" not in rule
+    (days,) = [
+        rule["AbortIncompleteMultipartUpload"]["DaysAfterInitiation"]
+        for rule in rules
+        if "AbortIncompleteMultipartUpload" in rule
+    ]
+    assert days * DAY_S > MAX_AGE_S
+    with mock_aws():
+        bucket = boto3.client("s3", region_name="us-east-1")
+        bucket.create_bucket(Bucket=BUCKET)
+        bucket.put_bucket_lifecycle_configuration(Bucket=BUCKET, LifecycleConfiguration={"Rules": rules})
+        assert len(bucket.get_bucket_lifecycle_configuration(Bucket=BUCKET)["Rules"]) == len(rules)
