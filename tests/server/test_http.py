@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from typing import get_args
 
 import pyarrow as pa
 import pytest
@@ -11,9 +12,10 @@ import pytest
 from tests.server.conftest import put_entries, serving
 from tiered_index import IndexService, Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageUnavailable
-from tiered_index.server import wire
+from tiered_index.server import openapi, wire
 from tiered_index.server.calls import Caps
 from tiered_index.server.examples import EXAMPLES
+from tiered_index.service.lookup.messages import MessageState
 
 NDJSON = {"accept": wire.NDJSON}
 ARROW = {"accept": wire.ARROW}
@@ -221,6 +223,10 @@ def test_the_description_is_whole_and_its_examples_are_true(tmp_path):
         put_entries(index)
         with serving(index) as client:
             check_examples(client)
+
+
+def test_the_description_names_every_state_of_a_message():
+    assert openapi._MESSAGE["properties"]["state"]["enum"] == [*get_args(MessageState)]
 
 
 def check_examples(client):

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import FastAPI
 from pydantic import BaseModel, TypeAdapter
@@ -15,6 +15,7 @@ from pydantic import BaseModel, TypeAdapter
 from tiered_index.server import parameters, wire
 from tiered_index.server.examples import EXAMPLES
 from tiered_index.server.problems import MEDIA_TYPE as PROBLEM
+from tiered_index.service.lookup.messages import MessageState
 from tiered_index.types import Explain, FileReport, Freshness, IndexItem, LostFile, TopicSummary
 
 DESCRIPTION = """Which messages carry this key, in this time range?
@@ -103,7 +104,7 @@ _FILE = _record(
     optional=("topics",),
 )
 _MESSAGE = _record(
-    state={"enum": ["local", "archived", "expired", "missing"]},
+    state={"enum": list(get_args(MessageState))},
     item={"anyOf": [_ref("IndexItem"), {"type": "null"}]},
     message={"type": ["object", "null"]},
     read_from=_ANY_TEXT,
