@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.errors import BudgetExceeded, PartialAnswer, StorageUnavailable, TieredIndexError
-from tiered_index.format.hashing import HashRule, lookup_numbers
+from tiered_index.format.hashing import HASH_RULES, HashRule, lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.retention import Expired
@@ -235,7 +235,8 @@ class QueryEngine:
             begins = [self._begins(topic) for topic in batch.topics]
             for source, gone in self.expired():
                 since = batch.since([one.get(source, NEVER) for one in begins])
-                for rule in {handle.hash for handle in handles}:
+                # of all rules: what takes the place of an object that is gone may have another one
+                for rule in HASH_RULES:
                     kept[source, rule] = tuple([one.without(gone) for one in since.under(rule)])
             self._read(scan, handles, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
