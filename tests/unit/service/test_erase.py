@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
@@ -15,6 +16,7 @@ from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, TieredIndexError, UnsupportedVersion
 from tiered_index.format.hashing import key_hash
 from tiered_index.retention import Expired, Horizon, Retention
+from tiered_index.rocketmq.archive.erasure import erase_index
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, Erasure, _check_bound, erase, names_of_nothing_else
@@ -29,6 +31,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.tombstones import Tombstone, Tombstones
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 TOPICS = ("orders", "t")
 KEYS = ("k", "k2")
@@ -44,6 +47,14 @@ def life(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Merging]:
 @pytest.fixture
 def native(tmp_path: Path) -> Iterator[Merging]:
     life = Merging(tmp_path)
+    yield life
+    life.close()
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Iterator[Merging]:
+    """One whose storage has a URI."""
+    life = Merging(tmp_path, LocalStorage(tmp_path / "storage"))
     yield life
     life.close()
 
@@ -318,6 +329,37 @@ def test_requests_that_no_erasure_can_have():
     for given in ({"topic": ""}, {"topic": "t", "keys": ("",)}, {"topic": "t", "keys": ("k",), "queue_id": 1}):
         with pytest.raises(InvalidArgument):
             EraseRequest(**given)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"queue_id": 2**31},
+        {"queue_id": -(2**31) - 1},
+        {"queue_id": True},
+        {"queue_id": "1"},
+        {"before_ms": 2**62},
+        {"before_ms": -(2**62)},
+        {"before_ms": 1.5e12},
+        {"keys": []},
+        {"threads": 0},
+    ],
+    ids=str,
+)
+def test_what_is_refused_leaves_the_index_as_it_was(stored, given):
+    fill(stored, range(2))
+    with pytest.raises(InvalidArgument):
+        erase_index(stored.storage.uri, "orders", yes=True, now=True, clock=stored.clock, **given)
+    assert not stored.state.expired
+    stored.check()
+
+
+def test_the_first_and_the_last_of_what_can_be_asked_for(stored):
+    fill(stored, range(2))
+    for given in ({"queue_id": 2**31 - 1}, {"queue_id": np.int64(7)}, {"before_ms": MAX_TIMESTAMP_MS + 1}):
+        erase_index(stored.storage.uri, "gone", yes=True, clock=stored.clock, **given)
+    assert [stone.before_ms for stone in stored.state.expired.tombstones] == [MAX_TIMESTAMP_MS + 1]
+    stored.check()
 
 
 def test_a_table_of_which_one_shard_is_erased_stays(native):

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASED, VALUE_END
@@ -106,7 +106,7 @@ def erase_index(
     storage: str,
     topic: str,
     *,
-    keys: str | Sequence[str] = (),
+    keys: str | Sequence[str] | None = None,
     queue_id: int | None = None,
     before_ms: int | None = None,
     yes: bool = False,
@@ -118,7 +118,8 @@ def erase_index(
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
     """Erase what a topic of the index at a storage URI has before `before_ms` (epoch milliseconds; None: now): of
-    `keys`, of a queue, or all of it; only with `yes`, else return what it would do.
+    `keys`, of a queue, or all of it (`keys` None; no keys at all are refused); only with `yes`, else return what it
+    would do.
 
     One log record states it, for good: no lookup shows anything of it from then on, wherever it lies and whenever it
     comes there. The next merges leave its bytes out; with `now` the objects that hold any are rewritten at once, and
@@ -128,7 +129,9 @@ def erase_index(
     Returns the certificate. Repeating it is harmless, beside writers, readers and merges, too. Raises
     `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
     """
-    given = (keys,) if isinstance(keys, str) else tuple(keys)
+    given = (keys,) if isinstance(keys, str) else tuple(keys or ())
+    if keys is not None and not given:
+        raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
     request, present = EraseRequest(topic, given, queue_id, before_ms), clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
         log = StorageLog(opened, present)

@@ -18,7 +18,7 @@ from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 from tiered_index.retention import Expired
-from tiered_index.service.answers.rows import check_key, check_topic
+from tiered_index.service.answers.rows import check_integer, check_key, check_topic
 from tiered_index.service.erasure.find import Found, find_hidden
 from tiered_index.service.erasure.segments import FindMessages, rewrite_segment
 from tiered_index.service.lifecycle.expiry import groups
@@ -32,12 +32,15 @@ from tiered_index.service.merge.run import MergeOptions, RunTasks, merge
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import probe_put_if_absent
 from tiered_index.tombstones import MOST_TOMBSTONES, Tombstone, Tombstones
+from tiered_index.types import MAX_TIMESTAMP_MS
 
 GRACE_S = 3600.0
 """How long the bytes of removed objects stay by default: for exports and jobs at work."""
 # what no record names may be published for a day
 _UNNAMED_S = 86400.0
 _ROUNDS = 5
+_QUEUES = -(2**31), 2**31 - 1
+_MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 
 Status = Literal["planned", "hidden", "erased", "remains"]
 """``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes. ``erased``: no byte is left that
@@ -50,7 +53,7 @@ Progress = Callable[[str, int, int], None]
 @dataclass(frozen=True, slots=True)
 class EraseRequest:
     """What to erase of `topic`: of `keys`, or of a queue, or all of it, before a moment (epoch milliseconds; the end of
-    its second counts; None: the present second is erased, too). Raises `InvalidArgument`.
+    its second counts; None: the present second is erased, too). Raises `InvalidArgument` for what no record can say.
     """
 
     topic: str
@@ -64,6 +67,12 @@ class EraseRequest:
             check_key(key)
         if self.keys and self.queue_id is not None:
             raise InvalidArgument("erase keys or a queue of a topic, not both at once")
+        # a record is for good: with a number that its check refuses nobody could open the index any more
+        for name, least, most in (("queue_id", *_QUEUES), ("before_ms", *_MOMENTS_MS)):
+            if (value := getattr(self, name)) is not None:
+                if not least <= (number := check_integer(name, value)) <= most:
+                    raise InvalidArgument(f"{name} {number} is outside {least}..{most}")
+                object.__setattr__(self, name, number)
 
     def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
         """Return what the log will state."""
@@ -166,6 +175,8 @@ def erase(
     """
     if not grace_s >= 0:
         raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+    if threads < 1:
+        raise InvalidArgument(f"threads must be at least 1, not {threads!r}")
     if yes:
         # whose put-if-absent isn't one would let a writer's record and this one have the same number
         probe_put_if_absent(storage)
