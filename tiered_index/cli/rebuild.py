@@ -20,10 +20,12 @@ from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import counted, human_bytes, human_seconds, states
 from tiered_index.cli.progress import PatientPut, settle
 from tiered_index.cli.session import Session, command
+from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.archive.entries import archived_batches
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
 from tiered_index.service.lookup.export import entries_checksum
@@ -84,6 +86,8 @@ def rebuild(
         config = session.config(root=given.root, **_like(old.genesis, slots, items))
         index = stack.enter_context(IndexService.open(config))
         _check_target(index, old, stores)
+        # before there is any entry of them: archived segments may still have what was erased
+        take_over(index.storage, old.log_state.expired, SystemClock())
         put, done = PatientPut(index, patience), dict.fromkeys(("messages", "entries"), 0)
         skipped: list[SkippedRange] = []
         total = sum(segment.size_bytes for segments in stores.values() for segment in segments)

@@ -165,3 +165,14 @@ def test_a_segment_that_is_missing_in_between_is_never_passed_over_unsaid(run_he
     assert passed.code == 1 and passed.document["status"] == "different"
     assert passed.document["skipped"]
     json.dumps(passed.document)
+
+
+def test_a_rebuilt_index_shows_nothing_that_was_erased(run_here, place, tmp_path):
+    old, new = f"file://{place}/store", f"file://{tmp_path}/new"
+    topic, _, key, *_ = next(golden_store.rows())
+    lookup = ("query", topic, key, "--json", "--storage")
+    assert run_here(*lookup, old).document["items"]
+    assert run_here("erase", "--storage", old, "--topic", topic, "--key", key, "--yes").code == 0
+    built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")
+    assert built.code == 0 and built.document["check"]["same"], built.err
+    assert run_here(*lookup, new).document["items"] == []

@@ -297,6 +297,21 @@ def _record(log: StorageLog, stones: tuple[Tombstone, ...], found: Found) -> Log
     return log.append("what was erased", None, make)
 
 
+def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
+    """State in the log of an index what has expired of another one whose entries it gets, or was erased of it, unless
+    it says so. Raises as the storage.
+    """
+    gone = Expired(expired.horizons, tombstones=expired.tombstones)
+
+    def make(state: LogState) -> LogRecord | None:
+        joined = state.expired.joined(gone)
+        return LogRecord(0, "erase", 0, "", 0, expired=gone) if joined is not state.expired else None
+
+    log = StorageLog(storage, clock)
+    log.open()
+    return log.append("what was erased elsewhere", None, make)
+
+
 def names_of_nothing_else(state: LogState, found: Found) -> list[str]:
     """Return the objects of files and tables of which, as far as `found`, every entry is hidden: a table goes whole."""
 
