@@ -13,6 +13,22 @@ NOW = f"{ERASE}::test_now_rewrites_what_holds_it_and_certifies"
 
 MUTANTS = (
     Mutant(
+        "erase-what-no-record-can-say",
+        "the log states a tombstone that no reader can read",
+        "service/erasure/erase.py",
+        "if not least <= (number := check_integer(name, value)) <= most:",
+        "if (number := value) is None:",
+        (f"{ERASE}::test_what_is_refused_leaves_the_index_as_it_was",),
+    ),
+    Mutant(
+        "erased-brought-back-by-rebuild",
+        "an index that is made of archived segments shows what was erased of the old one",
+        "cli/rebuild.py",
+        "take_over(index.storage, old.log_state.expired, SystemClock())",
+        "take_over(index.storage, type(old.log_state.expired)(), SystemClock())",
+        ("tests/integration/cli/test_repair.py::test_a_rebuilt_index_shows_nothing_that_was_erased",),
+    ),
+    Mutant(
         "erase-the-neighbour-queue",
         "a merge leaves out all queues of a topic of which one was erased",
         "tombstones.py",
