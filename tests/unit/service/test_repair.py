@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,6 +14,7 @@ import pytest
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
+from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
 from tiered_index.service.checks import repair
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.remaking import Entries
@@ -151,6 +153,18 @@ def test_what_was_damaged_for_a_moment_is_left_alone(life):
     life.storage.put(first.name, data)
     assert report.findings and Repairs(life.storage, life.log()).run(report, yes=True) == []
     assert life.state.number == number
+
+
+def test_what_a_newer_version_wrote_is_left_alone(life, log):
+    """Readers of this version refuse it by name; it is no damage, and nothing of it may be thrown away."""
+    first, *_ = life.state.objects.values()
+    data = bytearray(life.storage.get(first.name))
+    data[8 - TAIL_SIZE : 12 - TAIL_SIZE] = (FORMAT_VERSION + 1).to_bytes(4, "big")
+    data[-4:] = zlib.crc32(data[-TAIL_SIZE:-4]).to_bytes(4, "big")
+    life.storage.put(first.name, bytes(data))
+    number = life.state.number
+    assert [one.file for one in checked(life, None)[0].findings] == [first.name]
+    assert mend(life, None, log.entries) == [] and life.state.number == number
 
 
 def test_a_copy_that_does_not_verify_is_none(life):

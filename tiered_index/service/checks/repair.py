@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
 from tiered_index.service.checks.checks import check_object
@@ -72,7 +72,7 @@ class Repairs:
         """
         state = self.log.refresh()
         found = {one.file for one in report.findings if one.part != "copy"} | {one.object for one in report.missing}
-        bad = [stored for name, stored in state.objects.items() if name in found and not self._is_sound(stored)]
+        bad = [stored for name, stored in state.objects.items() if name in found and self._is_bad(stored)]
         done: list[Repair] = []
         left: list[StoredObject] = []
         for stored in bad:
@@ -104,11 +104,19 @@ class Repairs:
                 done.append(Repair(one.file, "drop"))
         return done + self._repair_root(found, names, yes=yes)
 
-    def _is_sound(self, stored: StoredObject) -> bool:
-        """Return whether an object verifies after all: damage on the way is not damage of the object."""
+    def _is_bad(self, stored: StoredObject) -> bool:
+        """Return whether an object is damaged: damage on the way is none of it, and neither is a newer version."""
         again = Report()
         check_object(self.storage, stored, None, again, deep=True)
-        return not again.findings
+        if not again.findings:
+            return False
+        try:
+            trailer_of(partial(self.storage.get_range, stored.name), stored.name, stored.size_bytes)
+        except UnsupportedVersion:
+            return False
+        except (CorruptFile, InvalidArgument, ObjectNotFound):
+            pass
+        return True
 
     # good copies
 
