@@ -9,9 +9,12 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
 import pyarrow.compute as pc
 from typer import Option
 
@@ -22,9 +25,11 @@ from tiered_index.cli.progress import PatientPut, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
+from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.entries import archived_batches
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.index import IndexService
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor
@@ -59,9 +64,9 @@ def rebuild(
 
     The entries are those that `ingest` put: keys, unique keys, topics, queues and commit log offsets; slots, items and
     file family are the other index's. Give what it was made with: --topics, --exclude-topics, --index-tags,
-    --index-prepared. Without --root a temporary folder is used, and everything is uploaded before exit. The same
-    command again goes on where it stopped, and takes what was archived since. The segments themselves stay where they
-    are.
+    --index-prepared. What has expired or was erased there is left out, and stays so in the new index. Without --root a
+    temporary folder is used, and everything is uploaded before exit. The same command again goes on where it stopped,
+    and takes what was archived since. The segments themselves stay where they are.
 
     --check reads both indexes whole, and compares count and checksum of the entries that lie in the archived segments;
     exit code 1: they differ.
@@ -87,8 +92,9 @@ def rebuild(
         index = stack.enter_context(IndexService.open(config))
         _check_target(index, old, stores)
         # before there is any entry of them: archived segments may still have what was erased
-        take_over(index.storage, old.log_state.expired, SystemClock())
-        put, done = PatientPut(index, patience), dict.fromkeys(("messages", "entries"), 0)
+        hidden = replace(old.log_state.expired, segments={})
+        take_over(index.storage, hidden, SystemClock())
+        put, done = PatientPut(index, patience), dict.fromkeys(("messages", "entries", "expired"), 0)
         skipped: list[SkippedRange] = []
         total = sum(segment.size_bytes for segments in stores.values() for segment in segments)
         resumed = {name: index.durable_position(SOURCE_PREFIX + name) for name in stores}
@@ -104,7 +110,9 @@ def rebuild(
                         skip_corrupt=skip_corrupt,
                         skip_missing=skip_missing,
                     ):
-                        done["entries"] += put(batch.columns, SOURCE_PREFIX + name, batch.end)
+                        shown = _shown(batch.columns, hidden, old.genesis)
+                        done["expired"] += len(batch.columns) - len(shown)
+                        done["entries"] += put(shown, SOURCE_PREFIX + name, batch.end)
                         done["messages"] += batch.messages
                         skipped += batch.skipped
                         progress.update(read + batch.end - segments[0].start, f"{done['entries']:,} entries")
@@ -138,6 +146,7 @@ def rebuild(
             "from": f"{counted(document['segments'], 'archived segment')}, {human_bytes(total)}",
             "messages": document["messages"],
             "entries": document["entries"],
+            **({"left out": f"{document['expired']:,} expired or erased"} if document["expired"] else {}),
             "time": human_seconds(document["elapsed_s"]),
             "files": states(document["files"]) or "none",
         }
@@ -186,6 +195,16 @@ def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[
     known = index.durable_positions()
     if known.keys() - {SOURCE_PREFIX + name for name in stores} or (index.files() and not known):
         raise ConfigError(f"{index.storage.uri} holds entries of something else: an empty prefix is needed")
+
+
+def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:
+    """Return the rows that have neither expired nor been erased."""
+    if not hidden:
+        return columns
+    topics = TopicTable()
+    hashed, _ = batch_columns(columns, like.layout.schema, topics)
+    names = {topic_id: topics.name(topic_id) for topic_id in np.unique(hashed["topic_id"]).tolist()}
+    return columns.filter(pa.array(hidden.keeps(hashed, hashed["second"], names)))
 
 
 def _compared(

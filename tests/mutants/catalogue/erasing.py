@@ -21,14 +21,6 @@ MUTANTS = (
         (f"{ERASE}::test_what_is_refused_leaves_the_index_as_it_was",),
     ),
     Mutant(
-        "erased-brought-back-by-rebuild",
-        "an index that is made of archived segments shows what was erased of the old one",
-        "cli/rebuild.py",
-        "take_over(index.storage, old.log_state.expired, SystemClock())",
-        "take_over(index.storage, type(old.log_state.expired)(), SystemClock())",
-        ("tests/integration/cli/test_repair.py::test_a_rebuilt_index_shows_nothing_that_was_erased",),
-    ),
-    Mutant(
         "erase-the-neighbour-queue",
         "a merge leaves out all queues of a topic of which one was erased",
         "tombstones.py",

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 REPAIR = "tests/unit/service/test_repair.py"
+REBUILD = "tests/integration/cli/test_repair.py"
 FILE = "service/checks/repair.py"
 REMAKING = "service/checks/remaking.py"
 SALVAGE = "service/checks/salvage.py"
@@ -107,5 +108,29 @@ MUTANTS = (
         "            if said != [(file_id, count + lost_entries, shard) for file_id, count, shard in put]:",
         "            if not said:",
         (f"{REPAIR}::test_a_record_that_puts_other_entries_in_the_place_is_found",),
+    ),
+    Mutant(
+        "repair-counts-what-merges-left-out",
+        "a table of which a merge left out what was erased is not made anew",
+        REMAKING,
+        "return every | self._made(group, items[shown], seconds[shown], topics)",
+        "return every or self._made(group, items, seconds, topics)",
+        (f"{REPAIR}::test_a_table_without_what_was_erased_is_made_anew",),
+    ),
+    Mutant(
+        "rebuild-brings-back-the-erased",
+        "a rebuilt index takes what was erased out of the archive again",
+        "cli/rebuild.py",
+        "shown = _shown(batch.columns, hidden, old.genesis)",
+        "shown = batch.columns",
+        (f"{REBUILD}::test_a_rebuilt_index_brings_back_nothing_that_was_erased",),
+    ),
+    Mutant(
+        "rebuild-forgets-tombstones",
+        "what was erased comes back with the store that a rebuilt index follows",
+        "cli/rebuild.py",
+        "        take_over(index.storage, hidden, SystemClock())\n",
+        "",
+        (f"{REBUILD}::test_a_rebuilt_index_brings_back_nothing_that_was_erased",),
     ),
 )

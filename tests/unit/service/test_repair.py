@@ -20,6 +20,7 @@ from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.remaking import Entries
 from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Report
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.root import Root
@@ -224,6 +225,32 @@ def test_shards_are_made_anew_of_their_messages(tmp_path, log):
     found = life.index.query_many([(f"t{n % 3}", f"k{n}") for n in range(0, count, 97)])
     assert [[item.offset for item in answer.items] for answer in found] == [[n] for n in range(0, count, 97)]
     life.close()
+
+
+@pytest.mark.parametrize("shown", [True, False], ids=["merged before", "merged after"])
+def test_a_table_without_what_was_erased_is_made_anew(life, log, shown):
+    """A merge has left out what was erased; the messages still have it."""
+
+    def hide() -> None:
+        request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
+        erase(life.storage, life.log(), request, life.clock, yes=True)
+
+    if not shown:
+        hide()
+    life.later()
+    life.merge(DAY_S)
+    if shown:
+        hide()
+    (table,) = life.state.objects.values()
+    assert table.count == (life.messages if shown else life.messages * 4 // 5)
+    remove(life, table)
+    assert [one.action for one in mend(life, None, log.entries)] == ["rebuild"]
+    report, _ = checked(life, None)
+    assert not report.findings
+    (again,) = life.state.objects.values()
+    assert again.count == table.count
+    life.index._lifecycle.refresh()
+    assert not len(life.index.query("t", "k1")) and len(life.index.query("t", "k2", max_count=1000)) == 72
 
 
 def test_messages_that_are_not_all_there_make_nothing(life, log):

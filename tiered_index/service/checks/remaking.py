@@ -1,9 +1,9 @@
 """Objects made anew of their source's messages: a file, or a shard of a window table, whose bytes are gone.
 
 What the messages have in the object's seconds (and slots) and no other file has must be as many entries as the record
-says, of the same first and last second; else nothing is made. Files of one root are runs of one log, in its order, so
-that several that are gone are told apart by their counts. Memory: some 100 bytes an entry of the messages within the
-object's seconds. Threads: any.
+says, of the same first and last second, with or without what has expired or was erased; else nothing is made. Files of
+one root are runs of one log, in its order, so that several that are gone are told apart by their counts. Memory: some
+100 bytes an entry of the messages within the object's seconds. Threads: any.
 """
 
 from __future__ import annotations
@@ -70,6 +70,16 @@ class Remaking:
         except (CorruptFile, InvalidArgument, ObjectNotFound):
             return {}  # what the messages or another file have is not known: nothing can be told of the difference
         items, seconds = items[kept], seconds[kept]
+        names = {topic_id: topics.name(topic_id) for topic_id in np.unique(items["topic_id"]).tolist()}
+        shown = self.state.expired.keeps(items, seconds, names)
+        # a merge has left out what had expired or was erased before it: the record's count tells
+        every = {} if shown.all() else self._made(group, items, seconds, topics)
+        return every | self._made(group, items[shown], seconds[shown], topics)
+
+    def _made(
+        self, group: Sequence[StoredObject], items: Array, seconds: Int64, topics: TopicTable
+    ) -> dict[str, Callable[[], Pieces]]:
+        """Return how each of `group` is made of entries, where these are as many as the record says."""
         made: dict[str, Callable[[], Pieces]] = {}
         if group[0].shard is None:
             # a follower's files are runs of its log, in their order

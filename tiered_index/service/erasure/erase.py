@@ -301,11 +301,10 @@ def take_over(storage: Storage, expired: Expired, clock: Clock) -> LogState:
     """State in the log of an index what has expired of another one whose entries it gets, or was erased of it, unless
     it says so. Raises as the storage.
     """
-    gone = Expired(expired.horizons, tombstones=expired.tombstones)
 
     def make(state: LogState) -> LogRecord | None:
-        joined = state.expired.joined(gone)
-        return LogRecord(0, "erase", 0, "", 0, expired=gone) if joined is not state.expired else None
+        joined = state.expired.joined(expired)
+        return LogRecord(0, "erase", 0, "", 0, expired=expired) if joined is not state.expired else None
 
     log = StorageLog(storage, clock)
     log.open()
