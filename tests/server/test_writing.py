@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
+import random
 import time
 
 import pyarrow as pa
@@ -12,10 +14,13 @@ import pytest
 from tests.server.conftest import PATIENCE_S, put_entries, serving
 from tests.server.test_guard import bearer
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import BackPressure
+from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.server import wire
 from tiered_index.server.app import Verifications
+from tiered_index.server.calls import Caps
+from tiered_index.server.entries import parsed
 from tiered_index.server.examples import EXAMPLES
+from tiered_index.server.problems import Refused
 from tiered_index.server.tokens import add_token
 
 LINES = {"content-type": wire.NDJSON}
@@ -96,6 +101,61 @@ def test_what_is_wrong_is_refused_whole(index):
         got = client.post("/v1/entries", content=lines(message(1)), headers=LINES, params={"source": "s"})
         assert (got.status_code, "belong together" in got.json()["detail"]) == (400, True)
     assert not index.query("orders", "k").items
+
+
+def columns(count, **more):
+    rows = [message(n, keys=["k"]) for n in range(count)]
+    table = pa.Table.from_pylist(rows)
+    for name, values in more.items():
+        table = table.set_column(table.column_names.index(name), name, values)
+    return table
+
+
+def stream(table, **options):
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema, options=pa.ipc.IpcWriteOptions(**options)) as writer:
+        writer.write_table(table)
+    return sink.getvalue()
+
+
+SHARED = pa.DictionaryArray.from_arrays(pa.array([0] * 100, pa.int8()), pa.array(["x" * 20_000]))
+VIEWS = pa.array(["orders"] * 100, pa.string_view())
+TOPICS = pa.array(["x" * 1000] + ["y"] * 99)
+MANY_KEYS = pa.array([[str(n) for n in range(10_000)]] + [["k"]] * 99)
+# far more than it has bytes is what it stands for
+BOMBS = [
+    (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="zstd"), 413, "when it is decompressed"),
+    (stream(columns(100, keys=pa.array([["x" * 20_000]] * 100)), compression="lz4"), 413, "when it is decompressed"),
+    (stream(columns(100, topic=SHARED), compression="zstd"), 413, "when it is decompressed"),
+    (stream(columns(100, topic=VIEWS)), 400, "column 'topic' has another type"),
+    (stream(columns(100, topic=TOPICS, keys=MANY_KEYS)), 413, "so long a topic"),
+    (lines(message(1, topic="x" * 1000, keys=[str(n) for n in range(10_000)])), 413, "so long a topic"),
+]
+
+
+def test_a_small_body_does_not_stand_for_a_large_one(index):
+    with serving(index, caps=Caps(body_bytes=1 << 20)) as client:
+        for body, status, detail in BOMBS:
+            assert len(body) < 1 << 20
+            got = client.post("/v1/entries", content=body, headers=ARROW if isinstance(body, bytes) else LINES)
+            assert (got.status_code, detail in got.json()["detail"]) == (status, True), (detail, got.text)
+        assert not index.query("orders", "k").items
+        whole = columns(100, topic=pa.array(["orders"] * 100).dictionary_encode())
+        for number, compression in enumerate((None, "zstd", "lz4")):
+            body = stream(whole, compression=compression)
+            got = client.post("/v1/entries", content=body, headers=ARROW)
+            assert (number, got.status_code, got.json().get("entries")) == (number, 200, 100), got.text
+
+
+def test_a_damaged_stream_is_refused(index):
+    chance = random.Random(19)
+    whole = stream(columns(20, topic=pa.array(["orders"] * 20).dictionary_encode()), compression="zstd")
+    for _ in range(300):
+        data = bytearray(whole)
+        for _ in range(chance.randrange(1, 4)):
+            data[chance.randrange(len(data))] = chance.randrange(256)
+        with contextlib.suppress(InvalidArgument, Refused):
+            assert parsed(bytes(data), wire.ARROW, 1 << 20).messages <= 20
 
 
 def test_a_full_buffer_asks_for_patience(index, monkeypatch):

@@ -85,7 +85,7 @@ class Routes(LookupRoutes):
         body = await request.body()
 
         def act() -> bytes:
-            batch = parsed(body, form)
+            batch = parsed(body, form, self.served.caps.body_bytes)
             need_topics(batch.topics, caller.need_topic)
             return wire.encode(intake.take(batch, asked))
 

@@ -6,7 +6,6 @@ was taken already is not taken again, and with `after` a request that leaves a g
 
 from __future__ import annotations
 
-import io
 import json
 import threading
 from collections.abc import Callable, Iterable
@@ -18,12 +17,15 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.server import wire
+from tiered_index.server.arrow_body import read_table
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
-from tiered_index.service.answers.incoming import FIELDS, checked_message, columns_of, entry_columns
+from tiered_index.service.answers.incoming import FIELDS, checked_message, columns_of, entry_columns, is_list
 from tiered_index.service.index import IndexService
 
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
+# A message's topic stands beside each of its keys: so many bytes of topics a byte of the largest body.
+_TOPICS_PER_BYTE = 8
 
 
 @dataclass(frozen=True)
@@ -35,12 +37,19 @@ class Batch:
     topics: frozenset[str]
 
 
-def parsed(body: bytes, form: str) -> Batch:
-    """Return what a body holds. Raises `InvalidArgument` naming the first line that is wrong."""
-    return _ndjson(body) if form == wire.NDJSON else _arrow(body)
+def parsed(body: bytes, form: str, most_bytes: int) -> Batch:
+    """Return what a body holds. Raises `InvalidArgument` naming the first line that is wrong, and `Refused` where it
+    stands for more than `most_bytes`.
+    """
+    return _ndjson(body, most_bytes) if form == wire.NDJSON else _arrow(body, most_bytes)
 
 
-def _ndjson(body: bytes) -> Batch:
+def _check_topics_bytes(topics_bytes: int, most_bytes: int) -> None:
+    if topics_bytes > _TOPICS_PER_BYTE * most_bytes:
+        raise Refused(413, "too many keys of messages with so long a topic; send fewer of them at once")
+
+
+def _ndjson(body: bytes, most_bytes: int) -> Batch:
     messages = []
     for number, line in enumerate(body.split(b"\n"), 1):
         if not line.strip():
@@ -58,16 +67,12 @@ def _ndjson(body: bytes) -> Batch:
             raise InvalidArgument(f"line {number}: it is no JSON") from error
     if len({message.topic_id is None for message in messages}) > 1:
         raise InvalidArgument("either all messages have a topic_id, or none")
+    _check_topics_bytes(sum(len(message.topic) * len(message.keys) for message in messages), most_bytes)
     return Batch(columns_of(messages), len(messages), frozenset(message.topic for message in messages))
 
 
-def _arrow(body: bytes) -> Batch:
-    try:
-        with pa.ipc.open_stream(io.BytesIO(body)) as stream:
-            table = stream.read_all()
-        table.validate(full=True)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise InvalidArgument("the body is no Arrow stream") from error
+def _arrow(body: bytes, most_bytes: int) -> Batch:
+    table = read_table(body, most_bytes)
     names = table.column_names
     if unknown := [name for name in names if name not in _COLUMNS]:
         raise InvalidArgument(f"{unknown[0]!r:.80} is no column of messages")
@@ -77,6 +82,10 @@ def _arrow(body: bytes) -> Batch:
         raise InvalidArgument(f"column {missing[0]!r} is missing")
     if "key" not in names and "keys" not in names:
         raise InvalidArgument("give a column 'key' (text) or 'keys' (list of text)")
+    if "keys" in names and is_list(table["keys"].type) and not pa.types.is_null(table["topic"].type):
+        lengths = pc.binary_length(table["topic"].cast(pa.large_string())).cast(pa.int64())
+        beside = pc.multiply(lengths, pc.list_value_length(table["keys"]).cast(pa.int64()))
+        _check_topics_bytes(pc.sum(beside).as_py() or 0, most_bytes)
     columns = entry_columns(table)
     if columns is None:
         raise InvalidArgument("a value is missing, or a column has another type than messages have")

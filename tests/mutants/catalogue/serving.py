@@ -53,6 +53,22 @@ MUTANTS = (
         (f"{GUARD}::test_a_client_that_goes_ends_its_lookup",),
     ),
     Mutant(
+        "serve-bomb",
+        "a small compressed body is decompressed whatever it comes to",
+        "server/arrow_body.py",
+        "total += length if declared == _AS_IT_IS else declared",
+        "total += length",
+        (f"{WRITING}::test_a_small_body_does_not_stand_for_a_large_one",),
+    ),
+    Mutant(
+        "serve-shared-bomb",
+        "one long text of a dictionary is copied into each cell, whatever that comes to",
+        "server/arrow_body.py",
+        "left -= sum(_shared_bytes(chunk) for chunk in table[name].chunks)",
+        "pass",
+        (f"{WRITING}::test_a_small_body_does_not_stand_for_a_large_one",),
+    ),
+    Mutant(
         "serve-endless-body",
         "a body whose length is not told is taken whatever its size",
         "server/gate.py",

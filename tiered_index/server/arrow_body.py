@@ -1,0 +1,129 @@
+"""Arrow streams that come from anybody, read within a bound of memory.
+
+A few kilobytes of a stream can stand for any number of bytes: compressed buffers, one long text that many cells of a
+dictionary share, a topic beside a million keys. All of it is added up before Arrow makes it. What can't be added up
+(nested types, views, dictionaries that grow from batch to batch) is refused. Functions are pure.
+"""
+
+from __future__ import annotations
+
+import struct
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.server.problems import Refused
+from tiered_index.service.answers.incoming import is_list
+
+_NO_STREAM = "the body is no Arrow stream"
+# Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
+_MESSAGE_HEADER, _BATCH_BUFFERS, _BATCH_COMPRESSION, _DICTIONARY_DATA, _DICTIONARY_IS_DELTA = 2, 2, 3, 1, 2
+_BUFFER_BYTES = 16
+# A buffer that is stored as it is, in a compressed batch.
+_AS_IT_IS = -1
+
+
+def read_table(body: bytes, most_bytes: int) -> pa.Table:
+    """Return a stream's table, validated. Raises `InvalidArgument`, and `Refused` where it has more than `most_bytes`
+    decompressed, with each cell's text by itself.
+    """
+    try:
+        left = most_bytes
+        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+            if message.type in ("record batch", "dictionary"):
+                left -= _decompressed_bytes(message)
+            if left < 0:
+                raise _too_large(most_bytes)
+        with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
+            for field in stream.schema:
+                _check_type(field)
+            table = stream.read_all()
+        table.validate(full=True)
+    except (pa.ArrowException, OSError, ValueError, struct.error, IndexError) as error:
+        if isinstance(error, InvalidArgument):
+            raise
+        raise InvalidArgument(_NO_STREAM) from error
+    for name in table.column_names:
+        left -= sum(_shared_bytes(chunk) for chunk in table[name].chunks)
+    if left < 0:
+        raise _too_large(most_bytes)
+    return table
+
+
+def _too_large(most_bytes: int) -> Refused:
+    return Refused(413, f"the Arrow stream has more than {most_bytes:,} bytes when it is decompressed")
+
+
+def _check_type(field: pa.Field) -> None:
+    kind, of_texts = field.type, (pa.types.is_string, pa.types.is_large_string)
+    plain = (*of_texts, pa.types.is_integer, pa.types.is_null)
+    if pa.types.is_dictionary(kind):
+        kind, plain = kind.value_type, of_texts
+    elif is_list(kind):
+        kind = kind.value_type
+    if not any(is_so(kind) for is_so in plain):
+        raise InvalidArgument(f"column {field.name!r:.80} has another type than messages have")
+
+
+def _shared_bytes(column: pa.Array) -> int:
+    """Return the bytes of a dictionary's texts, each as often as it is used; 0 for other columns."""
+    if not pa.types.is_dictionary(column.type):
+        return 0
+    uses = pc.value_counts(column.indices.drop_null())
+    lengths = pc.binary_length(column.dictionary).fill_null(0).cast(pa.int64())
+    used = lengths.take(uses.field("values")).to_pylist()
+    return sum(length * count for length, count in zip(used, uses.field("counts").to_pylist(), strict=True))
+
+
+def _decompressed_bytes(message: pa.ipc.Message) -> int:
+    """Return the bytes of a batch's buffers once they are decompressed, which Arrow never exceeds."""
+    meta, body = memoryview(message.metadata), memoryview(message.body or b"")
+    header = _child(meta, _u32(meta, 0), _MESSAGE_HEADER)
+    if header is None:
+        raise InvalidArgument(_NO_STREAM)
+    if message.type == "dictionary":
+        is_delta = _field(meta, header, _DICTIONARY_IS_DELTA)
+        if is_delta is not None and meta[is_delta]:
+            raise InvalidArgument("a dictionary grows from batch to batch; send it whole")
+        header = _child(meta, header, _DICTIONARY_DATA)
+    if header is None:
+        raise InvalidArgument(_NO_STREAM)
+    buffers = _child(meta, header, _BATCH_BUFFERS)
+    if buffers is None:
+        return 0
+    is_compressed = _field(meta, header, _BATCH_COMPRESSION) is not None
+    total = 0
+    for number in range(_u32(meta, buffers)):
+        at, length = struct.unpack_from("<qq", meta, buffers + 4 + number * _BUFFER_BYTES)
+        if at < 0 or length < 0 or at + length > len(body):
+            raise InvalidArgument(_NO_STREAM)
+        declared = struct.unpack_from("<q", body, at)[0] if is_compressed and length else length
+        if declared < _AS_IT_IS:
+            raise InvalidArgument(_NO_STREAM)
+        total += length if declared == _AS_IT_IS else declared
+    return total
+
+
+# flat buffers: a table begins with its distance from its list of fields; offsets point onwards
+
+
+def _u32(data: memoryview, at: int) -> int:
+    return int(struct.unpack_from("<I", data, at)[0])
+
+
+def _field(data: memoryview, table: int, number: int) -> int | None:
+    """Return where a table's field stands; None: it is left out."""
+    fields = table - struct.unpack_from("<i", data, table)[0]
+    if fields < 0:
+        raise InvalidArgument(_NO_STREAM)
+    size = struct.unpack_from("<H", data, fields)[0]
+    place = 4 + 2 * number
+    distance = struct.unpack_from("<H", data, fields + place)[0] if place < size else 0
+    return table + distance if distance else None
+
+
+def _child(data: memoryview, table: int, number: int) -> int | None:
+    """Return where the table or vector begins that a field points to; None: the field is left out."""
+    at = _field(data, table, number)
+    return None if at is None else at + _u32(data, at)
