@@ -7,13 +7,14 @@ import socket
 import threading
 import time
 
+import httpx
 import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
 from tiered_index import IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
+from tiered_index.server import gate, listening, wire
 from tiered_index.server import tokens as token_files
-from tiered_index.server import wire
 from tiered_index.server.calls import Allowance, Caps
 from tiered_index.server.gate import Rate
 from tiered_index.server.problems import Refused
@@ -113,6 +114,38 @@ def test_without_tokens_only_its_own_address_is_answered(client):
     assert got.status_code == 403
     for host in ("localhost", "127.0.0.1:80", "[::1]:8080"):
         assert client.get("/v1/topics", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+def test_the_page_of_another_site_can_not_ask_without_tokens(client, site):
+    assert client.get("/v1/topics", headers={"sec-fetch-site": site}).status_code == 403
+    assert client.get("/v1/topics", headers={"sec-fetch-site": "same-origin"}).status_code == 200
+
+
+def test_bodies_are_bounded_in_time_and_memory(index, monkeypatch):
+    head = b"POST /v1/entries HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
+    head += b"Content-Type: application/x-ndjson\r\n\r\n"
+
+    def answer(client, sent):
+        with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+            connection.sendall(sent)
+            return connection.recv(1000)
+
+    with serving(index) as client:
+        monkeypatch.setattr(gate, "_BODY_S", 0.0)
+        assert answer(client, head + b"{").startswith(b"HTTP/1.1 408 ")
+        monkeypatch.undo()
+        monkeypatch.setattr(gate, "_MOST_BODIES", 0)
+        got = client.post("/v1/entries", content=b"{}", headers={"content-type": wire.NDJSON})
+        assert (got.status_code, got.headers["retry-after"]) == (503, "1")
+        monkeypatch.undo()
+        # a head that does not come whole
+        monkeypatch.setattr(listening, "_HEAD_S", 0.0)
+        assert answer(client, b"GET /livez HTTP/1.1\r\n") == b""
+        monkeypatch.setattr(listening, "_HEAD_S", 30.0)
+        monkeypatch.setattr(listening, "_MOST_CONNECTIONS", 0)
+        with pytest.raises(httpx.TransportError):
+            httpx.get(client.base_url, trust_env=False)
 
 
 def test_a_caller_has_its_rate(monkeypatch):

@@ -43,6 +43,8 @@ def test_a_query_answers_as_the_library_does(client, index):
     assert [item["offset"] for item in got.json()["items"]] == [204_800, 1024]
     explained = client.get("/v1/query", params={"topic": "orders", "key": "order-4711", "explain": "true"}).json()
     assert [file["outcome"] for file in explained["explain"]["files"]] == ["read"]
+    loud = client.get("/v1/query", params={"topic": "orders", "key": "order-4711", "explain": "TRUE"}).json()
+    assert len(loud["explain"]["files"]) == 1
 
 
 @pytest.mark.parametrize("end", ["1762000000999", "2025-11-01T12:26:40Z"])
@@ -152,6 +154,8 @@ WRONG = [
     ("/v1/query?topic=orders&key=k&cursor=xyz", 400, "cursor"),
     ("/v1/query?topic=orders&key=k&all=true", 400, "all answers come as a stream"),
     ("/v1/query?topic=orders&key=k&timeout_s=0", 400, "timeout_s: must be greater than 0"),
+    ("/v1/query?topic=orders&key=order-%ff", 400, "no UTF-8"),
+    ("/v1/files/%ff", 400, "no UTF-8"),
     ("/v1/messages/xyz", 400, "xyz"),
     ("/v1/files/xyz", 404, "no file has the id 'xyz'"),
     ("/v1/nothing", 404, "Not Found"),
@@ -174,6 +178,8 @@ def test_what_is_wrong_is_a_problem(client, path, status, detail):
         (b'{"lookups": [{"topic": "orders"}]}', "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b'{"lookups": [{"topic": "a", "key": "k"}, {"topic": "a", "key": "k"}]}', "application/json", 413),
+        # refused before anything is made of each
+        (b'{"lookups": [1, 2]}', "application/json", 413),
         (b" " * 3000, "application/json", 413),
         (b'{"lookups": [{"topic": "a", "key": "k"}]}', "text/plain", 415),
     ],
@@ -186,6 +192,16 @@ def test_a_wrong_body_is_a_problem(index, body, kind, status):
         # of a length that is not told beforehand, too
         got = client.post("/v1/query:batch", content=iter([body]), headers={"content-type": kind})
         assert got.status_code == status
+
+
+def test_what_a_path_does_not_take_is_said(client):
+    got = client.request("BREW", "/v1/topics")
+    assert (got.status_code, got.headers["allow"]) == (405, "GET")
+    # a client can't make metrics of its own
+    assert "BREW" not in client.get("/metrics").text
+    headers = {"content-type": wire.JSON, "content-encoding": "gzip"}
+    got = client.post("/v1/query:batch", content=b"x", headers=headers)
+    assert (got.status_code, "'gzip'" in got.json()["detail"]) == (415, True)
 
 
 def raising(error):

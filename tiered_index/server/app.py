@@ -187,11 +187,14 @@ def create_app(routes: Routes) -> FastAPI:
     )
 
     async def tell(request: Request, error: Exception) -> Response:
+        more: dict[str, str] = {}
         if isinstance(error, HTTPException):
+            # such as which methods a path has
+            more |= error.headers or {}
             # what Starlette itself refuses, such as an unknown path
             error = Refused(error.status_code, error.detail)
         problem = Problem.of(error, request.state.request_id, routes.served.redaction)
-        headers = {name.decode(): value.decode() for name, value in problem.headers()}
+        headers = {name.decode(): value.decode() for name, value in problem.headers()} | more
         return Response(problem.body(), problem.status, headers)
 
     for kind in (HTTPException, TieredIndexError, Exception):

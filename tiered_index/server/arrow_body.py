@@ -8,6 +8,7 @@ dictionary share, a topic beside a million keys. All of it is added up before Ar
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -57,7 +58,7 @@ def _too_large(most_bytes: int) -> Refused:
 
 def _check_type(field: pa.Field) -> None:
     kind, of_texts = field.type, (pa.types.is_string, pa.types.is_large_string)
-    plain = (*of_texts, pa.types.is_integer, pa.types.is_null)
+    plain: tuple[Callable[[pa.DataType], bool], ...] = (*of_texts, pa.types.is_integer, pa.types.is_null)
     if pa.types.is_dictionary(kind):
         kind, plain = kind.value_type, of_texts
     elif is_list(kind):

@@ -8,6 +8,7 @@ to one request, whatever thread its calls run in.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -143,5 +144,7 @@ def _forget(future: Future[T]) -> None:
 
 
 async def _disconnected(request: Request) -> None:
-    while (await request.receive())["type"] != "http.disconnect":
-        pass
+    # nobody reads a body here: one beyond its bounds ends the request, too
+    with contextlib.suppress(Refused):
+        while (await request.receive())["type"] != "http.disconnect":
+            pass

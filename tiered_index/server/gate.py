@@ -7,6 +7,7 @@ event loop's.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import secrets
@@ -15,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
+from urllib.parse import unquote_to_bytes
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -28,6 +30,13 @@ _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _OPEN = frozenset({"/livez", "/readyz", "/openapi.json"})
 # callers whose rate is known at once; the ones seen last stay
 _MOST_CALLERS = 10_000
+# of metrics: a client can call its method as it likes
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+# What a body may take, whatever its size, and how fast it must come beyond that.
+_BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
+# Bodies that are held at once, as many of the largest ones.
+_MOST_BODIES = 16
+_BUSY_RETRY_S = 1
 Observe = Callable[[str, str, int, float], None]
 """Is told of each request: route, method, status, seconds."""
 
@@ -72,10 +81,11 @@ class Gate:
         self._app = app
         self._tokens = tokens
         self._rate = rate
-        self._body_bytes = body_bytes
+        self.body_bytes = body_bytes
         self._redaction = redaction
         self._observe = observe
         self._hosts = hosts
+        self.held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Take one request."""
@@ -99,9 +109,12 @@ class Gate:
 
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        body = _Body(self, receive)
         try:
             state["caller"] = self._caller(scope, headers)
-            await self._app(scope, self._bounded(headers, receive), answer)
+            _check_text(scope)
+            body.announce(headers.get(b"content-length", b"0"))
+            await self._app(scope, body.receive, answer)
         except Exception as error:
             if is_whole:
                 # the application has told the client, and raises what nobody foresaw
@@ -113,8 +126,10 @@ class Gate:
                 raise _BrokeOff from None
             status = await _refuse(error, request_id, self._redaction, answer)
         finally:
+            self.held_bytes -= body.taken
             route = getattr(scope.get("route"), "path", "other")
-            self._observe(route, scope["method"], status or CLIENT_GONE, time.perf_counter() - began_s)
+            method = scope["method"] if scope["method"] in _METHODS else "other"
+            self._observe(route, method, status or CLIENT_GONE, time.perf_counter() - began_s)
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in _OPEN:
@@ -125,6 +140,8 @@ class Gate:
             name = (host[0] if host[0] and host[2].isdigit() else "".join(host)).strip("[]").lower()
             if self._hosts is not None and name not in self._hosts:
                 raise Refused(403, "this service has no tokens and is asked by an address that is not its own")
+            if headers.get(b"sec-fetch-site", b"none") not in (b"none", b"same-origin"):
+                raise Refused(403, "this service has no tokens and is asked by the page of another one")
             self._rate.take(client[0] if client else "")
             return ANYONE
         kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
@@ -136,23 +153,53 @@ class Gate:
         self._rate.take(caller.name)
         return caller
 
-    def _bounded(self, headers: dict[bytes, bytes], receive: Receive) -> Receive:
-        """Return `receive` for a body within the bound. Raises `Refused`, at once where the body's length is told."""
-        too_large = Refused(413, f"the body has more than {self._body_bytes:,} bytes")
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._body_bytes:
-            raise too_large
-        taken = 0
 
-        async def bounded() -> Message:
-            nonlocal taken
-            message = await receive()
-            taken += len(message.get("body", b""))
-            if taken > self._body_bytes:
-                raise too_large
-            return message
+class _Body:
+    """The body of one request as it comes, within the gate's bounds of size, time and memory."""
 
-        return bounded
+    def __init__(self, gate: Gate, receive: Receive) -> None:
+        self._gate = gate
+        self._receive = receive
+        self._is_whole = False
+        self._began_s = time.monotonic()
+        self.taken = 0
+
+    def announce(self, length: bytes) -> None:
+        """Take the length that a client tells. Raises `Refused` where it is too much."""
+        if length.isdigit():
+            self._check(int(length))
+
+    def _check(self, size: int) -> None:
+        if size > self._gate.body_bytes:
+            raise Refused(413, f"the body has more than {self._gate.body_bytes:,} bytes")
+
+    async def receive(self) -> Message:
+        """Return the next message. Raises `Refused` for a body that is too large, too slow, or one too many."""
+        if self._is_whole:
+            # what comes now is that the client has gone
+            return await self._receive()
+        until_s = self._began_s + _BODY_S + self.taken / _LEAST_BYTES_PER_S
+        try:
+            message = await asyncio.wait_for(self._receive(), until_s - time.monotonic())
+        except TimeoutError:
+            raise Refused(408, "the body comes too slowly") from None
+        size = len(message.get("body", b""))
+        self.taken += size
+        self._gate.held_bytes += size
+        self._is_whole = not message.get("more_body", False)
+        self._check(self.taken)
+        if self._gate.held_bytes > _MOST_BODIES * self._gate.body_bytes:
+            raise Refused(503, "too many bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
+        return message
+
+
+def _check_text(scope: Scope) -> None:
+    """Raise `Refused` where path or query are no UTF-8: another key than the one that was meant would be looked up."""
+    try:
+        unquote_to_bytes(scope["query_string"]).decode()
+        unquote_to_bytes(scope.get("raw_path") or b"").decode()
+    except UnicodeDecodeError:
+        raise Refused(400, "the URL is no UTF-8 once it is decoded") from None
 
 
 class _BrokeOff(Exception):

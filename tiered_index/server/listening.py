@@ -16,14 +16,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+import h11
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from tiered_index.errors import ConfigError
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # connections that wait to be accepted
 _BACKLOG = 2048
+_MOST_CONNECTIONS = 4096
+# for the head of a request to come whole
+_HEAD_S = 30.0
 
 
 class Listener(Protocol):
@@ -61,6 +66,7 @@ class HttpListener:
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
+            http=_Connection,
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -95,6 +101,38 @@ class HttpListener:
     def stop(self) -> None:
         """Take no further connections; requests that are under way are ended first."""
         self._server.should_exit = True
+
+
+class _Connection(H11Protocol):
+    """A connection that ends where the head of a request does not come in time, or where there are too many others.
+
+    It is h11's: that bounds a head's bytes, which httptools does not.
+    """
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > _MOST_CONNECTIONS:
+            transport.abort()
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _watch(self) -> None:
+        waits = self.conn.their_state is h11.IDLE
+        if self._late is not None and not waits:
+            self._late.cancel()
+            self._late = None
+        elif self._late is None and waits:
+            self._late = self.loop.call_later(_HEAD_S, self.transport.abort)
 
 
 class _Server(uvicorn.Server):

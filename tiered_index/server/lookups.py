@@ -51,9 +51,8 @@ class LookupRoutes:
         allowance = asked.allowance(self.served.caps, self.prices)
         if form != wire.JSON:
             return await self._stream(request, asked, allowance, form)
-        return await self._answer(
-            request, allowance, "query", {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
-        )
+        what, look_up = {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
+        return await self._answer(request, allowance, "query", what, look_up, files=asked.explain)
 
     def _page(
         self, asked: parameters.OneKey, allowance: Allowance, cursor: str | None = None, count: int | None = None
@@ -77,9 +76,10 @@ class LookupRoutes:
         what: dict[str, Any],
         look_up: Callable[[], Any],
         document: Callable[[Any], dict[str, Any]] | None = None,
+        *,
+        files: bool = False,
     ) -> Response:
         """Return a lookup's answer as JSON; counts it, and writes it to the audit log."""
-        files = request.query_params.get("explain") in _TRUE
 
         def act() -> bytes:
             answer = self._told(request, kind, what, look_up)
@@ -164,14 +164,10 @@ class LookupRoutes:
         redaction = self.served.redaction
 
         def read() -> parameters.BatchBody:
-            return of_body(parameters.BatchBody, body)
+            return of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
 
         # a large body takes a moment to check
         asked = await self.calls.run(request, Allowance(self.served.caps, self.prices), read)
-        if len(asked.lookups) > self.served.caps.max_lookups:
-            raise Refused(
-                413, f"{len(asked.lookups):,} lookups, and this service takes {self.served.caps.max_lookups:,}"
-            )
         for topic in {one.topic for one in asked.lookups}:
             caller.need_topic(topic)
         self._check_count(max(one.max_count for one in asked.lookups))
@@ -244,7 +240,9 @@ class LookupRoutes:
                 allow_partial=asked.allow_partial,
                 timeout_s=allowance.left_s(),
             )
-            hidden = [one for one in answer.messages if not caller.sees(getattr(one.message, "topic", ""))]
+            hidden = [
+                one for one in answer.messages if not caller.sees(getattr(one.message, "topic", asked.topic or ""))
+            ]
             if caller.topics is not None and hidden:
                 # of a place whose message it may not see a caller learns nothing
                 answer = replace(answer, messages=tuple(one for one in answer.messages if one not in hidden))
@@ -284,7 +282,7 @@ class LookupRoutes:
             )
             return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
 
-        return await self._answer(request, allowance, "topics", {}, look_up)
+        return await self._answer(request, allowance, "topics", {}, look_up, files=asked.explain)
 
     def _check_count(self, max_count: int) -> None:
         if max_count > self.served.caps.max_count:
@@ -292,9 +290,6 @@ class LookupRoutes:
                 f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
                 "with the cursor"
             )
-
-
-_TRUE = ("true", "1", "yes", "on", "t", "y", "True")
 
 
 def caller_of(request: Request) -> Caller:
@@ -305,6 +300,9 @@ def caller_of(request: Request) -> Caller:
 
 def need_type(request: Request, *kinds: str) -> str:
     """Return the content type of a request's body. Raises `Refused` for another one than `kinds`."""
+    encoding = request.headers.get("content-encoding", "identity").strip().lower()
+    if encoding != "identity":
+        raise Refused(415, f"the body is sent as it is, not in the encoding {encoding!r:.80}")
     given = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if given not in kinds:
         raise Refused(415, f"the body's content type is {' or '.join(kinds)}, not {given or 'none'!r:.80}")

@@ -29,6 +29,7 @@ _REASONS = {
     401: "No token, or an unknown one.",
     403: "The token is not for this.",
     404: "There is no such thing.",
+    408: "The body comes too slowly.",
     409: "Another writer, or another request, was first.",
     413: "Too much at once.",
     415: "The body is of another content type.",
@@ -258,7 +259,15 @@ def add_routes(app: FastAPI, api: Any) -> None:
     defined = batch[wire.JSON]["schema"].pop("$defs")
     batch[wire.JSON]["example"] = EXAMPLES.batch
     add("GET", "/v1/query", api.query, "QueryResult", model=parameters.QueryParameters, forms=streams, codes=(422,))
-    add("POST", "/v1/query:batch", api.query_batch, "QueryResults", forms=streams, codes=(413, 415, 422), body=batch)
+    add(
+        "POST",
+        "/v1/query:batch",
+        api.query_batch,
+        "QueryResults",
+        forms=streams,
+        codes=(408, 413, 415, 422),
+        body=batch,
+    )
     add("GET", "/v1/messages", api.messages, "MessagesResult", model=parameters.MessagesParameters, codes=(422,))
     add("GET", "/v1/messages/{id}", api.message, "MessagesResult", model=parameters.MessageParameters, codes=(404, 422))
     add("GET", "/v1/topics", api.topics, "TopicsResult", model=parameters.Range, codes=(422,))
@@ -272,11 +281,11 @@ def add_routes(app: FastAPI, api: Any) -> None:
         api.entries,
         "Taken",
         model=parameters.EntriesParameters,
-        codes=(409, 413, 415),
+        codes=(408, 409, 413, 415),
         body=lines,
     )
     deep = {wire.JSON: {"schema": parameters.VerifyBody.model_json_schema(), "example": {"deep": True}}}
-    add("POST", "/v1/verify", api.verify, "Verification", codes=(409, 413, 415), body=deep, status=202)
+    add("POST", "/v1/verify", api.verify, "Verification", codes=(408, 409, 413, 415), body=deep, status=202)
     add("GET", "/v1/verify/{id}", api.verification, "Verification", codes=(404,))
     add("GET", "/metrics", api.metrics, None, forms=("text/plain",))
     add("GET", "/livez", api.livez, "Health")

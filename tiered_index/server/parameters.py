@@ -6,6 +6,8 @@ Each model is both the check of a request and its description for OpenAPI. Threa
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
@@ -14,6 +16,7 @@ from starlette.datastructures import QueryParams
 from tiered_index.config import in_our_words
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.calls import Allowance, Caps
+from tiered_index.server.problems import Refused
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, Lookup, parse_time
 
@@ -169,10 +172,15 @@ def of_query(model: type[M], given: QueryParams) -> M:
     return _checked(model, values)
 
 
-def of_body(model: type[M], body: bytes) -> M:
-    """Return a request's JSON body. Raises `InvalidArgument`."""
+def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyType({})) -> M:
+    """Return a request's JSON body. Raises `InvalidArgument`, and `Refused` where a list has more than `most` says."""
     try:
-        return _checked(model, json.loads(body))
+        values = json.loads(body)
+        for name, limit in most.items() if isinstance(values, dict) else ():
+            if isinstance(listed := values.get(name), list) and len(listed) > limit:
+                # before something is made of each of them
+                raise Refused(413, f"{len(listed):,} {name}, and this service takes {limit:,}")
+        return _checked(model, values)
     except (ValueError, RecursionError) as error:
         if isinstance(error, InvalidArgument):
             raise
