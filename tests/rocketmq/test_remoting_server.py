@@ -350,7 +350,7 @@ async def test_a_server_among_others_of_one_loop():
         server.address  # noqa: B018
 
 
-def _certificate(folder: Path) -> Path:
+def certificate(folder: Path) -> Path:
     """Write a key and a certificate for 127.0.0.1 that it signs itself, into one file."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
@@ -367,7 +367,7 @@ def _certificate(folder: Path) -> Path:
 
 
 def test_encrypted_connections(tmp_path):
-    file = _certificate(tmp_path)
+    file = certificate(tmp_path)
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     tls.load_cert_chain(file)
 

@@ -73,7 +73,19 @@ def test_tools_ask_beside_http(archived, tmp_path):
             ]
 
     asked = command(
-        "serve", "--json", "--storage", uri, "--port", 0, "--rocketmq-port", 0, "--rocketmq-keys", keys, *names
+        "serve",
+        "--json",
+        "--storage",
+        uri,
+        "--port",
+        0,
+        "--rocketmq-port",
+        0,
+        "--rocketmq-keys",
+        keys,
+        *names,
+        "--audit-log",
+        tmp_path / "audit.ndjson",
     )
     with subprocess.Popen(asked, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -85,6 +97,11 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert process.wait(PATIENCE_S) == 0
         finally:
             process.kill()
+    told = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
+    assert [(one["caller"], one["lookup"], one.get("key"), one["status"]) for one in told][:2] == [
+        ("support", "rocketmq:QUERY_MESSAGE", "order-7", 0),
+        ("pay", "rocketmq:QUERY_MESSAGE", "order-7", 22),
+    ]
 
 
 def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path):

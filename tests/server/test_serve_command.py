@@ -6,15 +6,21 @@ import contextlib
 import json
 import os
 import signal
+import socket
+import ssl
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
+from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, put_entries
 from tiered_index import IndexService
+from tiered_index.cli.main import run
+from tiered_index.cli.serve import Following
 
 ROOT = Path(__file__).parents[2]
 
@@ -96,13 +102,56 @@ def test_a_storage_is_served_until_sigterm(storage, tmp_path):
         assert (process.returncode, json.loads(out)) == (0, {"status": "stopped"}), error
 
 
-def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path):
-    code, error = refused("serve", "--storage", storage, "--host", "0.0.0.0", "--port", 0)
-    assert code == 2 and "give --tokens FILE, or --insecure" in error
-    code, error = refused("serve", "--storage", storage, "--tls-cert", "a.pem")
-    assert code == 2 and "belong together" in error
-    code, error = refused("serve", "--storage", storage, "--tokens", tmp_path / "none.json")
-    assert code == 2 and "can't be read" in error
+def test_several_storages_are_one_index_over_tls(storage, tmp_path):
+    uri = (tmp_path / "other").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=100, items=1000, background=False) as index:
+        index.put("orders", 0, "order-4711", 7, 10, 1_762_000_090_000)
+        index.seal()
+        index.run_lifecycle()
+    file = certificate(tmp_path)
+    tls = ("--tls-cert", file, "--tls-key", file)
+    with started("--storage", storage, "--storage", uri, *tls) as (_, client):
+        url = client.base_url
+        assert url.scheme == "https"
+        with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
+            client.get("/livez")
+        known = ssl.create_default_context(cafile=file)
+        with httpx.Client(base_url=url, verify=known, timeout=PATIENCE_S, trust_env=False) as trusting:
+            got = trusting.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
+            assert [item["offset"] for item in got.json()["items"]] == [7, 204_800, 1024]
+            assert [item["source"] for item in got.json()["items"]] == ["file:///other", *["file:///storage"] * 2]
+            assert str(tmp_path) not in got.text
+            assert trusting.get("/readyz").status_code == 200
+            got = trusting.get("/v1/files")
+            assert (got.status_code, got.json()["error"]) == (400, "InvalidArgument")
+        with pytest.raises(httpx.TransportError):
+            httpx.get(f"http://{url.host}:{url.port}/livez", trust_env=False)
+
+
+def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for arguments, said in (
+            (("--host", "0.0.0.0", "--port", 0), "give --tokens FILE, or --insecure"),
+            (("--tls-cert", "a.pem"), "belong together"),
+            (("--tokens", tmp_path / "none.json"), "can't be read"),
+            (("--port", port), f"can't listen on 127.0.0.1 port {port}"),
+            (("--port", 0, "--rocketmq-port", port), f"can't listen at 127.0.0.1:{port}"),
+        ):
+            with pytest.raises(SystemExit) as ended:
+                run(["serve", "--storage", storage, *map(str, arguments)])
+            assert ended.value.code == 2
+            assert said in capsys.readouterr().err
+
+
+def test_a_lag_that_is_not_known_is_no_readiness():
+    following = object.__new__(Following)
+    following._max_lag_s = 60.0
+    for seconds, said in ((None, "is not known"), (61.0, "61 seconds"), (60.0, None)):
+        lag = SimpleNamespace(bytes=100, seconds=seconds)
+        following._follower = SimpleNamespace(dispatcher=SimpleNamespace(lag=lambda lag=lag: lag))
+        problems = following.problems()
+        assert problems == [] if said is None else said in problems[0]
 
 
 def test_without_the_extra_it_says_so_in_one_sentence(storage):

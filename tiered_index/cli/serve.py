@@ -202,7 +202,7 @@ def serve(
         listeners: list[Listener] = [HttpListener(service.app, host, port, tls=tls)]
         if tools is not None:
             guarded = not insecure and (tokens is not None or not is_local(host))
-            bounds: Any = {"timeout_s": lookup_timeout, "threads": threads}
+            bounds: Any = {"caps": caps, "audit": audit, "threads": threads}
             listeners.append(tools.listener(lookups, host, store=store, tls=tls, guarded=guarded, **bounds))
 
         def ready() -> None:
@@ -255,8 +255,12 @@ class Following:
 
     def problems(self) -> list[str]:
         """Return why the service is not ready: it is further behind the store than allowed."""
+        if self._max_lag_s is None:
+            return []
         lag = self._follower.dispatcher.lag()
-        if self._max_lag_s is None or (lag.seconds or 0) <= self._max_lag_s:
+        if lag.seconds is None:
+            return [f"follow: {lag.bytes:,} bytes behind the store, and how many seconds is not known yet"]
+        if lag.seconds <= self._max_lag_s:
             return []
         return [f"follow: {lag.bytes:,} bytes and {lag.seconds:g} seconds behind the store"]
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import ssl
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,20 @@ from tiered_index import documents
 from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.frames import Command, RequestCode
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
-from tiered_index.rocketmq.remoting.signing import AccessKey
+from tiered_index.rocketmq.remoting.signing import ACCESS_KEY, AccessKey
+from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
+from tiered_index.server.served import Audit
 from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.reader import IndexReader
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
+# of what was asked for, in the audit log
+_SHOWN = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +49,8 @@ class RemotingOptions:
         store: Path | None,
         tls: Tls | None,
         guarded: bool,
-        timeout_s: float,
+        caps: Caps,
+        audit: Audit,
         threads: int,
     ) -> RemotingServer:
         """Return the server, which does not listen yet; `guarded`: not everybody who reaches the host may ask.
@@ -61,11 +69,29 @@ class RemotingOptions:
             cluster=self.cluster,
             name=self.broker,
             advertised=self.advertised,
-            timeout_s=min(timeout_s, _LONGEST_S),
+            timeout_s=min(caps.timeout_s, _LONGEST_S),
+            max_requests=caps.max_requests,
+            max_bytes=caps.max_bytes,
         )
         keys = read_keys(self.keys) if self.keys is not None else None
         context = _context(tls) if tls is not None else None
-        return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=RemotingLimits(threads=threads))
+        told = partial(_tell, audit, keys is not None)
+        limits = RemotingLimits(threads=threads)
+        return RemotingServer(broker, host, self.port, keys=keys, tls=context, limits=limits, told=told)
+
+
+def _tell(audit: Audit, signed: bool, request: Command, response: Command) -> None:
+    """Write a lookup to the audit log, as those over HTTP."""
+    asked = {name: request.fields[name][:_SHOWN] for name in ("topic", "key", "offset") if name in request.fields}
+    audit.write(
+        {
+            "time_ms": time.time_ns() // 1_000_000,
+            "caller": request.fields[ACCESS_KEY] if signed else "anyone",
+            "lookup": f"rocketmq:{RequestCode(request.code).name}",
+            **asked,
+            "status": response.code,
+        }
+    )
 
 
 _SECRET: documents.Check[dict[str, Any]] = documents.record(

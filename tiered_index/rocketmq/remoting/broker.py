@@ -148,7 +148,8 @@ class ReadOnlyBroker:
     """Answers requests from `index` and its archived segments, and from `store`, a store directory, where given.
 
     `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
-    address at which they asked. A request takes `timeout_s` at most. `root` as in `RocketmqMessages`.
+    address at which they asked. A request takes `timeout_s`, `max_requests` to the storage and `max_bytes` at most.
+    `root` as in `RocketmqMessages`.
     """
 
     def __init__(
@@ -161,6 +162,8 @@ class ReadOnlyBroker:
         name: str = "tiered-index",
         advertised: str | None = None,
         timeout_s: float = 15.0,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
         clock: Clock | None = None,
     ) -> None:
         self._index = index
@@ -169,7 +172,7 @@ class ReadOnlyBroker:
         self.cluster = cluster
         self.name = name
         self._advertised = advertised
-        self._limits = LookupLimits(timeout_s=timeout_s)
+        self._limits = LookupLimits(max_requests=max_requests, max_bytes=max_bytes, timeout_s=timeout_s)
         self._clock = clock or SystemClock()
         self._topics = _Topics(index, self._clock)
         # raises for what is no store

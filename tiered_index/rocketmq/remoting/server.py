@@ -67,7 +67,8 @@ class RemotingServer:
     """Serves `broker` at `host` and `port` (0: any free one) between `start` and `close`, or in ``async with``.
 
     With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
-    topics that it is for. With `tls` every connection is encrypted.
+    topics that it is for. With `tls` every connection is encrypted. `told`, of any thread, is called with each request
+    that was looked up, and its response.
     """
 
     def __init__(
@@ -79,12 +80,14 @@ class RemotingServer:
         keys: Mapping[str, AccessKey] | None = None,
         tls: ssl.SSLContext | None = None,
         limits: RemotingLimits | None = None,
+        told: Callable[[Command, Command], None] | None = None,
     ) -> None:
         self.broker = broker
         self.limits = limits or RemotingLimits()
         self._host, self._port = host, port
         self._keys = dict(keys or {})
         self._tls = tls
+        self._told = told
         self._threads = DaemonPool(self.limits.threads, "tiered-index-remoting")
         self._server: asyncio.Server | None = None
         self._stopping: asyncio.Event | None = None
@@ -188,7 +191,10 @@ class RemotingServer:
         def look_up() -> Command:
             if time.monotonic() - received_s > limits.queued_s:
                 return busy(request)
-            return self.broker.look_up(request, local, key.sees)
+            response = self.broker.look_up(request, local, key.sees)
+            if self._told is not None:
+                self._told(request, response)
+            return response
 
         self._requests += 1
         try:
