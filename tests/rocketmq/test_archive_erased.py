@@ -13,13 +13,16 @@ from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import compress, decode_message
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure import segments
 from tiered_index.service.erasure.erase import EraseRequest
+from tiered_index.service.lifecycle.copying import copy_index
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.local.storage import LocalStorage
@@ -180,3 +183,85 @@ def test_what_a_request_finds_is_told_by_the_real_key(life):
     )
     assert found.messages > 0
     assert MessagesToErase(EraseRequest("orders", ("k-30",)), 1 << 60)(archive, segment).messages == 0
+
+
+def damage(storage):
+    """Damage the first segment and delete the second."""
+    first, second, *_ = sorted(info.name for info in storage.list("segments/"))
+    data = bytearray(storage.get(first))
+    data[1000] ^= 1
+    storage.put(first, bytes(data))
+    storage.delete(second)
+
+
+def repair(storage, store=None, standby=None, *, yes=True):
+    """Return what is done about damaged segments, and the report with its notes."""
+    log, report = StorageLog(storage, SystemClock()), Report()
+    log.open()
+    check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
+    source = StoreDirectory.open(store, "a-store") if store is not None else None
+    return SegmentRepairs(storage, log, SystemClock(), standby, source).run(report, yes=yes), report
+
+
+@pytest.mark.parametrize(
+    ("asked", "origin"),
+    [(None, "store"), (None, "copy"), ("key", "store"), ("key", "copy"), ("queue", "store"), ("topic", "store")],
+)
+def test_segments_are_put_back_without_what_was_erased(store, life, tmp_path, asked, origin):
+    """Of the source's file, and of an index that was copied before the erasure."""
+    storage, index, _ = life
+    copy_index(storage.uri, f"file://{tmp_path}/standby")
+    if asked is not None:
+        erase(storage.uri, "orders", **ASKED[asked][0], yes=True, now=True, grace_s=0)
+    before = read_all(storage)
+    damage(storage)
+    place = {"store": store} if origin == "store" else {"standby": LocalStorage(tmp_path / "standby")}
+    told, report = repair(storage, **place, yes=False)
+    assert [one.replaced_by for one in told] == [None, None] and len(report.findings) >= 2
+    repairs, _ = repair(storage, **place)
+    assert [one.action for one in repairs] == ["restore", "restore"]
+    assert read_all(storage) == before and not repair(storage)[1].findings
+    # the follower knows the source's file again
+    index._lifecycle.refresh()
+    assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() == 0
+
+
+def test_what_was_erased_only_in_answers_does_not_come_back_either(store, life):
+    """A key was erased out of the bytes, another only hidden: of both the source's file has the messages."""
+    storage, _, messages = life
+    erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
+    erase(storage.uri, "orders", keys="k-4", yes=True)
+    damage(storage)
+    repairs, _ = repair(storage, store)
+    names = {one.replaced_by for one in repairs}
+    log = StorageLog(storage, SystemClock())
+    ends = [segment.end for segment in log.open().archive.values() if segment.name in names]
+    assert len(names) == 2
+    found = read_all(storage)
+    for message in messages:
+        if message.physical_offset < max(ends):
+            is_gone = message.topic == "orders" and not {"k-3", "k-4"}.isdisjoint(message.index_keys)
+            assert found[message.physical_offset].is_erased == is_gone
+
+
+def test_a_copied_index_that_does_not_know_what_was_erased_is_left_alone(store, life, tmp_path):
+    """Its log begins with segments that were erased in another one."""
+    storage, _, _ = life
+    erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
+    copy_index(storage.uri, f"file://{tmp_path}/standby")
+    standby = LocalStorage(tmp_path / "standby")
+    damage(standby)
+    repairs, report = repair(standby, store)
+    assert not repairs and sum("is not restored from" in note for note in report.notes) == 2
+    repairs, _ = repair(standby, store, storage)
+    assert len(repairs) == 2 and read_all(standby) == read_all(storage)
+
+
+def test_a_copy_that_is_damaged_or_of_another_log_is_none(store, life, tmp_path):
+    storage, _, _ = life
+    copy_index(storage.uri, f"file://{tmp_path}/standby")
+    standby = LocalStorage(tmp_path / "standby")
+    damage(standby)
+    damage(storage)
+    assert not repair(storage, None, standby)[0]
+    assert len(repair(storage, store, standby)[0]) == 2

@@ -77,7 +77,8 @@ def verify(
 
     --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root), another
     upload of it or a copy of the index (--copy), else made anew of the messages of archived segments or of --source,
-    where these are exactly what it held; else what verifies of it is written anew. A damaged local copy is fetched from
+    where these are exactly what it held; else what verifies of it is written anew. An archived segment is put back from
+    another upload, --copy or --source, without messages that were erased. A damaged local copy is fetched from
     its object. Of what has no good copy it says which topics and times answers will miss; with --yes a log record gives
     it up, for good, and answers say so from then on. What was sent is verified before a log record names it. Writers,
     readers and jobs may be at work, but for the writer of a root whose files are repaired. The exit code is 0 once

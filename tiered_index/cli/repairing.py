@@ -14,6 +14,7 @@ from tiered_index.cli.session import Session, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.entries import entries_of_messages
+from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Defect, Missing, Report
@@ -50,20 +51,21 @@ def mend(
         if yes:
             # whose put-if-absent isn't one would let a writer's record and this one have the same number
             probe_put_if_absent(index.storage)
-        state = index.log.refresh()
         archive = SegmentArchive(index.storage, lambda: index.log.state, index.log.refresh)
-        has_messages = state.stores or source is not None
         root = Root(config.root, Disk()) if config.root is not None else None
         copied = None
         if standby is not None:
             copied = stack.enter_context(contextlib.closing(open_storage(standby, options=config.s3)))
         progress = stack.enter_context(session.progress("repairing", None))
-        return Repairs(
+        # first, since files are made anew of their messages
+        segments = SegmentRepairs(index.storage, index.log, index.clock, copied, source).run(report, yes=yes)
+        state = index.log.refresh()
+        return segments + Repairs(
             index.storage,
             index.log,
             root,
             local,
-            partial(entries_of_messages, archive, state, source) if has_messages else None,
+            partial(entries_of_messages, archive, state, source) if state.stores or source is not None else None,
             copied,
             progress.update,
         ).run(report, yes=yes)

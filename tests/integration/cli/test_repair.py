@@ -118,6 +118,22 @@ def test_lost_files_are_made_anew_of_the_log(run_here, place, source):
         assert all(one["entries"] and one["begin_ms"] <= one["end_ms"] for one in given_up)
 
 
+def test_archived_segments_are_put_back_and_files_made_anew_of_them(run_here, place):
+    first, second, *_ = sorted((place / "store" / "segments%").rglob("*.log"))
+    flip(first, 5000)
+    second.unlink()
+    objects(place)[0].unlink()
+    shutil.rmtree(place / "root")
+    where = ("verify", "--deep", "--repair", "--storage", f"file://{place}/store", "--json")
+    alone = run_here(*where)
+    left = {Path(one["file"]).name for one in alone.document["not_repaired"]}
+    assert alone.code == 1 and left >= {first.name, second.name}
+    done = run_here(*where, "--source", place / "broker", "--store-name", "b", "--yes")
+    assert done.code == 0 and done.document["not_repaired"] == [], done.err
+    assert [one["action"] for one in done.document["repairs"]] == ["restore", "restore", "rebuild"]
+    assert run_here("verify", "--deep", "--storage", f"file://{place}/store").code == 0
+
+
 def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_path):
     old, new = f"file://{archived}/store", f"file://{tmp_path}/new"
     built = run_here("rebuild", "--from", old, "--storage", new, "--check", "--json")

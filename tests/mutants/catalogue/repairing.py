@@ -11,6 +11,8 @@ REBUILD = "tests/integration/cli/test_repair.py"
 FILE = "service/checks/repair.py"
 REMAKING = "service/checks/remaking.py"
 SALVAGE = "service/checks/salvage.py"
+SEGMENTS = "rocketmq/archive/repair.py"
+ERASED = "tests/rocketmq/test_archive_erased.py"
 
 MUTANTS = (
     Mutant(
@@ -100,6 +102,30 @@ MUTANTS = (
         "shown.stored.stored != stored:",
         "shown.stored.stored is None:",
         (f"{REPAIR}::test_a_reader_that_stood_before_reads_the_object_that_took_the_place",),
+    ),
+    Mutant(
+        "repair-brings-back-what-was-erased",
+        "a segment is sent again as the source has it, with the messages that were erased",
+        SEGMENTS,
+        "lambda part_bytes: patched(pieces(part_bytes), patches)",
+        "lambda part_bytes: patched(pieces(part_bytes), ())",
+        (f"{ERASED}::test_segments_are_put_back_without_what_was_erased",),
+    ),
+    Mutant(
+        "repair-guesses-what-was-erased",
+        "a segment whose erasures another log states is sent with the messages that were erased",
+        SEGMENTS,
+        'one.source is not None and record.kind not in ("erase", "repair")',
+        "one.source is not None and record.number == 0",
+        (f"{ERASED}::test_a_copied_index_that_does_not_know_what_was_erased_is_left_alone",),
+    ),
+    Mutant(
+        "repair-segment-from-any-copy",
+        "a segment is put back from a copy that is damaged itself",
+        SEGMENTS,
+        "if crc32 == segment.crc32:",
+        "if crc32 is not None:",
+        (f"{ERASED}::test_a_copy_that_is_damaged_or_of_another_log_is_none",),
     ),
     Mutant(
         "verify-believes-repairs",

@@ -82,17 +82,7 @@ class MessagesToErase:
         places = np.flatnonzero(asked)
         if self.request.keys:
             places = self._carrying(batch.data, columns, places)
-        for place in places.tolist():
-            at, body_at = base + int(columns.positions[place]), base + int(columns.body_at[place])
-            body_bytes = int(head["body_length"][place])
-            properties_at, end = base + int(columns.properties_at[place]), base + int(columns.ends[place])
-            flag = int(head["sys_flag"][place]) & ~(COMPRESSED | COMPRESSION_MASK) | ERASED
-            yield [
-                Patch(at + _BODY_CRC_AT, body_crc(bytes(body_bytes)).to_bytes(4, "big")),
-                Patch(at + _SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True)),
-                *([Patch(body_at, b"\0", body_bytes)] if body_bytes else []),
-                *([Patch(properties_at, VALUE_END.encode(), end - properties_at)] if end > properties_at else []),
-            ]
+        yield from overwritten(columns, places, base)
 
     def _carrying(self, data: Any, columns: MessageColumns, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """Return those of the places whose message carries one of the keys."""
@@ -100,6 +90,24 @@ class MessagesToErase:
         sought = pc.is_in(found.keys, value_set=pa.array(self.request.keys, pa.large_string()))
         carrying: npt.NDArray[Any] = places[np.unique(found.message[sought.to_numpy(zero_copy_only=False)])]
         return carrying
+
+
+def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> Iterator[list[Patch]]:
+    """Yield the patches that erase each of the messages at `places` (i64, n); `base` is where their data lies within
+    the segment.
+    """
+    head = columns.head
+    for place in places.tolist():
+        at, body_at = base + int(columns.positions[place]), base + int(columns.body_at[place])
+        body_bytes = int(head["body_length"][place])
+        properties_at, end = base + int(columns.properties_at[place]), base + int(columns.ends[place])
+        flag = int(head["sys_flag"][place]) & ~(COMPRESSED | COMPRESSION_MASK) | ERASED
+        yield [
+            Patch(at + _BODY_CRC_AT, body_crc(bytes(body_bytes)).to_bytes(4, "big")),
+            Patch(at + _SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True)),
+            *([Patch(body_at, b"\0", body_bytes)] if body_bytes else []),
+            *([Patch(properties_at, VALUE_END.encode(), end - properties_at)] if end > properties_at else []),
+        ]
 
 
 def erase_index(

@@ -3,14 +3,15 @@ one log record puts it in the place of the old one.
 
 Sizes and offsets stay, so that entries of other messages go on finding them. The log keeps the source's own CRC32s of a
 segment beside those of its object: a follower that meets the source's file again compares it with these, and does not
-archive it anew. What is copied is compared with the old object's table first: damage is not blessed. Memory: a part of
-an upload or two. Threads: one a rewriting, any number of them; the log decides.
+archive it anew. What is copied is compared with the old object's table first: damage is not blessed. Repairs put
+segments in their place the same way. Memory: a part of an upload or two. Threads: one a rewriting, any number of them;
+the log decides.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -18,6 +19,8 @@ from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile
 from tiered_index.format.archived import PIECE_BYTES, SegmentSums
 from tiered_index.format.names import segment_name
+from tiered_index.service.checks.checks import check_segments
+from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
@@ -65,12 +68,34 @@ def rewrite_segment(
     storage.
     """
     archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+    erased = replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
+    return put_in_place(
+        storage,
+        log,
+        clock,
+        erased,
+        lambda part_bytes: patched(_checked(archive, segment, part_bytes), patches),
+        "erase",
+    )
+
+
+def put_in_place(
+    storage: Storage,
+    log: StorageLog,
+    clock: Clock,
+    segment: ArchivedSegment,
+    pieces: Callable[[int], Iterator[bytes]],
+    kind: str,
+) -> LogState:
+    """Send a segment anew, of the `pieces` of a length; a record of `kind` puts it in the place of the old object, if
+    that is there still. What was sent is read back before. Raises as the storage, `pieces`, and `CorruptFile`.
+    """
     began_ms, sums = clock.now_ms(), SegmentSums()
     part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
     part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
     upload = Upload(storage, segment_name(*segment.place, _NO_EPOCH), part_bytes)
     try:
-        for data in _patched(archive, segment, patches, part_bytes):
+        for data in pieces(part_bytes):
             sums.update(data)
             upload.write(data)
         upload.write(sums.table(segment.start).encode())
@@ -79,35 +104,42 @@ def rewrite_segment(
         upload.abandon()
         raise
     fresh = replace(
-        segment,
-        name=upload.name,
-        object_bytes=upload.size_bytes,
-        crc32=sums.crc32,
-        head_crc32=sums.head_crc32,
-        source=segment.source or (segment.crc32, segment.head_crc32),
+        segment, name=upload.name, object_bytes=upload.size_bytes, crc32=sums.crc32, head_crc32=sums.head_crc32
     )
     sent = SentObject(upload.name, upload.size_bytes, began_ms, upload.handle, tuple(upload.parts))
     publication = Publication(storage, log, [sent])
     publication.complete()
+    again = Report()
+    check_segments(storage, [fresh], again, lambda number, what: None, deep=True)
+    if again.findings:
+        publication.resolve(log.state)  # no record can name it yet
+        problem = f"was sent in the place of {segment.name}, and does not verify: {again.findings[0].problem}"
+        raise CorruptFile(fresh.name, problem)
 
     def make(state: LogState) -> LogRecord | None:
         there = state.segment_at(*segment.place)
         if there is None or there.name != segment.name:
             return None
-        return LogRecord(0, "erase", 0, "", 0, archive=(fresh,), remove=(segment.name,))
+        return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(segment.name,))
 
-    return publication.record("erased messages", make)
+    return publication.record("an archived segment in the place of another", make)
 
 
-def _patched(
-    archive: SegmentArchive, segment: ArchivedSegment, patches: Sequence[Patch], part_bytes: int
-) -> Iterator[bytes]:
-    """Yield the segment's bytes, checked and patched, a part at a time."""
-    table, waiting = archive.table(segment), list(reversed(patches))
+def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int) -> Iterator[bytes]:
+    """Yield the segment's bytes, checked, a part at a time."""
+    table = archive.table(segment)
     for position in range(0, segment.size_bytes, part_bytes):
         end = min(position + part_bytes, segment.size_bytes)
-        data = bytearray(archive.read(segment, segment.start + position, end - position))
+        data = archive.read(segment, segment.start + position, end - position)
         _check_pieces(segment, data, position, table.pieces.tolist(), table.piece_bytes)
+        yield data
+
+
+def patched(pieces: Iterable[bytes], patches: Sequence[Patch]) -> Iterator[bytes]:
+    """Yield consecutive pieces, from the segment's beginning on, with the patches in them."""
+    waiting, position = list(reversed(patches)), 0
+    for piece in pieces:
+        data, end = bytearray(piece), position + len(piece)
         while waiting and waiting[-1].at < end:
             patch = waiting[-1]
             begin, stop = max(patch.at, position), min(patch.end, end)
@@ -116,6 +148,7 @@ def _patched(
                 break
             waiting.pop()
         yield bytes(data)
+        position = end
 
 
 def _bytes_of(patch: Patch, begin: int, end: int) -> bytes:
@@ -125,7 +158,7 @@ def _bytes_of(patch: Patch, begin: int, end: int) -> bytes:
     return made[begin - first * length : end - first * length]
 
 
-def _check_pieces(segment: ArchivedSegment, data: bytearray, position: int, pieces: list[int], size: int) -> None:
+def _check_pieces(segment: ArchivedSegment, data: bytes, position: int, pieces: list[int], size: int) -> None:
     for at in range(0, len(data), size):
         expected, found = pieces[(position + at) // size], zlib.crc32(memoryview(data)[at : at + size])
         if expected != found:
