@@ -265,3 +265,25 @@ def test_a_copy_that_is_damaged_or_of_another_log_is_none(store, life, tmp_path)
     damage(storage)
     assert not repair(storage, None, standby)[0]
     assert len(repair(storage, store, standby)[0]) == 2
+
+
+@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+def test_entries_of_keys_that_collide_are_counted_and_their_messages_stay(tmp_path, preset):
+    """``Aa`` and ``BB`` have one hash, and fingerprints of their own."""
+    storage, folder = LocalStorage(tmp_path / "storage"), tmp_path / "store"
+    with StoreWriter(folder, segment_bytes=4096) as writer:
+        for n in range(60):
+            writer.put("orders", 0, b"x" * 100, keys=[("Aa", "BB", "y")[n % 3]], store_ms=BEGIN_MS + n * 1000)
+    with open_index(tmp_path / "root", storage, preset=preset, items=1000) as index:
+        for message in CommitLogReader(folder / "commitlog").messages():
+            put(index, message)
+        SegmentArchiver(index, "a-store", folder / "commitlog").run_once()
+        index.seal()
+        index.run_lifecycle()
+    archived = read_all(storage)
+    of = {key: sum(key in m.index_keys for m in archived.values()) for key in ("Aa", "BB")}
+    done = erase(storage.uri, "orders", keys="Aa", yes=True, now=True, grace_s=0)
+    assert (done.messages_erased, done.collisions) == (of["Aa"], of["BB"] if preset == "rocketmq" else 0)
+    assert done.to_dict()["collisions"] == done.collisions
+    assert sum("BB" in m.index_keys for m in read_all(storage).values()) == of["BB"] > 5
+    assert erase(storage.uri, "orders", before_ms=0, yes=True, now=True).collisions is None

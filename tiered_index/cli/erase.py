@@ -60,6 +60,8 @@ def erase(
     config = session.config()
     request = EraseRequest(topic, tuple(key or ()), queue, before)
     with open_stored_index(config) as index, session.progress("erasing", None) as bar:
+        genesis = index.log.state.genesis
+        keyed = genesis is None or genesis.layout.schema.keyed
         done = erase_index(
             index.storage,
             index.log,
@@ -69,7 +71,7 @@ def erase(
             now=now,
             grace_s=grace,
             threads=config.query_threads,
-            messages=MessagesToErase.of(request, index.clock.now_ms()),
+            messages=MessagesToErase.of(request, index.clock.now_ms(), keyed=keyed),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}"),
         )
         total = index.storage.total
@@ -109,6 +111,11 @@ def _tell(out: Output, done: Erasure) -> None:
         out.line(f"log records: {', '.join(map(str, done.log_numbers)) or 'none'}; status: {done.status}")
     if done.by_hash_alone:
         out.line("without fingerprints: keys of an equal hash are among them")
+    if done.collisions:
+        out.line(
+            f"collisions: {counted(done.collisions, 'entry', 'entries')} of archived messages went that have another "
+            f"key; the messages themselves stay"
+        )
     for said in done.unchecked:
         out.line(f"not checked: {said}")
     for step in done.to_do:

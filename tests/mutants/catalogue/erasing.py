@@ -173,4 +173,14 @@ MUTANTS = (
         "        if expired.tombstones and not len(lookups):\n",
         ("tests/spark/test_erase.py::test_answers_tables_and_audits",),
     ),
+    Mutant(
+        "erase-hides-collisions",
+        "the certificate does not say that entries of other keys went, too",
+        "rocketmq/archive/erasure.py",
+        "int((alike & ~sought).sum())",
+        "int((alike & sought).sum() * 0)",
+        (
+            "tests/rocketmq/test_archive_erased.py::test_entries_of_keys_that_collide_are_counted_and_their_messages_stay",
+        ),
+    ),
 )

@@ -20,11 +20,12 @@ import pyarrow.compute as pc
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.layout import COMPRESSED, COMPRESSION_MASK, ERASED, VALUE_END
 from tiered_index.rocketmq.log.message import body_crc
-from tiered_index.rocketmq.log.property_columns import key_columns
+from tiered_index.rocketmq.log.property_columns import KeyColumns, key_columns
 from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, Progress, erase
 from tiered_index.service.erasure.segments import FoundMessages, Patch
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -39,21 +40,23 @@ _BODY_CRC_AT, _SYS_FLAG_AT = 8, 36
 @dataclass(frozen=True)
 class MessagesToErase:
     """Finds the messages of a request in archived segments: a `FindMessages`. What was stored in the second of
-    `before_ms` (epoch milliseconds), or later, is none of them.
+    `before_ms` (epoch milliseconds), or later, is none of them. `keyed`: whether the index has fingerprints, which
+    tells what else goes with a key.
     """
 
     request: EraseRequest
     before_ms: int
+    keyed: bool = True
 
     @classmethod
-    def of(cls, request: EraseRequest, now_ms: int) -> MessagesToErase:
+    def of(cls, request: EraseRequest, now_ms: int, *, keyed: bool = True) -> MessagesToErase:
         """Return what a request finds that is made at a moment."""
-        return cls(request, request.tombstones(now_ms, keyed=True)[0].before_ms)
+        return cls(request, request.tombstones(now_ms, keyed=keyed)[0].before_ms, keyed)
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
         """Return what a segment holds. Raises as the storage."""
         patches: list[Patch] = []
-        messages, problem = 0, None
+        messages, collisions, problem = 0, 0, None
         try:
             log = ArchivedLog(archive, segment, skip_corrupt=True)
             for batch in log.batches(skip_corrupt=True, skip_missing=True):
@@ -62,34 +65,53 @@ class MessagesToErase:
                 for message in self._patches(batch, segment.start):
                     messages += 1
                     patches += message
+                collisions += self._collisions(batch)
         except (CorruptFile, ObjectNotFound) as error:
             problem = str(error)
-        return FoundMessages(messages, tuple(patches), problem)
+        return FoundMessages(messages, tuple(patches), problem, collisions)
 
     def _patches(self, batch: IndexBatch, start: int) -> Iterator[list[Patch]]:
         """Yield the patches of each message."""
         if not len(batch.positions):
             return
-        raw = np.frombuffer(batch.data, np.uint8)
-        columns = MessageColumns(raw, batch.positions, batch.begin)
+        columns, places = self._asked(batch)
+        if self.request.keys:
+            found, sought = self._keys(batch.data, columns, places)
+            places = places[np.unique(found.message[sought])]
+        yield from overwritten(columns, places, batch.begin - start)
+
+    def _collisions(self, batch: IndexBatch) -> int:
+        """Return how many entries have another key that the tombstones of those asked for hide."""
+        if not (self.request.keys and len(batch.positions)):
+            return 0
+        found, sought = self._keys(batch.data, *self._asked(batch))
+        topic = np.zeros(len(sought), np.int64)
+        hashes, prints = hash_batch([self.request.topic], topic, code_units(found.keys))
+        alike = np.zeros(len(sought), np.bool_)
+        for stone in self.request.tombstones(0, keyed=self.keyed):
+            mine = np.isin(hashes, stone.hashes)
+            alike |= mine if stone.fingerprint is None else mine & (prints == stone.fingerprint)
+        return int((alike & ~sought).sum())
+
+    def _asked(self, batch: IndexBatch) -> tuple[MessageColumns, npt.NDArray[Any]]:
+        """Return the messages, and the places of those that the request is about, whatever their keys."""
+        columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
         topics, index = columns.topics()
         wanted = [place for place, topic in enumerate(topics) if topic == self.request.topic]
-        head, base = columns.head, batch.begin - start
+        head = columns.head
         asked = np.isin(index, wanted) & (head["store_ms"] // 1000 * 1000 < self.before_ms)
         asked &= head["sys_flag"] & ERASED == 0
         if self.request.queue_id is not None:
             asked &= head["queue_id"] == self.request.queue_id
-        places = np.flatnonzero(asked)
-        if self.request.keys:
-            places = self._carrying(batch.data, columns, places)
-        yield from overwritten(columns, places, base)
+        return columns, np.flatnonzero(asked)
 
-    def _carrying(self, data: Any, columns: MessageColumns, places: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """Return those of the places whose message carries one of the keys."""
+    def _keys(
+        self, data: Any, columns: MessageColumns, places: npt.NDArray[Any]
+    ) -> tuple[KeyColumns, npt.NDArray[np.bool_]]:
+        """Return the keys of the messages at `places`, and which of them (bool, n) were asked for."""
         found = key_columns(data, columns.properties_at[places], columns.ends[places], tags=True)
         sought = pc.is_in(found.keys, value_set=pa.array(self.request.keys, pa.large_string()))
-        carrying: npt.NDArray[Any] = places[np.unique(found.message[sought.to_numpy(zero_copy_only=False)])]
-        return carrying
+        return found, sought.to_numpy(zero_copy_only=False)
 
 
 def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) -> Iterator[list[Patch]]:
@@ -143,7 +165,8 @@ def erase_index(
     request, present = EraseRequest(topic, given, queue_id, before_ms), clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
         log = StorageLog(opened, present)
-        log.open()
-        find = MessagesToErase.of(request, present.now_ms())
+        genesis = log.open().genesis
+        keyed = genesis is None or genesis.layout.schema.keyed
+        find = MessagesToErase.of(request, present.now_ms(), keyed=keyed)
         chosen: dict[str, Any] = {"yes": yes, "now": now, "grace_s": grace_s, "threads": threads}
         return erase(opened, log, request, present, **chosen, messages=find, progress=progress)

@@ -87,10 +87,12 @@ class EraseRequest:
 class Erasure:
     """The certificate. `objects` are those that held what was asked, with `entries` entries of it; of these `removed`
     are named by no record any more, and `entries_removed` entries went. `segments_*` tell of archived segments, of
-    which `messages_erased` messages were overwritten. `log_numbers` are the records that stated and removed it.
-    `scanned_*` tell of the scan of stored bytes after everything else; `remaining` are objects in which it found
-    entries, or that could not be told, `pending` objects that were removed and whose bytes are still there, or uploads
-    that no record names yet. `unchecked` says in words what could not be seen, `to_do` what is left to do.
+    which `messages_erased` messages were overwritten; `collisions` entries of their messages have another key of the
+    same hash and fingerprint, and went, too (None: no segment was read, or none for a key). `log_numbers` are the
+    records that stated and removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining`
+    are objects in which it found entries, or that could not be told, `pending` objects that were removed and whose
+    bytes are still there, or uploads that no record names yet. `unchecked` says in words what could not be seen,
+    `to_do` what is left to do.
     """
 
     request: EraseRequest
@@ -99,6 +101,7 @@ class Erasure:
     objects: tuple[StoredObject, ...] = ()
     entries: int = 0
     by_hash_alone: bool = False
+    collisions: int | None = None
     removed: tuple[str, ...] = ()
     entries_removed: int = 0
     deleted: int = 0
@@ -133,6 +136,7 @@ class Erasure:
             "entries": self.entries,
             "bytes": self.size_bytes,
             "by_hash_alone": self.by_hash_alone,
+            "collisions": self.collisions,
             "objects_removed": list(self.removed),
             "entries_removed": self.entries_removed,
             "deleted": {"objects": self.deleted, "bytes": self.deleted_bytes},
@@ -206,7 +210,7 @@ def erase(
     state = _record(log, stones, found)
     if now:
         state = _rewrite(storage, log, clock, look, threads, run_tasks, progress)
-        known |= _erase_messages(storage, log, clock, messages, progress)
+        known |= _erase_messages(storage, log, clock, messages, progress, keys=bool(request.keys))
         orphans = find_orphans(storage, log, clock, older_than_s=_UNNAMED_S, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
@@ -236,15 +240,16 @@ def erase(
 
 
 def _erase_messages(
-    storage: Storage, log: StorageLog, clock: Clock, messages: FindMessages | None, progress: Progress
+    storage: Storage, log: StorageLog, clock: Clock, messages: FindMessages | None, progress: Progress, *, keys: bool
 ) -> dict[str, Any]:
     """Overwrite the messages of archived segments; segments that were written again are read again."""
     segments = list(log.refresh().archive.values()) if messages is not None else []
     archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-    rewritten, erased, remaining, problems = 0, 0, list[str](), list[str]()
+    rewritten, erased, collisions, remaining, problems = 0, 0, 0, list[str](), list[str]()
     for number, segment in enumerate(segments, 1):
         assert messages is not None
         found = messages(archive, segment)
+        collisions += found.collisions
         if found.patches:
             try:
                 state = rewrite_segment(storage, log, clock, segment, found.patches)
@@ -261,6 +266,7 @@ def _erase_messages(
         progress("archived segments read", number, len(segments))
     return {
         "segments_read": len(segments),
+        "collisions": collisions if keys and segments else None,
         "segments_rewritten": rewritten,
         "messages_erased": erased,
         "segments_remaining": tuple(remaining),

@@ -49,12 +49,13 @@ class Patch(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class FoundMessages:
     """What one segment holds of what was asked: `messages`, and the patches that erase them, ascending and disjoint.
-    `problem`: what of the segment could not be told.
+    `problem`: what of the segment could not be told; `collisions`: how many entries of other keys go with those asked.
     """
 
     messages: int = 0
     patches: tuple[Patch, ...] = ()
     problem: str | None = None
+    collisions: int = 0
 
 
 FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]

@@ -180,7 +180,7 @@ class Copier:
                 except ObjectNotFound as error:
                     raise CorruptFile(
                         one.name,
-                        "the log names this object, but the storage does not have it: `recover --lost` gives it up",
+                        "the log names this object, but the storage does not: `verify --deep --repair` mends that",
                     ) from error
 
     # Sending
