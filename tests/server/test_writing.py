@@ -76,6 +76,23 @@ def test_a_source_is_taken_once(index, headers, encode):
         assert index.durable_position("s") == 3
 
 
+def test_nobody_moves_the_position_of_a_source_of_others(index, tmp_path):
+    every, some = (
+        bearer(add_token(tmp_path / "tokens", name, "write", topics))
+        for name, topics in (("all", None), ("shop", ("o",)))
+    )
+    with serving(index, tokens=tmp_path / "tokens") as client:
+
+        def post(headers, source):
+            asked = {"source": source, "position": 2**62}
+            return client.post(
+                "/v1/entries", content=lines(message(1)), headers=LINES | headers, params=asked
+            ).status_code
+
+        assert [post(some, source) for source in ("s", "shop", "rocketmq:broker", "shop:1")] == [403, 403, 403, 200]
+        assert [post(every, source) for source in ("rocketmq:broker", "s")] == [403, 200]
+
+
 WRONG = [
     (LINES, lines(message(1)) + "{", "line 2: it is no JSON"),
     (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),

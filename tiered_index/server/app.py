@@ -79,6 +79,8 @@ class Routes(LookupRoutes):
         asked = of_query(parameters.EntriesParameters, request.query_params)
         caller = caller_of(request)
         caller.need("write")
+        if asked.source is not None:
+            caller.need_source(asked.source)
         form = need_type(request, wire.NDJSON, wire.ARROW)
         if (intake := self._intake) is None:
             raise Refused(409, "this service only reads: the one beside the index's writer takes entries")

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from tiered_index import documents
 from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.server.problems import Refused
 
 Role = Literal["read", "write", "admin"]
@@ -52,6 +53,15 @@ class Caller:
         """Raise `Refused` where the caller may not see a topic."""
         if not self.sees(topic):
             raise Refused(403, f"the token is not for topic {topic!r:.80}")
+
+    def need_source(self, source: str) -> None:
+        """Raise `Refused` where the caller may not say how far a source was read: what others put of it later would
+        count as repeated, and be left out.
+        """
+        if source.startswith(SOURCE_PREFIX):
+            raise Refused(403, f"sources named {SOURCE_PREFIX}... are stores that the service follows")
+        if self.topics is not None and not source.startswith(f"{self.name}:"):
+            raise Refused(403, f"the token is for some topics, so its sources are named {self.name}:...")
 
     def need_every_topic(self, what: str) -> None:
         """Raise `Refused` where the caller may not see every topic: `what` tells of all of them."""

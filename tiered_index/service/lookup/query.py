@@ -441,9 +441,8 @@ def _error(scan: Scan) -> TieredIndexError:
     """Return what to raise: the one error where there is one kind, so that the caller's next action is clear."""
     hard = [(report, error) for report, error in scan.errors if not isinstance(error, BudgetExceeded)]
     first = hard[0][1]
-    if all(type(error) is type(first) for _, error in hard):
-        return first
-    if all(isinstance(error, StorageUnavailable) for _, error in hard):
+    one_kind = all(type(error) is type(first) for _, error in hard)
+    if one_kind or all(isinstance(error, StorageUnavailable) for _, error in hard):
         return first
     names = "; ".join(str(error) for _, error in hard)
     return PartialAnswer(
