@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-peers lock dist clean
+.PHONY: help setup demo serve-demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -34,12 +34,20 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock depl
 		|| { wait $$java; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
 	wait $$java
-	@touch $@ $(VENV)/.stamp-demo
+	@touch $@ $(VENV)/.stamp-demo $(VENV)/.stamp-serve
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
 
 demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages through all states, two crashes, every answer checked
 	@$(BIN)/tiered-index demo
+
+$(VENV)/.stamp-serve: $(VENV)/.stamp-demo pyproject.toml requirements.lock
+	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock)"
+	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo,server]'
+	@touch $@
+
+serve-demo: $(VENV)/.stamp-serve ## the service over two million messages that a broker writes: console, HTTP, RocketMQ's protocol
+	@$(BIN)/tiered-index demo --serve
 
 lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
 	@$(BIN)/ruff check .

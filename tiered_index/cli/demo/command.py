@@ -21,6 +21,7 @@ from typer import Option
 
 from tiered_index.cli.demo.ending import end_lives
 from tiered_index.cli.demo.processes import Broker, Follower, placed, upload_under_way
+from tiered_index.cli.demo.serving import ServedDemo
 from tiered_index.cli.demo.workload import (
     TOPICS,
     Census,
@@ -34,7 +35,7 @@ from tiered_index.cli.output import Output, human_bytes, human_count, human_seco
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, StorageUnavailable
+from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
@@ -244,6 +245,9 @@ def demo(
     cold_lookups: int = Option(200, min=2, help="Look-ups straight from the storage."),
     seed: int = Option(1, help="Everything random follows from it."),
     keep: Path | None = Option(None, help="Work in this folder and leave it, and the storage, as they are."),
+    serve: bool = Option(False, "--serve", help="Serve the store while it is written, until ended."),
+    port: int = Option(8080, min=0, max=65535, help="With --serve: port of HTTP and the console; 0: any free one."),
+    rocketmq_port: int = Option(9876, min=0, max=65535, help="With --serve: port for RocketMQ's tools."),
 ) -> int:
     """Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; killed
     twice, and at the end a retention rule and an erased key, all checked.
@@ -252,6 +256,9 @@ def demo(
     afterwards unless --keep). Without the extra "demo" it is a folder. Exit code 1 where an entry is lost or an answer
     is wrong.
 
+    With --serve nothing is killed: the service follows the store and answers over HTTP and RocketMQ's protocol, on this
+    host alone, from a storage that is a folder.
+
     [bold]Examples[/bold]
 
       tiered-index demo
@@ -259,7 +266,16 @@ def demo(
       tiered-index demo --messages 200000 --json
 
       tiered-index demo --storage s3://bucket/scratch --keep ./demo
+
+      tiered-index demo --serve
     """
+    if serve:
+        if session.storage is not None:
+            raise InvalidArgument("--serve keeps its index in a folder: leave --storage out")
+        layout = geometry_of(messages)
+        with _folder(keep) as folder:
+            ServedDemo(folder, messages, seed, layout, port, rocketmq_port, session.config_file).run(session.out)
+        return 0
     started_s = time.monotonic()
 
     def say(text: str) -> None:

@@ -1,0 +1,66 @@
+"""`tiered-index demo --serve`: a broker writes, the service follows it, and answers over HTTP and as RocketMQ does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+from types import SimpleNamespace
+
+import pytest
+
+from tests.integration.cli.followers import wait_until
+from tests.rocketmq.remoting_client import Client, by_key, records
+from tests.server.conftest import PATIENCE_S
+from tests.server.test_serve_command import ROOT, command, environment, refused
+from tiered_index.cli.demo.workload import Workload
+from tiered_index.client import IndexClient
+from tiered_index.errors import ConfigError
+from tiered_index.rocketmq.log.layout import Host
+from tiered_index.rocketmq.remoting.frames import RequestCode
+
+MESSAGES = 20_000
+
+
+async def by_tools(address, key):
+    host, port = address.split(":")
+    async with Client.open(SimpleNamespace(address=Host(host, int(port)))) as client:
+        return records((await client.ask(RequestCode.QUERY_MESSAGE, by_key("orders", key))).body)
+
+
+def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
+    asked = ("demo", "--serve", "--messages", MESSAGES, "--json", "--keep", tmp_path)
+    entries = Workload.generate(MESSAGES).entries
+    key, found = "order-0000001", []
+    for _ in range(2):
+        with subprocess.Popen(
+            command(*asked, "--port", 0, "--rocketmq-port", 0),
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                told = json.loads(process.stdout.readline())
+                with IndexClient(told["url"], token=told["token"]) as client:
+                    wait_until(
+                        lambda client=client: sum(t.entries for t in client.topics().topics) == entries,
+                        "all of the store is indexed",
+                    )
+                    found.append(client.query("orders", key, max_count=5))
+                    (message, *_) = client.messages("orders", key, max_count=5).messages
+                assert message.item.offset == found[-1][0].offset
+                with pytest.raises(ConfigError), IndexClient(told["url"], token="another") as stranger:
+                    stranger.topics()
+                assert len(asyncio.run(by_tools(told["rocketmq"], key))) > 5
+                process.send_signal(signal.SIGTERM)
+                assert process.wait(PATIENCE_S) == 0
+            finally:
+                process.kill()
+    assert len(found[0]) == 5 and found[0].items == found[1].items
+
+
+def test_what_does_not_go_with_it_is_refused():
+    code, error = refused("demo", "--serve", "--storage", "memory://x")
+    assert code == 2 and "--storage" in error
