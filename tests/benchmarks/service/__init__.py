@@ -1,0 +1,1 @@
+"""Load on `tiered-index serve` over sockets."""

@@ -1,0 +1,152 @@
+"""Clients that ask a service over keep-alive connections and check every answer: one asyncio loop, no HTTP library.
+
+A connection sends one request, waits for the whole answer, and sends the next one: its latency is from the first byte
+sent to the last one received.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+_STATUS = slice(9, 12)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """Bytes of a whole request, and how often `marker` stands in its answer's body."""
+
+    data: bytes
+    marker: bytes
+    count: int
+
+
+@dataclass
+class Load:
+    """What came back: seconds of each answer, and what was no right answer."""
+
+    latencies_s: list[float] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+    # by 503, as the service does with more than may wait
+    refused: int = 0
+    elapsed_s: float = 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """Return answers a second, percentiles of the latency in milliseconds, and how many were wrong."""
+        found = np.array(self.latencies_s or [np.nan]) * 1000
+        p50, p99 = np.percentile(found, [50, 99]).tolist()
+        return {
+            "answers": len(self.latencies_s),
+            "answers_per_s": len(self.latencies_s) / self.elapsed_s,
+            "p50_ms": p50,
+            "p99_ms": p99,
+            "refused": self.refused,
+            "wrong": len(self.wrong),
+        }
+
+
+class Connection(asyncio.Protocol):
+    """One connection, which asks `requests` until the load ends; with a `pause_s` it waits between them."""
+
+    def __init__(self, load: Load, requests: Iterator[Request], until_s: float, pause_s: float = 0.0) -> None:
+        self._load, self._requests = load, requests
+        self._until_s, self._pause_s = until_s, pause_s
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self._ask()
+
+    def _ask(self) -> None:
+        if time.perf_counter() >= self._until_s or self._transport.is_closing():
+            self._transport.close()
+            return
+        self._request, self._received = next(self._requests), bytearray()
+        self._began_s = time.perf_counter()
+        self._transport.write(self._request.data)
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        body_at = self._received.find(b"\r\n\r\n") + 4
+        if body_at < 4:
+            return
+        head = bytes(self._received[:body_at]).lower()
+        at = head.index(b"content-length:") + 15
+        if len(self._received) < body_at + int(head[at : head.index(b"\r", at)]):
+            return
+        if head[_STATUS] == b"503":
+            self._load.refused += 1
+            self._next()
+            return
+        self._load.latencies_s.append(time.perf_counter() - self._began_s)
+        found = self._received.count(self._request.marker, body_at)
+        if head[_STATUS] != b"200" or found != self._request.count:
+            self._load.wrong.append(f"{found} of {self._request.count}: {bytes(self._received[:300])!r}")
+        self._next()
+
+    def _next(self) -> None:
+        if self._pause_s:
+            asyncio.get_running_loop().call_later(self._pause_s, self._ask)
+        else:
+            self._ask()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if exc is not None:
+            self._load.wrong.append(f"a connection broke off: {exc!r}")
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+
+async def drive(
+    address: tuple[str, int],
+    requests: Callable[[int], Iterator[Request]],
+    *,
+    connections: int,
+    seconds: float,
+    pause_s: float = 0.0,
+) -> Load:
+    """Ask over so many connections for so long; `requests` returns those of a connection, by its number."""
+    loop, load = asyncio.get_running_loop(), Load()
+    began_s = time.perf_counter()
+    made = []
+    for number in range(connections):
+        until_s = began_s + seconds
+        _, one = await loop.create_connection(
+            lambda number=number, until_s=until_s: Connection(load, requests(number), until_s, pause_s), *address
+        )
+        made.append(one)
+    await asyncio.gather(*(one.ended for one in made))
+    load.elapsed_s = time.perf_counter() - began_s
+    return load
+
+
+class SlowReader(asyncio.Protocol):
+    """A client that asks once and takes its answer by `_SIP_BYTES` at a time, waiting between."""
+
+    def __init__(self, request: bytes, pause_s: float) -> None:
+        self._request, self._pause_s = request, pause_s
+        self.received_bytes = 0
+        self.was_cut = False
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self.transport = transport
+        transport.write(self._request)
+
+    def data_received(self, data: bytes) -> None:
+        self.received_bytes += len(data)
+        self.transport.pause_reading()
+        asyncio.get_running_loop().call_later(self._pause_s, self._resume)
+
+    def _resume(self) -> None:
+        if not self.transport.is_closing():
+            self.transport.resume_reading()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.was_cut = True

@@ -1,0 +1,265 @@
+"""What is measured of a service: a process of its own, filled and then asked over sockets."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+import multiprocessing
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import numpy as np
+import pyarrow as pa
+
+from tests.benchmarks.service.load import Request, SlowReader, drive
+from tiered_index import IndexService
+from tiered_index.client import IndexClient
+from tiered_index.errors import BackPressure
+
+_HERE = Path(__file__).parents[3]
+_TOPIC, _PER_KEY, _BEGIN_MS = "orders", 4, 1_700_000_000_000
+_BATCH_KEYS, _WRITTEN_PER_S, _WRITTEN_AT_ONCE = 1_000, 100_000, 5_000
+_CONNECTIONS, _MANY = 16, 1_000
+_SLOW, _SLOW_PAUSE_S = 50, 0.2
+# long enough for an answer that takes a slow reader a while
+_HOT_KEY, _HOT_ENTRIES = "hottest", 50_000
+_PUT_AT_ONCE = 100_000
+_MARKER = b'"offset"'
+# where the entries are when they are looked up
+PLACES = ("hot", "cached", "cold")
+T = TypeVar("T")
+
+
+def measure(folder: Path, entries: int, seconds: float, soak_s: float) -> list[dict[str, Any]]:
+    """Return the figures of each measurement, in the order in which they were made."""
+    rows = []
+    uri = (folder / "storage").as_uri()
+    with IndexService.open(
+        root=folder / "stored", storage=uri, items=entries + _HOT_ENTRIES + 1, background=False
+    ) as index:
+        _fill(lambda columns: (index.put_batch(columns), index.flush()), entries)
+        index.seal()
+        index.run_lifecycle()
+    for place in PLACES:
+        options = ["--storage", uri]
+        if place == "hot":
+            options = ["--root", str(folder / "root"), "--storage", (folder / "hot").as_uri(), "--write"]
+        with _service(options, cached=place != "cold") as (process, url):
+            service = _Service(process, url, entries, seconds)
+            if place == "hot":
+                with IndexClient(url) as client:
+                    _fill(client.put_batch, entries)
+            keys = 200 if place == "cached" else entries // _PER_KEY
+            rows.append(service.run(f"{place}: lookups", service.lookups, keys))
+            if place == "hot":
+                with _writing(url) as written:
+                    beside = service.run("hot: lookups beside writes", service.lookups, keys)
+                rows.append(beside | {"written_per_s": written[0] / beside["elapsed_s"]})
+            row = service.run(f"{place}: batches of {_BATCH_KEYS:,} keys", service.batches, keys, connections=2)
+            rows.append(row | {"keys_per_s": row["answers_per_s"] * _BATCH_KEYS})
+            if place == "cached":
+                # a quarter of what one connection after the other gets
+                pause_s = _MANY / max(1.0, rows[-2]["answers_per_s"] / 4)
+                many = service.run(f"{_MANY:,} connections", service.lookups, keys, connections=_MANY, pause_s=pause_s)
+                rows += [many, service.beside_slow_readers(), service.soak(soak_s)]
+    return rows
+
+
+class _Service:
+    """A service that is measured."""
+
+    def __init__(self, process: subprocess.Popen[str], url: str, entries: int, seconds: float) -> None:
+        self._process, self._entries, self._seconds = process, entries, seconds
+        self._address = (urlsplit(url).hostname or "", urlsplit(url).port or 0)
+        self._host = f"Host: {urlsplit(url).netloc}\r\n".encode()
+
+    def lookups(self, number: int, keys: int) -> Iterator[Request]:
+        """Yield lookups of keys at random; every eighth is of a key that is absent."""
+        drawn = random.Random(number)
+        for turn in itertools.count():
+            absent = turn % 8 == 7
+            key = f"absent-{drawn.randrange(10**9)}" if absent else _key(drawn.randrange(keys))
+            head = f"GET /v1/query?topic={_TOPIC}&key={key} HTTP/1.1\r\n".encode()
+            yield Request(head + self._host + b"\r\n", _MARKER, 0 if absent else _PER_KEY)
+
+    def batches(self, number: int, keys: int) -> Iterator[Request]:
+        """Yield lookups of many keys at once."""
+        drawn = random.Random(number)
+        while True:
+            asked = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
+            body = json.dumps({"lookups": asked}).encode()
+            head = b"POST /v1/query:batch HTTP/1.1\r\ncontent-type: application/json\r\n" + self._host
+            head += f"content-length: {len(body)}\r\n\r\n".encode()
+            yield Request(head + body, _MARKER, _BATCH_KEYS * _PER_KEY)
+
+    def run(
+        self,
+        name: str,
+        requests: Callable[[int, int], Iterator[Request]],
+        keys: int,
+        *,
+        connections: int = _CONNECTIONS,
+        pause_s: float = 0.0,
+    ) -> dict[str, Any]:
+        """Return the figures of one load."""
+        print(name, file=sys.stderr, flush=True)
+        before_s = self._cpu_s()
+        seconds = max(self._seconds, 2 * pause_s)
+        load = asyncio.run(
+            drive(
+                self._address,
+                lambda number: requests(number, keys),
+                connections=connections,
+                seconds=seconds,
+                pause_s=pause_s,
+            )
+        )
+        figures = load.figures()
+        if load.wrong:
+            print(load.wrong[0], file=sys.stderr)
+        cpu_us = (self._cpu_s() - before_s) / max(1, figures["answers"]) * 1e6
+        return {"name": name, **figures, "cpu_us": cpu_us, "elapsed_s": load.elapsed_s, **self._resources()}
+
+    def beside_slow_readers(self) -> dict[str, Any]:
+        """Return the figures of lookups while others read long answers slowly."""
+        name = f"cached: lookups beside {_SLOW} slow readers"
+        print(name, file=sys.stderr, flush=True)
+        head = f"GET /v1/query?topic={_TOPIC}&key={_HOT_KEY}&all=true HTTP/1.1\r\nAccept: application/x-ndjson\r\n"
+
+        async def both() -> tuple[Any, int]:
+            loop = asyncio.get_running_loop()
+            readers = []
+            for _ in range(_SLOW):
+                one = socket.socket()
+                # small, so that the service has to wait for its reader
+                one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                one.setblocking(False)
+                await loop.sock_connect(one, self._address)
+                data = head.encode() + self._host + b"\r\n"
+                readers.append((await loop.create_connection(lambda d=data: SlowReader(d, _SLOW_PAUSE_S), sock=one))[1])
+            load = await drive(
+                self._address, lambda n: self.lookups(n, 200), connections=_CONNECTIONS, seconds=self._seconds
+            )
+            resources = self._resources()
+            for reader in readers:
+                reader.transport.abort()
+            return load, resources
+
+        load, resources = asyncio.run(both())
+        return {"name": name, **load.figures(), "elapsed_s": load.elapsed_s, **resources}
+
+    def soak(self, seconds: float) -> dict[str, Any]:
+        """Return the figures of a long mixed load, and memory, threads and descriptors at a third of it and its end."""
+        mixed: list[Callable[[int, int], Iterator[Request]]] = [self.lookups, self.batches]
+
+        def requests(number: int, keys: int) -> Iterator[Request]:
+            return mixed[number % 8 == 7](number, keys)
+
+        keys = self._entries // _PER_KEY
+        steady, self._seconds = self._seconds, seconds / 3
+        first = self.run("a third of the soak", requests, keys)
+        self._seconds = seconds - seconds / 3
+        last = self.run(f"soak of {seconds:g} s", requests, keys)
+        self._seconds = steady
+        return last | {f"{name}_before": first[name] for name in ("memory_mib", "threads", "descriptors")}
+
+    def _cpu_s(self) -> float:
+        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def _resources(self) -> dict[str, int]:
+        proc = Path(f"/proc/{self._process.pid}")
+        status = dict(line.split(":", 1) for line in (proc / "status").read_text().splitlines())
+        return {
+            "memory_mib": int(status["VmRSS"].split()[0]) >> 10,
+            "threads": int(status["Threads"]),
+            "descriptors": len(list((proc / "fd").iterdir())),
+        }
+
+
+def _key(number: int) -> str:
+    return f"order-{number:09d}"
+
+
+def _columns(entries: int, start: int, stop: int) -> pa.Table:
+    """Return entries, those of a key a quarter of all entries apart; behind the last one they are all of one key."""
+    numbers = np.arange(start, stop)
+    return pa.table(
+        {
+            "topic": pa.array([_TOPIC] * len(numbers)),
+            "key": [_HOT_KEY if start >= entries else _key(n) for n in (numbers % (entries // _PER_KEY)).tolist()],
+            "queue_id": (numbers % 8).astype(np.int32),
+            "offset": numbers * 1000,
+            "size": np.full(len(numbers), 256, np.int32),
+            "timestamp_ms": _BEGIN_MS + numbers // 10,
+        }
+    )
+
+
+def _fill(put: Callable[[pa.Table], Any], entries: int) -> None:
+    for start in range(0, entries, _PUT_AT_ONCE):
+        _retried(lambda s=start: put(_columns(entries, s, min(entries, s + _PUT_AT_ONCE))))
+    _retried(lambda: put(_columns(entries, entries, entries + _HOT_ENTRIES)))
+
+
+def _retried(act: Callable[[], T]) -> T:
+    while True:
+        try:
+            return act()
+        except BackPressure:
+            time.sleep(0.05)
+
+
+@contextlib.contextmanager
+def _service(options: list[str], *, cached: bool) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """Yield a service's process and its URL."""
+    own = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
+    if not cached:
+        own |= {"TIERED_INDEX_BLOCK_CACHE_BYTES": "0"}
+    command = [sys.executable, "-m", "tiered_index", "serve", "--port", "0", "--json", "--quiet", *options]
+    with subprocess.Popen(command, cwd=_HERE, env=own, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield process, json.loads(process.stdout.readline())["url"]
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+@contextlib.contextmanager
+def _writing(url: str) -> Iterator[list[int]]:
+    """Have another process put entries meanwhile; at the end the list has how many it put."""
+    spawn, written = multiprocessing.get_context("spawn"), list[int]()
+    begun, end, count = spawn.Event(), spawn.Event(), spawn.Value("q", 0)
+    writer = spawn.Process(target=_write, args=(url, begun, end, count))
+    writer.start()
+    begun.wait()
+    before = count.value
+    try:
+        yield written
+    finally:
+        end.set()
+        writer.join()
+        written.append(count.value - before)
+
+
+def _write(url: str, begun: Event, end: Event, count: Any) -> None:
+    """Put entries of other keys at a steady rate."""
+    first, began_s = 1 << 40, time.monotonic()
+    with IndexClient(url) as client:
+        while not end.is_set():
+            client.put_batch(_columns(1 << 42, first + count.value, first + count.value + _WRITTEN_AT_ONCE))
+            count.value += _WRITTEN_AT_ONCE
+            begun.set()
+            end.wait(max(0.0, began_s + count.value / _WRITTEN_PER_S - time.monotonic()))
