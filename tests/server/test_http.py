@@ -195,8 +195,10 @@ def test_a_wrong_body_is_a_problem(index, body, kind, status):
 
 
 def test_what_a_path_does_not_take_is_said(client):
-    got = client.request("BREW", "/v1/topics")
-    assert (got.status_code, got.headers["allow"]) == (405, "GET")
+    for path in ("/v1/topics", "/v1/files/some"):
+        got = client.delete(path)
+        assert (got.status_code, got.headers["allow"]) == (405, "GET")
+    assert client.request("BREW", "/v1/topics").status_code == 400
     # a client can't make metrics of its own
     assert "BREW" not in client.get("/metrics").text
     headers = {"content-type": wire.JSON, "content-encoding": "gzip"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import math
 import threading
@@ -130,6 +129,8 @@ def serve(
     """
     try:
         # the extra's packages are needed here alone
+        import uvloop
+
         from tiered_index.server.app import Service
         from tiered_index.server.calls import Caps
         from tiered_index.server.listening import HttpListener, Tls, is_local, own_names, serve_all
@@ -212,7 +213,7 @@ def serve(
                 session.out.record({"status": "serving", "url": urls[0], "urls": urls})
                 session.out.flush()
 
-        asyncio.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
+        uvloop.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
         if following is not None:
             following.end()
     session.out.answer({"status": "stopped"}, streamed=True)

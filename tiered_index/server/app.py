@@ -186,7 +186,7 @@ class _Dispatch:
     def __init__(self, app: FastAPI) -> None:
         self._app = app
         found = [route for route in app.routes if isinstance(route, APIRoute) and not route.param_convertors]
-        self._routes = {(method, route.path): route for route in found for method in route.methods}
+        self._routes = {(method, route.path): route for route in found for method in route.methods or ()}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         route = self._routes.get((scope["method"], scope["path"])) if scope["type"] == "http" else None

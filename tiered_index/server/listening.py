@@ -16,10 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import h11
 import uvicorn
 from starlette.types import ASGIApp
-from uvicorn.protocols.http.h11_impl import H11Protocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import ConfigError
 
@@ -29,6 +28,8 @@ _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
 # for the head of a request to come whole
 _HEAD_S = 30.0
+# of it, which the parser does not bound
+_MOST_HEAD_BYTES = 64 << 10
 
 
 class Listener(Protocol):
@@ -103,13 +104,12 @@ class HttpListener:
         self._server.should_exit = True
 
 
-class _Connection(H11Protocol):
-    """A connection that ends where the head of a request does not come in time, or where there are too many others.
-
-    It is h11's: that bounds a head's bytes, which httptools does not.
-    """
+class _Connection(HttpToolsProtocol):
+    """A connection that ends where the head of a request is too long or late, or where there are too many others."""
 
     _late: asyncio.TimerHandle | None = None
+    _in_head = True
+    _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -119,20 +119,33 @@ class _Connection(H11Protocol):
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
+        if self._in_head:
+            self._head_bytes += len(data)
+            if self._head_bytes > _MOST_HEAD_BYTES:
+                self.transport.abort()
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._in_head, self._head_bytes = True, 0
         self._watch()
+
+    def on_headers_complete(self) -> None:
+        super().on_headers_complete()
+        self._in_head = False
+        self._end_watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        if self._late is not None:
-            self._late.cancel()
+        self._end_watch()
 
     def _watch(self) -> None:
-        waits = self.conn.their_state is h11.IDLE
-        if self._late is not None and not waits:
+        if self._late is None:
+            self._late = self.loop.call_later(_HEAD_S, self.transport.abort)
+
+    def _end_watch(self) -> None:
+        if self._late is not None:
             self._late.cancel()
             self._late = None
-        elif self._late is None and waits:
-            self._late = self.loop.call_later(_HEAD_S, self.transport.abort)
 
 
 class _Server(uvicorn.Server):
