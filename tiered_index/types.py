@@ -70,18 +70,24 @@ class IndexItem:
         Byte strings become hexadecimal text; a `source` of None is left out.
         """
         kind: Any = self.__class__
-        document = {name: getattr(self, name) for name in _field_names(kind)}
+        names, of_bytes = _field_names(kind)
+        document = self.__dict__.copy()
+        if len(document) != len(names):
+            # with attributes of a subclass beside its fields
+            document = {name: document[name] for name in names}
         if document["source"] is None:
             del document["source"]
-        for name, value in document.items():
-            if value.__class__ is bytes:
-                document[name] = value.hex()
+        for name in of_bytes:
+            document[name] = document[name].hex()
         return document
 
 
 @functools.cache
-def _field_names(kind: Any) -> tuple[str, ...]:
-    return tuple(f.name for f in dataclasses.fields(kind))
+def _field_names(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the names of a class's fields, and of those among them that hold bytes."""
+    fields = dataclasses.fields(kind)
+    of_bytes = [f.name for f in fields if f.metadata.get("dtype", "").lstrip("<>=|")[:1] == "S"]
+    return tuple(f.name for f in fields), tuple(of_bytes)
 
 
 ItemT = TypeVar("ItemT", bound=IndexItem, default=IndexItem, covariant=True)

@@ -44,7 +44,7 @@ def test_the_examples_work(tmp_path, capsys):
     assert json.loads(lines.splitlines()[-1])["count"] == 2
     assert [len(one["items"]) for one in json.loads(batch)["results"]] == [2, 1]
     assert [one["state"] for one in json.loads(messages)["messages"]] == ["missing", "missing"]
-    assert '"topic": "payments"' in lists and "tiered_index_lookups_total" in lists and '"ready"' in lists
+    assert '"topic":"payments"' in lists and "tiered_index_lookups_total" in lists and '"ready"' in lists
     assert json.loads(taken) | {"entries": 1, "position": 1, "durable_position": 1} == json.loads(taken)
     assert json.loads(verification)["deep"] is True
     assert "offset=204800" in capsys.readouterr().out

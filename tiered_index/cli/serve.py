@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import math
 import threading
 from functools import partial
@@ -213,6 +214,9 @@ def serve(
                 session.out.record({"status": "serving", "url": urls[0], "urls": urls})
                 session.out.flush()
 
+        # what is loaded stays, and is looked at by no later collection
+        gc.collect()
+        gc.freeze()
         uvloop.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
         if following is not None:
             following.end()

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import orjson
 import pyarrow as pa
 
 from tiered_index.server.problems import Redaction
@@ -36,7 +37,14 @@ def form_of(accept: str | None) -> str:
 
 def encode(document: Any) -> bytes:
     """Return a JSON document as one line of printable ASCII, so that text of any kind passes."""
-    return json.dumps(document).replace("\x7f", "\\u007f").encode() + b"\n"
+    try:
+        data = orjson.dumps(document)
+    except TypeError:
+        # half a surrogate pair, which is no UTF-8
+        data = b"\x80"
+    if not data.isascii():
+        data = json.dumps(document, separators=(",", ":")).encode()
+    return data.replace(b"\x7f", b"\\u007f") + b"\n"
 
 
 def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *, files: bool) -> dict[str, Any]:

@@ -95,13 +95,21 @@ class _Service:
 
     def batches(self, number: int, keys: int) -> Iterator[Request]:
         """Yield lookups of many keys at once."""
+        return self._batches(number, keys, b"", _MARKER, _BATCH_KEYS * _PER_KEY)
+
+    def arrow_batches(self, number: int, keys: int) -> Iterator[Request]:
+        """Yield lookups of many keys at once, answered as Arrow streams, whose metadata tell that they are whole."""
+        accept = b"accept: application/vnd.apache.arrow.stream\r\n"
+        return self._batches(number, keys, accept, b'"complete"', 1)
+
+    def _batches(self, number: int, keys: int, accept: bytes, marker: bytes, count: int) -> Iterator[Request]:
         drawn = random.Random(number)
         while True:
             asked = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
             body = json.dumps({"lookups": asked}).encode()
-            head = b"POST /v1/query:batch HTTP/1.1\r\ncontent-type: application/json\r\n" + self._host
+            head = b"POST /v1/query:batch HTTP/1.1\r\ncontent-type: application/json\r\n" + self._host + accept
             head += f"content-length: {len(body)}\r\n\r\n".encode()
-            yield Request(head + body, _MARKER, _BATCH_KEYS * _PER_KEY)
+            yield Request(head + body, marker, count)
 
     def run(
         self,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -89,7 +90,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
     names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
     that no file has; `lost` returns what was given up for good, by the lookup's number, `expired` before when
-    what it asks for has expired.
+    what it asks for has expired; None: nothing.
     """
 
     batch: LookupBatch
@@ -103,13 +104,20 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     schema: Schema
     form: AnswerForm
     pages: Mapping[int, QueryResult[ItemT]]
-    lost: Callable[[int], tuple[LostFile, ...]] = lambda number: ()
-    expired: Callable[[int], int | None] = lambda number: None
+    lost: Callable[[int], tuple[LostFile, ...]] | None = None
+    expired: Callable[[int], int | None] | None = None
 
     def __post_init__(self) -> None:
         self._failed = self.failed
         reports = [*self.failed, *(report for page in self.pages.values() for report in page.failed)]
         self.failed = tuple({(report.source, report.file): report for report in reports}.values())
+
+    @cached_property
+    def _numbers(self) -> list[tuple[int, int, int, int, bool]]:
+        """Of each answer: where its rows begin and end, its inclusive seconds, and whether there are more."""
+        starts, batch = self.starts.tolist(), self.batch
+        bounds = (batch.second_min.tolist(), batch.second_max.tolist(), self.more.tolist())
+        return list(zip(starts[:-1], starts[1:], *bounds, strict=True))
 
     def __len__(self) -> int:
         return len(self.batch)
@@ -145,12 +153,11 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         if number in self.pages:
             return self.pages[number]
         q = self.batch.lookups[number]
-        rows = self.rows[self.starts[number] : self.starts[number + 1]]
-        low, high = int(self.batch.second_min[number]), int(self.batch.second_max[number])
+        start, stop, low, high, more = self._numbers[number]
+        rows = self.rows[start:stop]
         failed = tuple(
-            report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low
+            [report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low]
         )
-        more = bool(self.more[number])
         status: Status = "partial" if failed else "truncated" if more else "complete"
         cursor = (
             encode_cursor(order_key(rows[-1], self.schema), query_digest(q.topic, q.key, low, high)) if more else None
@@ -162,6 +169,6 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
             freshness=self.freshness,
             unknown_topics=(q.topic,) if q.topic in self.unknown and not len(rows) else (),
             item_type=self.item_type,
-            lost=self.lost(number),
-            expired_before_ms=self.expired(number),
+            lost=self.lost(number) if self.lost is not None else (),
+            expired_before_ms=self.expired(number) if self.expired is not None else None,
         )

@@ -249,8 +249,6 @@ class QueryEngine:
         lost = self.lost_objects()
 
         def given_up(number: int) -> tuple[LostFile, ...]:
-            if not lost:
-                return ()
             low, high = int(batch.second_min[number]), int(batch.second_max[number])
             hashes = [int(one.key_hash[number]) for one in (batch, batch.under("mask")[0])]
             return _among(lost, low, high, *hashes)
@@ -260,7 +258,7 @@ class QueryEngine:
 
         results = QueryResults(
             *(batch, rows, starts, more, failed, explain, files.seen(handles), unknown, self.schema, self.form),
-            *(pages, given_up, expired),
+            *(pages, given_up if lost else None, expired if any(begins) else None),
         )
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]
