@@ -4,6 +4,7 @@ server a process.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -24,6 +25,12 @@ _CHECKS = [
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_CHECKS, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=_CHECKS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+
+def pytest_collection_finish() -> None:
+    """Leave thousands of collected tests to themselves: no later collection of garbage looks at them."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="session")

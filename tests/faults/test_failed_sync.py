@@ -118,7 +118,7 @@ def finish(world):
     world.tidy()
 
 
-@pytest.mark.parametrize("times", [1, 4])
+@pytest.mark.parametrize("times", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("point", POINTS)
 def test_it_heals_without_a_restart(make_world, point, times):
     struck = 0

@@ -39,7 +39,7 @@ def put(service: IndexService, ledger: Ledger, messages: list[Message], *, batch
     ledger.acknowledge(messages)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(items=st.integers(2, 24), preset=st.sampled_from(["native", "rocketmq"]), steps=_STEPS)
 @example(items=2, preset="native", steps=[(40, 5, True)])  # a file an entry
 @example(items=11, preset="rocketmq", steps=[(10, 1, True), (10, 1, True), "flush"])  # full to the entry, twice

@@ -31,7 +31,7 @@ GOALS = {
 }
 
 
-@pytest.fixture(scope="module", params=["native", "rocketmq"])
+@pytest.fixture(scope="module", params=["native", pytest.param("rocketmq", marks=pytest.mark.slow)])
 def measured(request, script, tmp_path_factory):
     """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")

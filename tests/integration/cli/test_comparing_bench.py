@@ -19,7 +19,7 @@ def compare(*arguments: object) -> Outcome:
     return run_here(*arguments, program=command.main, timeout=240)
 
 
-@pytest.mark.parametrize("preset", ["native", "rocketmq"])
+@pytest.mark.parametrize("preset", ["native", pytest.param("rocketmq", marks=pytest.mark.slow)])
 def test_cold_lookups_beside_rocketmq(preset, tmp_path):
     (tmp_path / "work").mkdir()
     places = ("--root-dir", tmp_path / "work", "--out", tmp_path / "out.json")
