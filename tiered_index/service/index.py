@@ -318,11 +318,12 @@ class IndexService(Lookups[ItemT]):
 
         `unpublished` counts the files, and the entries in them and in the buffer, that a reader of the storage does not
         see yet. `quarantined_entries` and `folded_entries` (see `Explain`) count since this service was opened, the
-        latter at each lookup that meets them.
+        latter at each lookup that meets them, as `put_entries`, `refused_puts` (by back-pressure), `steps` in the life
+        of files and `failed_rounds` of the workers do. `position_age_s` is since when each durable position stands,
+        `lease_left_s` how long the lease holds unless it is renewed (None: there is none).
         """
         (parts,) = self._opened
-        errors = parts.errors((self._writer, self._rounds))
-        return {**parts.health(), "problems": [f"{name}: {error}" for name, error in errors]}
+        return parts.health((self._writer, self._rounds))
 
     def close(self) -> None:
         """Flush, stop the workers, release lease and lock; raise the first error after everything is released.

@@ -12,7 +12,7 @@ import logging
 import secrets
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -77,7 +77,8 @@ class Parts:
         layout: Layout,
         recovered: Recovered,
     ) -> None:
-        self.lock, self.storage, self.session, self.cold = lock, storage, session, cold
+        self.lock, self.storage, self.session, self.cold, self.clock = lock, storage, session, cold, clock
+        self._opened_s = clock.monotonic_s()
         self.marker, self.layout, self.notes = marker, layout, tuple(recovered.notes)
         catalog, topics = self.catalog, self.topics = Catalog(), TopicTable()
         self.buffer = WriteBuffer(
@@ -92,7 +93,7 @@ class Parts:
                     "uploads or retirement must make room first"
                 )
 
-        context = AppenderContext(
+        context = self._context = AppenderContext(
             root,
             catalog,
             topics,
@@ -165,8 +166,8 @@ class Parts:
 
         return [close_pools, release_files, self.catalog.clear, self.lock.release, self.storage.close]
 
-    def health(self) -> dict[str, Any]:
-        """Return the summary of `IndexService.health`, its problems apart."""
+    def health(self, workers: Sequence[Worker]) -> dict[str, Any]:
+        """Return the summary of `IndexService.health`."""
         buffered, handles = self.buffer.size, self.catalog.all()
         own = [
             h
@@ -186,7 +187,21 @@ class Parts:
             "local_bytes": self.lifecycle.local_bytes(),
             "files": dict(Counter(handle.place for handle in handles)),
             "unpublished": {"files": len(own), "entries": buffered + sum(handle.count for handle in own)},
+            "put_entries": self.buffer.taken_entries,
+            "refused_puts": self.buffer.refused,
+            "steps": {
+                name: one.to_dict() for name, one in {"seal": self._context.seals, **self.lifecycle.times}.items()
+            },
+            "lease_left_s": self.session.lease_left_s,
+            "position_age_s": self._position_ages_s(),
+            "failed_rounds": {worker.name: worker.failed_rounds for worker in workers},
+            "problems": [f"{name}: {error}" for name, error in self.errors(workers)],
         }
+
+    def _position_ages_s(self) -> dict[str, float]:
+        """Return since when each source's durable position stands, or since the opening where it did then."""
+        now_s, moved_s = self.clock.monotonic_s(), self.flusher.moved_s
+        return {source: now_s - moved_s.get(source, self._opened_s) for source in self.flusher.positions}
 
     def errors(self, workers: Iterable[Worker]) -> list[tuple[str, BaseException]]:
         """Return every present error, with what it is of."""

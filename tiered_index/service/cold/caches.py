@@ -139,6 +139,8 @@ class Filters:
     _misses: dict[str, int] = field(default_factory=dict)
     _missed_bytes: int = 0
     _fetching: dict[str, int] = field(default_factory=dict)  # bytes of filters that are being fetched
+    false_positives: int = 0
+    """Searches that found nothing though the filter let them."""
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
         """Return whether the file certainly doesn't hold a key; False where its filter is in no cache. `filter_hash`
@@ -175,11 +177,13 @@ class Filters:
         return ~blocks_may_hold(words[place * _BLOCKS_A_PIECE + numbers % _BLOCKS_A_PIECE], hashes)
 
     def record_miss(self, stored: StoredObject, hash64: int) -> None:
-        """Count a miss of the key of `hash64`, unless the filter is in a cache or fits none."""
+        """Count a miss of the key of `hash64`: a false positive where the filter is in a cache."""
         if not self.fits(stored):
             return
         whole = self.memory.get((self.index_id, stored.name, _WHOLE))
         if self._block(stored, block_number(hash64, stored.filter_length // FILTER_BLOCK_BYTES), whole) is not None:
+            with self._lock:
+                self.false_positives += 1
             return
         with self._lock:
             self._misses[stored.name] = self._misses.get(stored.name, 0) + 1

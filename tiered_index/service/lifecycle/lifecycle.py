@@ -54,7 +54,7 @@ from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import disk_error
-from tiered_index.service.writing.appenders import QUARANTINE
+from tiered_index.service.writing.appenders import QUARANTINE, StepTimes
 
 _log = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 60
@@ -92,6 +92,7 @@ class Lifecycle:
         self.refresh = context.refresh
         self._failed: dict[str, TieredIndexError] = {}  # in this round
         self.errors: dict[str, TieredIndexError] = {}
+        self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
         self._closed = False
         self._expire_s = self._sweep_s = 0.0  # when what has expired is looked for next
         self._expired = NOTHING  # as the log that is kept in the root says
@@ -116,7 +117,7 @@ class Lifecycle:
             sealed = self._sealed()
             self._staging.begin_clocks(sealed)
             for file in [file for file in sealed if not self._staging.waits(file)] if has_root else ():
-                progress.compacted += self._step(file.file_id, partial(self._compact, file))
+                progress.compacted += self._step(file.file_id, partial(self._compact, file), "compact")
             lacks_room = any(
                 isinstance(error, BackPressure) for error in (self._context.flusher.error, *self._failed.values())
             )
@@ -124,14 +125,14 @@ class Lifecycle:
                 self._step("damaged", self._tend_damaged)
                 self._tend(progress)
                 for ready in self._ready():
-                    if not self._step(ready.file_id, partial(self._upload, ready)):
+                    if not self._step(ready.file_id, partial(self._upload, ready), "upload"):
                         # in order of sequence, so that source positions in the log never run ahead of the entries
                         break
                     progress.uploaded += 1
                 self._step("staging", self._staging.finish)
-                self._step("expiry", self._expire)
+                self._step("expiry", self._expire, "expire")
                 for old in self._retirable(lacks_room=lacks_room):
-                    progress.retired += self._step(old.file_id, partial(self._retire, old))
+                    progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
             if has_root:
                 self._context.deletions.again()
                 self._context.catalog.reclaim()
@@ -191,9 +192,9 @@ class Lifecycle:
                         total += (root.folder(state) / name).stat().st_size
         return total
 
-    def _step(self, name: str, step: Callable[[], None]) -> bool:
+    def _step(self, name: str, step: Callable[[], None], kind: str | None = None) -> bool:
         try:
-            step()
+            step() if kind is None else self.times[kind].run(step)
         except TieredIndexError as error:
             if isinstance(error, WriterFenced):
                 self._context.session.fenced = error

@@ -134,6 +134,10 @@ class Lease:
         if self.clock.monotonic_s() - self._renewed_s >= self.ttl_s / 3:
             self._write(released=False)
 
+    def left_s(self) -> float:
+        """Return the seconds until it ends, negative afterwards."""
+        return self.ttl_s - (self.clock.monotonic_s() - self._renewed_s)
+
     def release(self) -> None:
         """Let another root claim the index at once."""
         self._write(released=True)
@@ -199,6 +203,11 @@ class StorageSession:
     def claimed(self) -> bool:
         """Whether this writer may publish."""
         return self.epoch > 0 and self.fenced is None
+
+    @property
+    def lease_left_s(self) -> float | None:
+        """Seconds until the lease ends unless it is renewed, negative afterwards; None: this writer has none."""
+        return self._lease.left_s() if self._lease is not None and self.fenced is None else None
 
     @property
     def expired(self) -> Expired:

@@ -225,6 +225,7 @@ class Worker:
         self, name: str, run_once: Callable[[], object] | None = None, interval_s: float | None = None
     ) -> None:
         self.error: BaseException | None = None
+        self.failed_rounds = 0
         self.name = name
         self._run_once = run_once
         self._interval_s = interval_s
@@ -343,4 +344,5 @@ class Worker:
             self.error = error
         else:
             self.error = None
+        self.failed_rounds += self.error is not None
         return self.error is not None

@@ -35,6 +35,32 @@ _BATCH = 1 << 19
 
 
 @dataclass
+class StepTimes:
+    """How often a step in the life of files was taken, how often it failed, and the seconds that it took in all."""
+
+    clock: Clock
+    count: int = 0
+    errors: int = 0
+    seconds: float = 0.0
+
+    def run(self, step: Callable[[], object]) -> None:
+        """Take the step. Raises as it does."""
+        began_s = self.clock.monotonic_s()
+        self.count += 1
+        try:
+            step()
+        except BaseException:
+            self.errors += 1
+            raise
+        finally:
+            self.seconds += self.clock.monotonic_s() - began_s
+
+    def to_dict(self) -> dict[str, float]:
+        """Return it JSON-ready."""
+        return {"count": self.count, "errors": self.errors, "seconds": self.seconds}
+
+
+@dataclass
 class AppenderContext:
     """What one root's appenders share. `admit` raises `BackPressure`; `log_number`: how much of the log is known."""
 
@@ -47,6 +73,9 @@ class AppenderContext:
     admit: Callable[[int], None]
     log_number: Callable[[], int]
     deletions: Deletions
+
+    def __post_init__(self) -> None:
+        self.seals = StepTimes(self.clock)
 
 
 @dataclass(eq=False)
@@ -203,7 +232,7 @@ class Appender:
             self._show(file)
             self._last = (file.file_id, file.count)
             try:
-                file.seal()
+                self.context.seals.run(file.seal)
             except TieredIndexError as error:
                 _log.warning("%s is sealed in memory only: %s", file.path, error)
         else:

@@ -199,6 +199,8 @@ class WriteBuffer:
         self._entries = 0  # of closed chunks, like the bytes
         self._bytes = 0
         self._newest = 0
+        self._flushed_entries = 0
+        self.refused = 0  # how many puts were pushed back
         self.released = 0  # number of the newest chunk that `end_flush` released
         self._closed = False
         self.refusal: str | None = None
@@ -208,6 +210,11 @@ class WriteBuffer:
     def size(self) -> int:
         """Entries in the buffer."""
         return self._entries + len(self._open.keys)
+
+    @property
+    def taken_entries(self) -> int:
+        """Entries that were ever put."""
+        return self._flushed_entries + self.size
 
     @property
     def size_bytes(self) -> int:
@@ -295,10 +302,12 @@ class WriteBuffer:
     def end_flush(self) -> None:
         """Release the chunks of `begin_flush`: they are in files now, durable and searchable there."""
         if self._flushing:
-            entries = self._entries - sum(chunk.count for chunk in self._flushing)
+            count = sum(chunk.count for chunk in self._flushing)
+            entries, flushed = self._entries - count, self._flushed_entries + count
             size_bytes = self._bytes - sum(chunk.size_bytes for chunk in self._flushing)
             newest = self._flushing[-1].number
-            self._flushing, self._entries, self._bytes, self.released = (), entries, size_bytes, newest
+            state = (), entries, flushed, size_bytes, newest
+            self._flushing, self._entries, self._flushed_entries, self._bytes, self.released = state
         self.refusal = None
 
     def _admit(self, entries: int, size_bytes: int) -> None:
@@ -311,6 +320,7 @@ class WriteBuffer:
                 f"the write buffer holds {held:,} entries ({held_bytes:,} bytes) that are not flushed yet; its bounds "
                 f"are {self._max_entries:,} entries and {self._max_bytes:,} bytes: slow down and repeat the call"
             )
+            self.refused += 1
             raise BackPressure(self.refusal)
 
     def _close_open(self) -> None:

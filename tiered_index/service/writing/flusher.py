@@ -47,6 +47,8 @@ class Flusher:
     positions: dict[str, int]
     quarantined: int = 0
     error: TieredIndexError | None = None
+    # when the position of a source moved last, by the clock's monotonic time
+    moved_s: dict[str, float] = field(default_factory=dict)
     _round: _Round | None = None
     _closed: bool = False
     _lock: threading.RLock = field(default_factory=threading.RLock)
@@ -95,6 +97,7 @@ class Flusher:
             raise
         self.error = None
         self.positions = max_positions(self.positions, current.positions)
+        self.moved_s |= dict.fromkeys(current.positions, self.clock.monotonic_s())
         self.buffer.end_flush()
         self._round = None  # last: a round that did not get here is gone on with
         return len(current.main["second"]) + len(current.quarantine["second"])
