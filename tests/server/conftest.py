@@ -17,8 +17,7 @@ from tiered_index.server.app import Service
 from tiered_index.server.calls import Caps
 from tiered_index.server.examples import ENTRIES
 from tiered_index.server.listening import HttpListener, own_names, serve_all
-from tiered_index.server.problems import Redaction
-from tiered_index.server.served import Audit, Served, messages_of
+from tiered_index.server.served import Audit, Served, messages_of, redaction_of
 from tiered_index.server.tokens import Tokens
 
 PATIENCE_S = 60.0
@@ -43,7 +42,7 @@ def serving(
             lookups,
             messages_of(lookups, store),
             caps or Caps(),
-            Redaction.of(lookups.config, store=store),
+            redaction_of(lookups, store),
             stack.enter_context(contextlib.closing(Audit(audit))),
             Tokens(tokens) if tokens is not None else None,
             problems,

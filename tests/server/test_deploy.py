@@ -24,7 +24,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import LateCommand, app
-from tiered_index.cli.serve import Following
+from tiered_index.cli.watching import gauges_of
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.rocketmq.follow.dispatcher import Lag
@@ -234,11 +234,20 @@ def test_systemd_takes_the_unit(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def exported(index: IndexService) -> dict[str, set[str]]:
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, set[str]]]:
     """Each sample that a writer's sidecar exports, and the labels that it has."""
+    folder = tmp_path_factory.mktemp("exported")
+    uri, settings = (folder / "storage").as_uri(), {"slots": 100, "items": 1000, "background": False}
+    with IndexService.open(root=folder / "root", storage=uri, **settings) as index:
+        index.put("orders", 0, "order-4711", 1, 1, 1_762_000_000_000, source="shop", source_position=1)
+        index.flush()
+        yield exported_of(index)
+
+
+def exported_of(index: IndexService) -> dict[str, set[str]]:
     dispatcher = SimpleNamespace(lag=lambda: Lag(10, 10, 1.0), position=0)
-    following: Any = SimpleNamespace(_follower=SimpleNamespace(dispatcher=dispatcher, loss_count=0))
-    metrics = Metrics(index, lambda: Following.gauges(following))
+    follower: Any = SimpleNamespace(dispatcher=dispatcher, messages=0, loss_count=0)
+    metrics = Metrics(index, lambda: gauges_of(follower))
     metrics.request("/v1/query", "GET", 200, 0.1)
     metrics.lookup("query", "complete", index.query("orders", "order-4711").explain)
     families = text_string_to_metric_families(metrics.page().decode())
@@ -265,6 +274,18 @@ def test_alerts_and_panels_ask_for_what_is_exported(exported: dict[str, set[str]
     grouped = {label.strip() for labels_by in re.findall(r"\bby \(([^)]*)\)", text) for label in labels_by.split(",")}
     assert grouped <= labels | added
     assert text.count("(") == text.count(")")
+
+
+def test_the_page_names_each_metric_and_its_labels(exported: dict[str, set[str]]) -> None:
+    page = (DEPLOY.parent / "docs/service.md").read_text()
+    named = {
+        name: set(re.findall(r"`(\w+)`", labels))
+        for names, labels in re.findall(r"^\| (`[^|]*) \|([^|]*)\|", page.partition("## How it is")[2], re.M)
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    suffixes = re.compile(r"_(bucket|sum|count)$")
+    samples = {name: labels - {"le"} for name, labels in exported.items() if not name.endswith("_created")}
+    assert named == {suffixes.sub("", name.removeprefix("tiered_index_")): samples[name] for name in samples}
 
 
 def test_each_alert_has_its_entry_and_each_entry_its_alert() -> None:

@@ -127,7 +127,7 @@ def test_metrics_count_what_was_asked(client):
         lines = client.get("/metrics").text.splitlines()
         return next(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
-    counted = 'tiered_index_lookups_total{kind="query",status="complete"}'
+    counted = 'tiered_index_lookups_total{kind="query",place="local",status="complete"}'
     client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})
     before = value(counted)
     client.get("/v1/query", params={"topic": "orders", "key": "order-4711"})

@@ -20,7 +20,7 @@ from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, put_entries
 from tiered_index import IndexService
 from tiered_index.cli.main import run
-from tiered_index.cli.serve import Following
+from tiered_index.cli.watching import problems_of
 
 ROOT = Path(__file__).parents[2]
 
@@ -145,12 +145,10 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
 
 
 def test_a_lag_that_is_not_known_is_no_readiness():
-    following = object.__new__(Following)
-    following._max_lag_s = 60.0
     for seconds, said in ((None, "is not known"), (61.0, "61 seconds"), (60.0, None)):
         lag = SimpleNamespace(bytes=100, seconds=seconds)
-        following._follower = SimpleNamespace(dispatcher=SimpleNamespace(lag=lambda lag=lag: lag))
-        problems = following.problems()
+        follower = SimpleNamespace(dispatcher=SimpleNamespace(lag=lambda lag=lag: lag), archiving=None)
+        problems = problems_of(follower, 60.0)
         assert problems == [] if said is None else said in problems[0]
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, Ending, PatientPut, Progress, Stopped, settle
 from tiered_index.cli.session import Session
+from tiered_index.cli.watching import Watch
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
@@ -308,17 +309,23 @@ def archiving_of(follower: Follower) -> Archiving:
     )
 
 
-def ingest_store(session: Session, path: Path, options: FollowOptions, **settings: Any) -> int:
-    """Ingest the store in a folder; `settings` are the index's. Return the exit code."""
+def ingest_store(
+    session: Session, path: Path, options: FollowOptions, watch: Watch | None = None, **settings: Any
+) -> int:
+    """Ingest the store in a folder, seen by `watch`; `settings` are the index's. Return the exit code."""
     store = StoreDirectory.open(path, options.store_name)
     config = session.config(offset_space="commitlog", **settings)
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         ending = Ending()
+        if watch is not None:
+            stack.enter_context(watch)
         index = stack.enter_context(IndexService.open(config))
         follower, put = open_follower(session, index, store, options, ending)
         if options.archive:
             follower.archiving = stack.enter_context(archiving_of(follower))
+        if watch is not None:
+            stack.enter_context(watch.show(follower))
         end = None if options.follow else store.log_end()
         with session.progress(
             "following" if options.follow else "ingesting", end.offset if end is not None else None

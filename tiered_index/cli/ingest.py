@@ -19,12 +19,13 @@ from urllib.parse import unquote, urlsplit
 from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, what_waits, write_ingested, write_what_waits
-from tiered_index.cli.options import Column, Constant, Items, Patience, Slots, Wait
+from tiered_index.cli.options import Column, Constant, Items, LogAs, MaxLag, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, PatientPut, settle
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
 from tiered_index.cli.sources.messages import Batch, Fields, local_path, opened_place
+from tiered_index.cli.watching import Watch
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.classic import ClassicImport
@@ -192,6 +193,16 @@ def ingest(
     exclude_topics: list[str] | None = _of_store(None, metavar="PATTERN", help="Not these topics; several times."),
     index_tags: bool = _of_store(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
     index_prepared: bool = _of_store(False, "--index-prepared", help="Index prepared messages of transactions, too."),
+    metrics_port: int | None = _of_store(
+        None,
+        min=0,
+        max=65535,
+        help="With --follow: /metrics, /livez, /readyz on this port; 0: any.",
+        show_default=False,
+    ),
+    metrics_host: str = _of_store("127.0.0.1", help="Address of --metrics-port."),
+    max_lag: MaxLag = None,
+    log_format: LogAs = "text",
     column: Column = None,
     constant: Constant = None,
 ) -> int:
@@ -211,6 +222,8 @@ def ingest(
 
       tiered-index ingest /home/rocketmq/store --root /data/index --topics 'order*' --exclude-topics order-test
 
+      tiered-index ingest /home/rocketmq/store --root /data/index --follow --metrics-port 9464 --max-lag 60
+
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
@@ -218,6 +231,7 @@ def ingest(
       zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index --storage
       file:///tmp/store
     """
+    session.log_as(log_format)
     selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
     path = local_path(source)
     fields = Fields.given(column, constant)
@@ -241,7 +255,12 @@ def ingest(
             selection,
         )
         check_apart(session.config(), path)
-        return ingest_store(session, path, options, slots=slots, items=items, preset=preset, hash=hash_rule)
+        if metrics_port is None and max_lag is not None:
+            raise InvalidArgument("--max-lag is what /readyz tells: give --metrics-port, too")
+        if metrics_port is not None and not follow:
+            raise InvalidArgument("--metrics-port is for a command that stays: give --follow, too")
+        watch = Watch(session, metrics_host, metrics_port, max_lag) if metrics_port is not None else None
+        return ingest_store(session, path, options, watch, slots=slots, items=items, preset=preset, hash=hash_rule)
     of_stores = {
         "--follow": follow,
         "--store-name": store_name,
@@ -254,6 +273,8 @@ def ingest(
         "--exclude-topics": exclude_topics,
         "--index-tags": index_tags,
         "--index-prepared": index_prepared,
+        "--metrics-port": metrics_port is not None,
+        "--max-lag": max_lag is not None,
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from typer import Argument, Option
@@ -51,6 +51,18 @@ File = Annotated[
 ]
 FileSlots = Annotated[int | None, Option(help="Hash slots of an unsealed file that has no journal.")]
 FileItems = Annotated[int | None, Option(help="Items of an unsealed file that has no journal.")]
+
+# What runs on and on: serve, ingest --follow.
+LogAs = Annotated[
+    Literal["text", "json"],
+    Option("--log-format", help="What goes to stderr: text, or JSON, one record a line; -v adds one a request."),
+]
+
+# What follows a store: ingest --follow, serve --follow.
+MaxLag = Annotated[
+    float | None,
+    Option(min=0, metavar="SECONDS", help="/readyz: not ready while further behind the store.", show_default=False),
+]
 
 # What looks keys up: query, message.
 _limit = partial(Option, show_default=False, rich_help_panel="Limits")

@@ -20,12 +20,15 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError
+from tiered_index.tracing import request_id
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from rich.table import Table
 
 _TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
+# notes of commands among the log's records
+_NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
@@ -57,6 +60,25 @@ class PrintableFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         """Return the line and its traceback."""
         return _printable_lines(super().format(record))
+
+
+class JsonFormatter(logging.Formatter):
+    """A log's records as JSON, one a line: time, level, logger, message, the request's id, and what is in `fields`."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        line: dict[str, Any] = {
+            "time": format_time(int(record.created * 1000)),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if (asked := request_id.get()) is not None:
+            line["request_id"] = asked
+        line |= getattr(record, "fields", {})
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return _json(line).removesuffix("\n")
 
 
 def human_bytes(size_bytes: float) -> str:
@@ -132,6 +154,8 @@ class Output:
         self.as_json = as_json
         self.quiet = quiet
         self.wide = wide
+        # whether notes go to stderr as `JsonFormatter` has them
+        self.logs_json = False
         # the flag that the user types for a name of the library, of the command that runs
         self.flags: dict[str, str] = {}
         for stream in (sys.stdout, sys.stderr):
@@ -226,7 +250,11 @@ class Output:
 
     def note(self, text: str) -> None:
         """Tell the user something that is no answer; silent with --quiet."""
-        if not self.quiet:
+        if self.quiet:
+            return
+        if self.logs_json:
+            _log(logging.INFO, text)
+        else:
             tell(printable(text) + "\n")
 
     def remark(self, text: str) -> None:
@@ -244,14 +272,16 @@ class Output:
     def error(self, kind: str, message: str, **details: Any) -> None:
         """Report an error on stderr: one line, or one JSON document."""
         message = self.in_flags(message)
-        if self.as_json:
+        if self.logs_json:
+            _log(logging.ERROR, message, error={"type": kind, **details})
+        elif self.as_json:
             tell(_json({"error": {"type": kind, "message": message, **details}}))
         else:
             tell(_printable_lines(f"tiered-index: {message}", "    ") + "\n")
 
     def error_line(self, text: str) -> None:
         """Add a line for people to an error that was reported."""
-        if not self.as_json:
+        if not (self.as_json or self.logs_json):
             tell(f"  {printable(text)}\n")
 
     def traceback(self, error: BaseException) -> None:
@@ -282,6 +312,11 @@ def _table(
     for row in rows:
         table.add_row(*(Text("" if cell is None else printable(str(cell))) for cell in row))
     return table
+
+
+def _log(level: int, text: str, **fields: Any) -> None:
+    """Add a record to the log, whatever its level lets pass."""
+    _NOTES.handle(_NOTES.makeRecord(_NOTES.name, level, "", 0, text, (), None, extra={"fields": fields}))
 
 
 def tell(text: str) -> None:

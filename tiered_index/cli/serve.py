@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import math
 import threading
 from functools import partial
 from pathlib import Path
@@ -13,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, archiving_of, open_follower
-from tiered_index.cli.options import CacheDir, bytes_option
+from tiered_index.cli.options import CacheDir, LogAs, MaxLag, bytes_option
 from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.session import Session, command
+from tiered_index.cli.watching import gauges_of, problems_of, server_extra
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
@@ -64,10 +64,7 @@ def serve(
     archive_segments: Annotated[
         bool, _writing("--archive-segments", help="Upload each closed segment of the store's commit log.")
     ] = False,
-    max_lag: Annotated[
-        float | None,
-        _writing(min=0, metavar="SECONDS", help="Not ready while further behind the store.", show_default=False),
-    ] = None,
+    max_lag: MaxLag = None,
     rocketmq_port: Annotated[
         int | None,
         _tools(min=0, max=65535, help="Answer RocketMQ's protocol, too; 0: any free port.", show_default=False),
@@ -89,6 +86,7 @@ def serve(
     audit_log: Annotated[
         Path | None, Option(metavar="FILE", help="Append each lookup as a JSON line.", show_default=False)
     ] = None,
+    log_format: LogAs = "text",
     cache_dir: CacheDir = None,
     threads: Annotated[int, _guard(min=1, max=1024, help="Lookups at once.")] = 16,
     waiting: Annotated[int, _guard(min=0, help="Lookups that wait for their turn; more get 503.")] = 256,
@@ -128,23 +126,18 @@ def serve(
 
       curl -H "Authorization: Bearer $TOKEN" "http://localhost:8080/v1/query?topic=orders&key=order-4711"
     """
-    try:
+    session.log_as(log_format)
+    with server_extra("serve"):
         # the extra's packages are needed here alone
         import uvloop
 
         from tiered_index.server.app import Service
         from tiered_index.server.calls import Caps
-        from tiered_index.server.listening import HttpListener, Tls, is_local, own_names, serve_all
-        from tiered_index.server.problems import Redaction
+        from tiered_index.server.health import StandIn
+        from tiered_index.server.listening import HttpListener, Tls, in_background, is_local, own_names, serve_all
         from tiered_index.server.remoting import RemotingOptions
-        from tiered_index.server.served import Audit, Served, messages_of
+        from tiered_index.server.served import Audit, Served, messages_of, redaction_of
         from tiered_index.server.tokens import Tokens
-    except ModuleNotFoundError as error:
-        if (error.name or "").startswith("tiered_index"):
-            raise
-        raise ConfigError(
-            f"serve needs the extra 'server' ({error.name} is missing): pip install 'tiered_index[server]'"
-        ) from error
     if not is_local(host) and tokens is None and not insecure:
         raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
     writes = write or follow is not None
@@ -176,21 +169,25 @@ def serve(
         audit = stack.enter_context(contextlib.closing(Audit(audit_log)))
         following: Following | None = None
         lookups: Lookups[Any]
-        if writes:
-            space = {} if follow is None else {"offset_space": "commitlog"}
-            index = stack.enter_context(IndexService.open(session.config(cache_dir=cache_dir, **space)))
-            lookups = index
-            if follow is not None:
-                options = FollowOptions(store_name, follow=True, archive=archive_segments)
-                following = stack.enter_context(Following(session, index, follow, options, max_lag))
-        else:
-            lookups = stack.enter_context(session.open_reader(config))
+        front = StandIn()
+        http = stack.enter_context(contextlib.closing(HttpListener(front, host, port, tls=tls)))
+        # a recovery takes its time: probes are told of it
+        with in_background(http.twin()):
+            if writes:
+                space = {} if follow is None else {"offset_space": "commitlog"}
+                index = stack.enter_context(IndexService.open(session.config(cache_dir=cache_dir, **space)))
+                lookups = index
+                if follow is not None:
+                    options = FollowOptions(store_name, follow=True, archive=archive_segments)
+                    following = stack.enter_context(Following(session, index, follow, options, max_lag))
+            else:
+                lookups = stack.enter_context(session.open_reader(config))
         store = store or follow
         served = Served(
             lookups,
             messages_of(lookups, store),
             caps,
-            Redaction.of(lookups.config, session.storages, store=store),
+            redaction_of(lookups, store, session.storages),
             audit,
             known,
             stopping=stopping,
@@ -200,8 +197,9 @@ def serve(
         service = stack.enter_context(
             Service(served, threads=threads, waiting=waiting, rate=rate, hosts=None if insecure else own_names(host))
         )
+        front.app = service.app
         # each further protocol of this process is one more listener
-        listeners: list[Listener] = [HttpListener(service.app, host, port, tls=tls)]
+        listeners: list[Listener] = [http]
         if tools is not None:
             guarded = not insecure and (tokens is not None or not is_local(host))
             bounds: Any = {"caps": caps, "audit": audit, "threads": threads}
@@ -259,26 +257,12 @@ class Following:
         return not self._thread.is_alive()
 
     def problems(self) -> list[str]:
-        """Return why the service is not ready: it is further behind the store than allowed."""
-        if self._max_lag_s is None:
-            return []
-        lag = self._follower.dispatcher.lag()
-        if lag.seconds is None:
-            return [f"follow: {lag.bytes:,} bytes behind the store, and how many seconds is not known yet"]
-        if lag.seconds <= self._max_lag_s:
-            return []
-        return [f"follow: {lag.bytes:,} bytes and {lag.seconds:g} seconds behind the store"]
+        """Return what is amiss with it."""
+        return problems_of(self._follower, self._max_lag_s)
 
     def gauges(self) -> dict[str, tuple[str, float]]:
         """Return how far it is."""
-        dispatcher = self._follower.dispatcher
-        lag = dispatcher.lag()
-        return {
-            "follow_position_bytes": ("Commit log offset up to which the store is indexed.", dispatcher.position or 0),
-            "follow_lag_bytes": ("Bytes behind the end of the store's log.", lag.bytes),
-            "follow_lag_seconds": ("Seconds behind the newest message; NaN: not known.", _or_nan(lag.seconds)),
-            "follow_lost_ranges": ("Ranges of the log that were damaged or deleted unread.", self._follower.loss_count),
-        }
+        return gauges_of(self._follower)
 
     def end(self) -> None:
         """Have it end. Raises what it ended by."""
@@ -290,10 +274,6 @@ class Following:
     def __exit__(self, *_: object) -> None:
         self._ending.event.set()
         self._thread.join()
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value
 
 
 def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:

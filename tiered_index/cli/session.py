@@ -22,13 +22,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, Literal, ParamSpec
 
 import typer
 from typer.models import OptionInfo
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.output import Output, PrintableFormatter, describe_error, discard
+from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
@@ -50,6 +50,7 @@ _RETRIES = "tiered_index.storage.s3.retry"
 P = ParamSpec("P")
 
 _common = partial(typer.Option, rich_help_panel="Common options")
+LogFormat = Literal["text", "json"]
 
 
 def _options(
@@ -119,8 +120,15 @@ class Session:
         return IndexReader.open(self.storages if len(self.storages) > 1 else None, config=config)
 
     def progress(self, title: str, total: int | None) -> Progress:
-        """Return a progress display."""
-        return Progress(title, total, quiet=self.out.quiet)
+        """Return a progress display; none where the log is for programs."""
+        return Progress(title, total, quiet=self.out.quiet or self.out.logs_json)
+
+    def log_as(self, log_format: LogFormat) -> None:
+        """Have what goes to stderr, notes and errors, too, be lines of text, or of JSON."""
+        if log_format == "json":
+            self.out.logs_json = True
+            for handler in filter(None, (*logging.getLogger("tiered_index").handlers, logging.lastResort)):
+                handler.setFormatter(JsonFormatter())
 
 
 @dataclass(frozen=True)

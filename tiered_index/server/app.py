@@ -5,8 +5,9 @@ Handlers run on the event loop and never wait there for index or storage; errors
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
-from typing import Self
+from typing import Any, Self
 
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
@@ -21,8 +22,8 @@ from tiered_index.server import openapi, parameters, wire
 from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.entries import Intake, need_topics, parsed
 from tiered_index.server.gate import Gate, Rate
-from tiered_index.server.lookups import LookupRoutes, caller_of, need_type
-from tiered_index.server.metrics import MEDIA_TYPE as METRICS_TYPE
+from tiered_index.server.health import caller_of
+from tiered_index.server.lookups import LookupRoutes, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
@@ -36,7 +37,7 @@ class Routes(LookupRoutes):
 
     def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
         super().__init__(served, calls, metrics)
-        self._intake = Intake(served.writer, metrics.put) if served.writer is not None else None
+        self._intake = Intake(served.writer) if served.writer is not None else None
         self.verifications = Verifications(served.lookups.config, served.redaction)
 
     async def files(self, request: Request) -> Response:
@@ -124,25 +125,6 @@ class Routes(LookupRoutes):
         job = self.verifications.find(str(request.path_params["id"]))
         return Response(wire.encode(asdict(job)), media_type=wire.JSON)
 
-    # How it is
-
-    async def metrics(self, request: Request) -> Response:
-        """Metrics for Prometheus."""
-        of_query(parameters.Nothing, request.query_params)
-        caller_of(request).need_every_topic("metrics are")
-        body = await self.calls.run(request, Allowance(self.served.caps, self.prices), self.counters.page)
-        return Response(body, headers={"content-type": METRICS_TYPE})
-
-    async def livez(self, request: Request) -> Response:
-        """Say that the process answers."""
-        return Response(wire.encode({"status": "alive"}), media_type=wire.JSON)
-
-    async def readyz(self, request: Request) -> Response:
-        """Say whether the service can do what it is for, and why not."""
-        reasons = await self.calls.run(request, Allowance(self.served.caps, self.prices), self.served.not_ready)
-        body = wire.encode({"status": "not ready" if reasons else "ready", "reasons": reasons})
-        return Response(body, 503 if reasons else 200, {"retry-after": "1"} if reasons else None, wire.JSON)
-
 
 class Service:
     """The ASGI application `app` of what is served, its gate before it, and its threads; close it as a context."""
@@ -155,13 +137,14 @@ class Service:
         waiting: int = 256,
         rate: float = 0.0,
         hosts: frozenset[str] | None = None,
+        only_health: bool = False,
     ) -> None:
-        """Take what is served; `Calls`, `Rate` and `Gate` say what the rest means."""
+        """Take what is served; `Calls`, `Rate` and `Gate` say what the rest means. `only_health`: no lookups."""
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.gauges)
         self._routes = Routes(served, self._calls, metrics)
         self.app = Gate(
-            _Dispatch(create_app(self._routes)),
+            _Dispatch(create_app(self._routes, openapi.add_health_routes if only_health else openapi.add_routes)),
             served.tokens,
             Rate(rate),
             served.caps.body_bytes,
@@ -198,8 +181,8 @@ class _Dispatch:
         await response(scope, receive, send)
 
 
-def create_app(routes: Routes) -> FastAPI:
-    """Return the routes as an application, without the gate that stands before them."""
+def create_app(routes: Routes, add_routes: Callable[[FastAPI, Any], None]) -> FastAPI:
+    """Return the routes that `add_routes` adds as an application, without the gate that stands before them."""
     app = FastAPI(
         title="tiered_index",
         version=__version__,
@@ -223,5 +206,5 @@ def create_app(routes: Routes) -> FastAPI:
 
     for kind in (HTTPException, TieredIndexError, Exception):
         app.add_exception_handler(kind, tell)
-    openapi.add_routes(app, routes)
+    add_routes(app, routes)
     return app

@@ -96,9 +96,8 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
 class Intake:
     """Puts requests into one index, each position of a source once."""
 
-    def __init__(self, index: IndexService, counted: Callable[[int], None]) -> None:
+    def __init__(self, index: IndexService) -> None:
         self._index = index
-        self._counted = counted
         self._lock = threading.Lock()
         # of sources that were put here: what is durable may be less
         self._positions: dict[str, int] = {}
@@ -117,7 +116,6 @@ class Intake:
                 if source is not None and position is not None:
                     self._positions[source] = position
             taken_up_to = self._known(source)
-        self._counted(entries)
         if asked.durable:
             self._index.flush()
         return {

@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import Problem, Redaction, Refused
 from tiered_index.server.tokens import ANYONE, Caller, Tokens
+from tiered_index.tracing import request_id as current_id
 
 _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -109,6 +110,7 @@ class Gate:
 
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
+        current_id.set(request_id)
         body = _Body(self, receive)
         try:
             state["caller"] = self._caller(scope, headers)
@@ -127,9 +129,11 @@ class Gate:
             status = await _refuse(error, request_id, self._redaction, answer)
         finally:
             self.held_bytes -= body.taken
-            route = getattr(scope.get("route"), "path", "other")
+            seconds, route = time.perf_counter() - began_s, getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._observe(route, method, status or CLIENT_GONE, time.perf_counter() - began_s)
+            self._observe(route, method, status or CLIENT_GONE, seconds)
+            if _logger.isEnabledFor(logging.INFO):
+                _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
         if scope["path"] in _OPEN:
@@ -191,6 +195,12 @@ class _Body:
         if self._gate.held_bytes > _MOST_BODIES * self._gate.body_bytes:
             raise Refused(503, "too many bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
         return message
+
+
+def _log_request(method: str, route: str, status: int, seconds: float, caller: Caller | None) -> None:
+    fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
+    who = caller.name if caller is not None else None
+    _logger.info("%s %s %d %.6f s", method, route, status, seconds, extra={"fields": {**fields, "caller": who}})
 
 
 def _check_text(scope: Scope) -> None:

@@ -14,7 +14,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -56,14 +56,23 @@ class Tls:
 
 
 class HttpListener:
-    """Serves an ASGI application. The address is taken when it is made: port 0 is any free one.
+    """Serves an ASGI application. The address is taken when it is made, unless it is `bound`: port 0 is any free one.
 
     Raises `ConfigError` where the address can't be had.
     """
 
-    def __init__(self, app: ASGIApp, host: str, port: int, *, tls: Tls | None = None, drain_s: float = 30.0) -> None:
-        self._socket = _bound(host, port)
-        self._tls, self._host = tls, host
+    def __init__(
+        self,
+        app: ASGIApp,
+        host: str,
+        port: int,
+        *,
+        tls: Tls | None = None,
+        drain_s: float = 30.0,
+        bound: socket.socket | None = None,
+    ) -> None:
+        self._socket = bound or _bound(host, port)
+        self._app, self._tls, self._host, self._drain_s = app, tls, host, drain_s
         self.port: int = self._socket.getsockname()[1]
         config = uvicorn.Config(
             app,
@@ -84,6 +93,15 @@ class HttpListener:
             self._socket.close()
             raise ConfigError(f"the TLS files can't be used: {error}") from error
         self._server = _Server(config)
+
+    def twin(self) -> HttpListener:
+        """Return another one of the same application at the same address; connections go to the one that serves."""
+        more: Any = {"tls": self._tls, "drain_s": self._drain_s, "bound": self._socket.dup()}
+        return HttpListener(self._app, self._host, self.port, **more)
+
+    def close(self) -> None:
+        """Release the address of one that does not serve."""
+        self._socket.close()
 
     @property
     def url(self) -> str:
@@ -207,6 +225,31 @@ async def serve_all(
         watch.cancel()
         for number in heard:
             loop.remove_signal_handler(number)
+
+
+@contextlib.contextmanager
+def in_background(listener: Listener) -> Iterator[None]:
+    """Serve in a thread of its own until the block ends. Raises what the listener raises."""
+    ready, stop = threading.Event(), threading.Event()
+    errors: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            asyncio.run(serve_all([listener], ready.set, threading.Event(), stop.is_set))
+        except BaseException as error:  # noqa: BLE001 - whoever has opened the block gets it
+            errors.append(error)
+        ready.set()
+
+    thread = threading.Thread(target=run, name="tiered-index-listener", daemon=True)
+    thread.start()
+    ready.wait()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if errors:
+        raise errors[0]
 
 
 async def _watch(ended: Callable[[], bool], stop: Callable[[], None]) -> None:

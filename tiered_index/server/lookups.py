@@ -18,12 +18,10 @@ from starlette.responses import Response, StreamingResponse
 from tiered_index.errors import InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
 from tiered_index.server import parameters, wire
-from tiered_index.server.calls import Allowance, Calls
-from tiered_index.server.metrics import Metrics
+from tiered_index.server.calls import Allowance
+from tiered_index.server.health import HealthRoutes, caller_of
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
-from tiered_index.server.served import Served
-from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import Explain, QueryResult
@@ -31,14 +29,8 @@ from tiered_index.types import Explain, QueryResult
 _NO_EXPLAIN = Explain()
 
 
-class LookupRoutes:
-    """The handlers, and what they share."""
-
-    def __init__(self, served: Served, calls: Calls, metrics: Metrics) -> None:
-        self.served = served
-        self.calls = calls
-        self.counters = metrics
-        self.prices = served.lookups.config.prices
+class LookupRoutes(HealthRoutes):
+    """The handlers."""
 
     async def query(self, request: Request) -> Response:
         """Look one key up: where its messages lie, newest first."""
@@ -290,12 +282,6 @@ class LookupRoutes:
                 f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
                 "with the cursor"
             )
-
-
-def caller_of(request: Request) -> Caller:
-    """Return who sent a request."""
-    caller: Caller = request.state.caller
-    return caller
 
 
 def need_type(request: Request, *kinds: str) -> str:

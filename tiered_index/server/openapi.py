@@ -290,6 +290,7 @@ def add_routes(app: FastAPI, api: Any) -> None:
     add("GET", "/metrics", api.metrics, None, forms=("text/plain",))
     add("GET", "/livez", api.livez, "Health")
     add("GET", "/readyz", api.readyz, "Health")
+    _add_heads(app, api)
     made = app.openapi
 
     def described() -> dict[str, Any]:
@@ -311,3 +312,20 @@ def add_routes(app: FastAPI, api: Any) -> None:
         return app.openapi_schema
 
     app.openapi = described  # type: ignore[method-assign]
+
+
+def add_health_routes(app: FastAPI, api: Any) -> None:
+    """Add those routes of `api` alone that tell how it is, without a description."""
+    for path, handler in _health(api):
+        app.add_api_route(path, handler, response_model=None, include_in_schema=False)
+    _add_heads(app, api)
+
+
+def _add_heads(app: FastAPI, api: Any) -> None:
+    """Have probes answered that ask for the head only."""
+    for path, handler in _health(api):
+        app.add_api_route(path, handler, methods=["HEAD"], response_model=None, include_in_schema=False)
+
+
+def _health(api: Any) -> list[tuple[str, Any]]:
+    return [("/metrics", api.metrics), ("/livez", api.livez), ("/readyz", api.readyz)]

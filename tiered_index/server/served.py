@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,6 +117,17 @@ class Served:
                     self._unreachable = f"storage: {error}"
                 self._looked_s = time.monotonic()
             return self._unreachable
+
+
+def redaction_of(lookups: Lookups, store: Path | None, storages: Iterable[str] = ()) -> Redaction:
+    """Return what hides the places of an index, of a store, and of further `storages`."""
+    own = [lookups.storage.uri] if isinstance(lookups, IndexService) else _reader(lookups).sources
+    return Redaction.of(lookups.config, [*storages, *own], store=store)
+
+
+def _reader(lookups: Lookups) -> IndexReader:
+    assert isinstance(lookups, IndexReader)
+    return lookups
 
 
 def messages_of(lookups: Lookups, store: Path | None) -> RocketmqMessages:

@@ -28,6 +28,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
+from tiered_index.tracing import span
 
 _READS = frozenset({"get", "get_range", "get_suffix", "head"})
 _FREE = frozenset({"delete", "delete_many", "abort_upload"})
@@ -338,7 +339,8 @@ class MeteredStorage(WrapperStorage):
             # a metered storage below counts what only it is asked, and every repeat is told to all above
             others = tuple(pair for pair in context.usages if pair[0] not in (None, self))
             with RequestContext(context.deadline_s, others, (*context.listeners, repeats)).active():
-                result = act()
+                with span(f"storage.{call.operation}", object=call.name, asked_bytes=call.asked_bytes or 0):
+                    result = act()
             self._tells |= repeats.told
             if call.is_further and result and not self._tells:
                 _begin(usages, call)

@@ -10,6 +10,7 @@ WRITING = "tests/server/test_writing.py"
 CLIENT = "tests/server/test_client.py"
 COMMAND = "tests/server/test_serve_command.py"
 DEPLOY = "tests/server/test_deploy.py"
+HEALTH = "tests/server/test_health.py"
 
 MUTANTS = (
     Mutant(
@@ -71,7 +72,7 @@ MUTANTS = (
     Mutant(
         "serve-unknown-lag",
         "a follower whose lag is not known counts as ready",
-        "cli/serve.py",
+        "cli/watching.py",
         "if lag.seconds is None:",
         "if False:",
         (f"{COMMAND}::test_a_lag_that_is_not_known_is_no_readiness",),
@@ -157,9 +158,49 @@ MUTANTS = (
         (f"{CLIENT}::test_a_put_without_a_position_is_sent_once",),
     ),
     Mutant(
+        "serve-lease-for-ever",
+        "a writer without a lease says that it holds one",
+        "service/log/session.py",
+        "return self._lease.left_s() if self._lease is not None and self.fenced is None else None",
+        "return self.lease_ttl_s",
+        (f"{HEALTH}::test_metrics_tell_how_a_writer_is",),
+    ),
+    Mutant(
+        "serve-filters-always-right",
+        "false positives of filters are not counted",
+        "service/cold/caches.py",
+        "self.false_positives += 1",
+        "pass",
+        (f"{HEALTH}::test_metrics_tell_where_lookups_went_and_what_filters_did",),
+    ),
+    Mutant(
+        "serve-positions-always-young",
+        "a durable position that stands counts as one that moves",
+        "service/opening.py",
+        "now_s - moved_s.get(source, self._opened_s)",
+        "0.0",
+        (f"{HEALTH}::test_metrics_tell_how_a_writer_is",),
+    ),
+    Mutant(
+        "serve-ready-while-recovering",
+        "a probe of a service that recovers finds it ready",
+        "server/health.py",
+        "_ready([self.reason])",
+        "_ready([])",
+        (f"{HEALTH}::test_a_service_that_recovers_says_so",),
+    ),
+    Mutant(
+        "serve-places-of-the-root",
+        "of an index whose storage only its root names the storage's folder leaves the service",
+        "server/served.py",
+        "[*storages, *own]",
+        "storages",
+        (f"{HEALTH}::test_what_keeps_a_writer_from_its_work_is_a_reason",),
+    ),
+    Mutant(
         "serve-metric-renamed",
         "a metric that alerts ask for is called otherwise, and they never come",
-        "server/metrics.py",
+        "server/state_metrics.py",
         '"unpublished_files": (',
         '"files_unpublished": (',
         (f"{DEPLOY}::test_alerts_and_panels_ask_for_what_is_exported",),

@@ -22,6 +22,7 @@ ALWAYS = {
     "tiered_index.cli.main",
     "tiered_index.cli.output",
     "tiered_index.errors",
+    "tiered_index.tracing",
     "tiered_index.types",
 }
 HEAVY = {"boto3", "fastapi", "numba", "pandas", "pyarrow", "pyspark", "sqlite3"}

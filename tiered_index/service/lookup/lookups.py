@@ -28,6 +28,7 @@ from tiered_index.service.lookup.messages import MessageLookup, MessageSource, M
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.metering import PriceTable
+from tiered_index.tracing import span
 from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
@@ -38,12 +39,23 @@ if TYPE_CHECKING:
 L = TypeVar("L")
 T = TypeVar("T")
 _NO_LIMITS = LookupLimits()
+_TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
 def _limits(max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> LookupLimits:
     if max_requests is None and max_bytes is None and timeout_s is None:
         return _NO_LIMITS
     return LookupLimits(max_requests, max_bytes, timeout_s)
+
+
+def _told(answer: Any) -> dict[str, Any]:
+    """Return what a span tells of an answer, without its key."""
+    told: dict[str, Any] = {"tiered_index.count": len(answer)}
+    if (explain := getattr(answer, "explain", None)) is not None:
+        told |= {f"tiered_index.{name}": getattr(explain, name) for name in _TRACED}
+    if (status := getattr(answer, "status", None)) is not None:
+        told["tiered_index.status"] = status
+    return told
 
 
 class Lookups(ABC, Generic[ItemT]):
@@ -86,7 +98,7 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         limits = _limits(max_requests, max_bytes, timeout_s)
         lookup = self._engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
-        return self._answer(self._engine.query, lookup, allow_partial, limits)
+        return self._answer("query", self._engine.query, lookup, allow_partial, limits)
 
     def query_all(
         self,
@@ -130,7 +142,7 @@ class Lookups(ABC, Generic[ItemT]):
         self._check_open()
         checked = check_lookups(lookups)
         limits = _limits(max_requests, max_bytes, timeout_s)
-        return self._answer(self._engine.query_many, checked, allow_partial, limits)
+        return self._answer("query_many", self._engine.query_many, checked, allow_partial, limits)
 
     def messages(
         self,
@@ -157,7 +169,8 @@ class Lookups(ABC, Generic[ItemT]):
         """
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
-            return MessageLookup(self.query, lookup, allow_partial, source, self._engine.order_key, budget).run()
+            with span("messages"):
+                return MessageLookup(self.query, lookup, allow_partial, source, self._engine.order_key, budget).run()
 
     def topics(
         self,
@@ -180,7 +193,7 @@ class Lookups(ABC, Generic[ItemT]):
         def answer(files: Files, *rest: Any) -> TopicsResult:
             return self._engine.topics(self._once(files), *rest)
 
-        return self._answer(answer, (second_min, second_max), allow_partial, limits)
+        return self._answer("topics", answer, (second_min, second_max), allow_partial, limits)
 
     def export(
         self, topics: str | Iterable[str] | None = None, begin_ms: int | None = None, end_ms: int | None = None
@@ -240,7 +253,7 @@ class Lookups(ABC, Generic[ItemT]):
         def answer(files: Files, *rest: Any) -> list[tuple[Handle, NamedStats]]:
             return self._engine.file_stats(self._once(files), *rest)
 
-        stats = self._answer(answer, within, False, _NO_LIMITS)
+        stats = self._answer("du", answer, within, False, _NO_LIMITS)
         return du_table(stats, self.log_state, self._prices)
 
     @property
@@ -265,6 +278,11 @@ class Lookups(ABC, Generic[ItemT]):
     def cache_use(self) -> dict[str, CacheUse]:
         """Return how the caches in memory, which indexes share, were used: ``blocks``, ``directories``, ``filters``."""
         return self._cold_paths[0].caches.use()
+
+    @property
+    def filter_false_positives(self) -> int:
+        """How many searches of stored files found nothing though a cached filter let them."""
+        return sum(cold.filters.false_positives for cold in self._cold_paths)
 
     def fetch_filter(self, file_id: str) -> bool:
         """Fetch the filter of a stored file now, whatever lookups have missed; return whether it is in a cache then.
@@ -305,15 +323,21 @@ class Lookups(ABC, Generic[ItemT]):
 
     def _answer(
         self,
+        kind: str,
         answer: Callable[[Files, L, bool, MissingObjects, LookupBudget | None], T],
         lookup: L,
         allow_partial: bool,
         limits: LookupLimits,
     ) -> T:
-        if not self._always_budgeted and limits is _NO_LIMITS:
-            return self._answer_within(None, answer, lookup, allow_partial)
-        with LookupBudget(self._prices, limits).open() as budget:
-            return self._answer_within(budget, answer, lookup, allow_partial)
+        with span(kind) as traced:
+            if not self._always_budgeted and limits is _NO_LIMITS:
+                found = self._answer_within(None, answer, lookup, allow_partial)
+            else:
+                with LookupBudget(self._prices, limits).open() as budget:
+                    found = self._answer_within(budget, answer, lookup, allow_partial)
+            if traced.is_recording():
+                traced.set_attributes(_told(found))
+            return found
 
     def _answer_within(
         self,

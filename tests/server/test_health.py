@@ -1,0 +1,259 @@
+"""Probes and metrics tell the truth, over a socket: why a service is not ready, and what it counts."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import re
+import signal
+import socket
+import subprocess
+import time
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.server.conftest import PATIENCE_S, put_entries, serving
+from tests.server.test_serve_command import ROOT, command, environment
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.main import run
+from tiered_index.cli.session import Session
+from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.service.cold import caches
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.disk_faults import FaultDisk
+from tiered_index.testing.storage_faults import FaultStorage
+
+SETTINGS = {"slots": 100, "items": 1000, "background": False}
+KNOWN, UNKNOWN = {"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "nobody"}
+
+
+def values(client):
+    """Return each sample's value by its name and labels' values."""
+    families = text_string_to_metric_families(client.get("/metrics").text)
+    return {(one.name, *one.labels.values()): one.value for family in families for one in family.samples}
+
+
+class Life:
+    """An index on a disk and a storage that fail when told to."""
+
+    def __init__(self, folder):
+        self.uri = (folder / "storage").as_uri()
+        self.disk, self.storage = FaultDisk(), FaultStorage(open_storage(self.uri))
+        self.index = IndexService.open(root=folder / "root", disk=self.disk, storage_backend=self.storage, **SETTINGS)
+
+    def fence(self):
+        log = StorageLog(open_storage(self.uri), SystemClock())
+        log.open()
+        log.claim_epoch()
+        self.index.run_lifecycle()
+
+    def fill_the_disk(self):
+        self.disk.fail("*", times=None, error=errno.ENOSPC)
+        self.index.flush()
+
+    def cut_the_storage(self):
+        self.storage.fail("*", times=None)
+        self.index.run_lifecycle()
+
+    def close(self):
+        self.disk.clear()
+        self.storage.clear()
+        self.index.abandon()
+
+
+@pytest.mark.parametrize(
+    ("befall", "reason"),
+    [(Life.fence, "a newer writer"), (Life.fill_the_disk, "No space left"), (Life.cut_the_storage, "scripted fault")],
+)
+def test_what_keeps_a_writer_from_its_work_is_a_reason(tmp_path, befall, reason):
+    with contextlib.closing(Life(tmp_path)) as life:
+        put_entries(life.index)
+        life.index.seal()
+        life.index.put("orders", 0, "k", 1, 1, 1_762_000_000_000)
+        with serving(life.index) as client:
+            assert client.get("/readyz").json() == {"status": "ready", "reasons": []}
+            assert values(client)["tiered_index_lease_held",] == 1
+            with pytest.raises(TieredIndexError):
+                befall(life)
+            got = client.get("/readyz")
+            assert (got.status_code, got.headers["retry-after"], got.json()["status"]) == (503, "1", "not ready")
+            assert any(reason in one for one in got.json()["reasons"]), got.json()
+            assert str(tmp_path) not in got.text
+            assert client.get("/livez").json() == {"status": "alive"}
+            assert values(client)["tiered_index_lease_held",] == (befall is not Life.fence)
+            assert values(client)["tiered_index_fenced",] == (befall is Life.fence)
+            # what it has, it finds
+            assert len(client.get("/v1/query", params=KNOWN).json()["items"]) == 2
+
+
+def test_a_reader_without_its_storage_is_not_ready(tmp_path):
+    with contextlib.closing(Life(tmp_path)) as life:
+        put_entries(life.index)
+        life.index.seal()
+        life.index.run_lifecycle()
+        with IndexReader.open(life.uri, storage_backend=life.storage) as reader, serving(reader) as client:
+            life.storage.fail("*", times=None)
+            got = client.get("/readyz")
+            assert (got.status_code, "scripted fault" in got.json()["reasons"][0]) == (503, True)
+            assert client.get("/livez").status_code == 200
+
+
+def test_probes_answer_who_asks_for_the_head_only(client):
+    for path in ("/livez", "/readyz", "/metrics"):
+        got = client.head(path)
+        assert (path, got.status_code, got.content) == (path, 200, b"")
+
+
+def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        url = f"http://127.0.0.1:{taken.getsockname()[1]}"
+    heard = []
+
+    def opening(self, config):
+        heard.extend(httpx.get(url + path, trust_env=False) for path in ("/livez", "/readyz", "/v1/topics"))
+        raise ConfigError("it ends here")
+
+    monkeypatch.setattr(Session, "open_reader", opening)
+    with pytest.raises(SystemExit):
+        run(["serve", "--storage", tmp_path.as_uri(), "--port", url.rpartition(":")[2]])
+    live, ready, topics = heard
+    assert (live.status_code, live.json()) == (200, {"status": "alive"})
+    assert (ready.status_code, topics.status_code) == (503, 503)
+    assert ready.json()["reasons"] == ["recovering: the index is being opened"]
+    assert "it ends here" in capsys.readouterr().err
+
+
+def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypatch):
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS) as index:
+        put_entries(index)
+        with serving(index) as client:
+            client.get("/v1/query", params=KNOWN)
+            assert values(client)["tiered_index_lookups_total", "query", "local", "complete"] == 1
+        index.seal()
+        index.run_lifecycle()
+    with IndexReader.open(uri) as reader, serving(reader) as client:
+        for params in (KNOWN, KNOWN):
+            client.get("/v1/query", params=params)
+        reader.fetch_filter(reader.files()[0].file_id)
+        client.get("/v1/query", params=UNKNOWN)
+        monkeypatch.setattr(caches, "block_may_hold", lambda *_: True)
+        client.get("/v1/query", params=UNKNOWN)
+        monkeypatch.undo()
+        found = values(client)
+        places = {name[2]: value for name, value in found.items() if name[0] == "tiered_index_lookups_total"}
+        assert places == {"storage": 2, "cache": 1, "none": 1} or places == {"storage": 1, "cache": 2, "none": 1}
+        assert found["tiered_index_lookup_files_skipped_total", "filter"] == 1
+        assert found["tiered_index_filter_false_positives_total",] == 1
+        assert found["tiered_index_lookup_storage_bytes_count",] == 4
+        assert found["tiered_index_lookup_storage_bytes_sum",] == found["tiered_index_lookup_bytes_total",] > 0
+        (stored,) = (tmp_path / "storage").rglob("*.index")
+        assert found["tiered_index_files", "storage"] == 1
+        assert found["tiered_index_file_bytes", "storage"] == stored.stat().st_size
+        assert not any(key in client.get("/metrics").text for key in ("order-4711", "nobody", "orders"))
+
+
+def test_metrics_tell_how_a_writer_is(tmp_path):
+    clock = ManualClock(1_762_000_090_000)
+    settings = SETTINGS | {"buffer_max_entries": 10, "lease_ttl_s": 30}
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, clock=clock, **settings) as index:
+        index.put("orders", 0, "k", 1, 1, 1_762_000_000_000, source="shop", source_position=7)
+        index.put("orders", 0, "late", 2, 1, 1_000_000_000_000)
+        index.seal()
+        index.run_lifecycle()
+        clock.advance(5)
+        index.put("orders", 0, [f"k{n}" for n in range(9)], 3, 1, 1_762_000_000_000)
+        with pytest.raises(BackPressure):
+            index.put("orders", 0, ["a", "b"], 4, 1, 1_762_000_000_000)
+        with serving(index) as client:
+            found = values(client)
+    expected = {
+        ("put_entries_total",): 11,
+        ("put_refusals_total",): 1,
+        ("buffered_entries",): 9,
+        ("quarantined_entries_total",): 1,
+        ("durable_position", "shop"): 7,
+        ("durable_position_age_seconds", "shop"): 5,
+        ("lease_held",): 1,
+        ("lease_remaining_seconds",): 25,
+        ("writer_epoch",): 1,
+        # one main file, one of the quarantine
+        **{("lifecycle_seconds_count", step): 2 for step in ("seal", "compact", "upload")},
+        ("lifecycle_seconds_count", "retire"): 0,
+        ("lifecycle_errors_total", "upload"): 0,
+        ("worker_errors_total", "lifecycle"): 0,
+    }
+    assert {name: found["tiered_index_" + name[0], *name[1:]] for name in expected} == expected
+
+
+def test_rounds_that_fail_are_counted(tmp_path):
+    storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
+    settings = SETTINGS | {"background": True, "lifecycle_interval_s": 0.01}
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, **settings) as index:
+        put_entries(index)
+        storage.fail("*", times=None)
+        index.seal()
+        until_s = time.monotonic() + PATIENCE_S
+        while not index.health()["failed_rounds"]["lifecycle"] or not index.health()["steps"]["upload"]["errors"]:
+            assert time.monotonic() < until_s
+        storage.clear()
+
+
+def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
+    with StoreWriter(tmp_path / "store") as writer:
+        for number in range(3):
+            writer.put("orders", 0, b"{}", keys=["k"], uniq_key=f"U{number}", store_ms=1_762_000_000_000 + number)
+        writer.flush()
+        place = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
+        watched = ("--follow", "--metrics-port", 0, "--max-lag", 60, "--log-format", "json", "-v", "--json")
+        with subprocess.Popen(
+            command("ingest", tmp_path / "store", *place, *watched),
+            cwd=ROOT,
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as process:
+            try:
+                url = None
+                while url is None:
+                    said = json.loads(process.stderr.readline())
+                    url = re.search(r"metrics at (\S+)/metrics", said["message"])
+                with httpx.Client(base_url=url[1], timeout=PATIENCE_S, trust_env=False) as client:
+                    until_s = time.monotonic() + PATIENCE_S
+                    while client.get("/readyz").status_code != 200:
+                        assert time.monotonic() < until_s
+                    while values(client)["tiered_index_put_entries_total",] < 6:
+                        assert time.monotonic() < until_s
+                    found = values(client)
+                    assert found["tiered_index_follow_messages_total",] == 3
+                    assert found["tiered_index_follow_lost_ranges_total",] == 0
+                    assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200
+                    assert client.get("/v1/query", params=KNOWN).status_code == 404
+                process.send_signal(signal.SIGTERM)
+                _, errors = process.communicate(timeout=PATIENCE_S)
+            finally:
+                process.kill()
+    lines = list(map(json.loads, errors.splitlines()))
+    (probe,) = [line for line in lines if line.get("request_id") == "probe-1"]
+    assert (probe["route"], probe["status"], probe["level"]) == ("/livez", 200, "INFO")
+    assert all(line["time"] and line["logger"].startswith("tiered_index") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [(("--metrics-port", "0"), "give --follow, too"), (("--follow", "--max-lag", "5"), "give --metrics-port, too")],
+)
+def test_a_port_that_nobody_could_ask_is_refused(tmp_path, capsys, arguments, said):
+    (tmp_path / "store" / "commitlog").mkdir(parents=True)
+    place = ("--root", str(tmp_path / "root"), "--storage", (tmp_path / "storage").as_uri())
+    with pytest.raises(SystemExit) as ended:
+        run(["ingest", str(tmp_path / "store"), *place, *arguments])
+    assert (ended.value.code, said in capsys.readouterr().err) == (2, True)

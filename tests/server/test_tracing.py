@@ -1,0 +1,115 @@
+"""Spans of OpenTelemetry where the process has set it up, nothing of it where it has not; and a log for programs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+
+import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from tests.server.conftest import put_entries, serving
+from tests.server.test_serve_command import ROOT, environment
+from tiered_index import IndexReader, IndexService
+from tiered_index.cli.output import JsonFormatter
+from tiered_index.errors import StorageUnavailable
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.storage_faults import FaultStorage
+from tiered_index.tracing import request_id
+
+OURS = ("query", "storage.get_range")
+ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+
+
+@pytest.fixture(scope="module")
+def provider():
+    # of a process there is one
+    provider = TracerProvider()
+    trace.set_tracer_provider(provider)
+    return provider
+
+
+@pytest.fixture
+def spans(provider):
+    """Return what gives the spans that ended since the test began."""
+    exporter = InMemorySpanExporter()
+    processor = SimpleSpanProcessor(exporter)
+    provider.add_span_processor(processor)
+    yield exporter.get_finished_spans
+    exporter.shutdown()
+
+
+def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, spans):
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=100, items=1000, background=False) as index:
+        put_entries(index)
+        index.seal()
+        index.run_lifecycle()
+    with IndexReader.open(uri) as reader, serving(reader) as client:
+        headers = {"traceparent": ABOVE, "x-request-id": "r-1"}
+        client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}, headers=headers)
+    lookup, read = ([one for one in spans() if one.name == f"tiered_index.{name}"][-1] for name in OURS)
+    # FastAPI takes over the trace that the client began
+    assert f"{lookup.context.trace_id:032x}" == ABOVE.split("-")[1]
+    assert read.parent.span_id == lookup.context.span_id
+    told = {name: lookup.attributes[f"tiered_index.{name}"] for name in ("request_id", "status", "count")}
+    assert told == {"request_id": "r-1", "status": "complete", "count": 2}
+    assert lookup.attributes["tiered_index.requests"] >= 1 and read.attributes["tiered_index.object"]
+    ours = [one.to_json() for one in spans() if one.name.startswith("tiered_index.")]
+    assert "order-4711" not in str(ours)
+
+
+def test_an_error_is_in_its_span(tmp_path, spans):
+    storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, slots=100, background=False) as index:
+        storage.fail("list", times=None)
+        with pytest.raises(StorageUnavailable):
+            list(index.storage.list("x"))
+        storage.clear()
+    (failed,) = [span for span in spans() if not span.status.is_ok and span.name == "tiered_index.storage.list"]
+    assert [event.name for event in failed.events] == ["exception"]
+
+
+def test_without_opentelemetry_nothing_of_it_is_loaded(tmp_path):
+    script = (
+        "import sys, tiered_index\n"
+        f"index = tiered_index.IndexService.open(root={str(tmp_path / 'root')!r}, storage='memory://x', slots=100)\n"
+        "index.query('orders', 'k')\n"
+        "index.close()\n"
+        "assert not [name for name in sys.modules if name.startswith('opentelemetry')]\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, env=environment(), capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_record_of_the_log_names_its_request(index):
+    records = []
+    handler = logging.Handler()
+    handler.setFormatter(JsonFormatter())
+    handler.emit = lambda record: records.append(json.loads(handler.format(record)))
+    logger = logging.getLogger("tiered_index.server")
+    logger.addHandler(handler)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        with serving(index) as client, pytest.MonkeyPatch.context() as patch:
+
+            def failing(*_, **__):
+                logging.getLogger("tiered_index.server.test").info("in a thread\n of its own")
+                raise RuntimeError("nobody foresaw")
+
+            patch.setattr(IndexService, "query", failing)
+            client.get("/v1/query", params={"topic": "orders", "key": "k"}, headers={"x-request-id": "r-2"})
+    finally:
+        logger.removeHandler(handler)
+        logger.setLevel(level)
+    told, failed, request = records
+    assert {record["request_id"] for record in records} == {"r-2"}
+    assert (told["message"], request["status"]) == ("in a thread\n of its own", 500)
+    assert "nobody foresaw" in failed["traceback"] and failed["level"] == "ERROR"
+    assert request_id.get() is None
