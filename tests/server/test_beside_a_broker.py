@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
 import signal
 import time
 
 import pytest
 
-from tests.server.conftest import PATIENCE_S
+from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
+from tiered_index import IndexReader
+from tiered_index.cli.main import run
 from tiered_index.rocketmq.store_writer import StoreWriter
 
 T = 1_762_000_000_000
@@ -50,6 +55,84 @@ def test_what_is_not_there_is_404(sidecar):
     place = client.get("/v1/messages", params={"topic": "orders", "key": "k"}).json()["messages"][0]["message"]
     elsewhere = place["msg_id"][:-4] + "FFFF"
     assert client.get(f"/v1/messages/{elsewhere}").status_code == 404
+
+
+# what differs from one call, or one reader of the log, to the next
+VOLATILE = {"elapsed_ms", "bytes", "explain"}
+
+
+def masked(value, name=None):
+    if name in VOLATILE:
+        return [file["file"] for file in value.get("files", ()) if file["file"] != "log"] if name == "explain" else ""
+    if isinstance(value, dict):
+        return {key: masked(one, key) for key, one in value.items()}
+    if isinstance(value, list):
+        return [masked(one) for one in value]
+    return value
+
+
+def plain(line):
+    """Return a line without what differs: times, sizes, widths of tables."""
+    return re.sub(r"[\d.]+ ms|[\d.,]+ \w*B\b|─+", "", " ".join(line.split()))
+
+
+READING = [
+    ("query", "orders", "k"),
+    ("query", "orders", "k", "--begin", "0", "--end", "9223372036854775807", "--max", "1"),
+    ("query", "orders", "k", "--messages"),
+    ("query", "orders", "k", "--messages", "--body", "json", "--all"),
+    ("message", "U1", "--topic", "orders"),
+    ("message", "NONE", "--topic", "orders"),
+    ("topics",),
+    ("files",),
+    ("verify", "--deep"),
+]
+
+
+@pytest.mark.parametrize("arguments", READING, ids=" ".join)
+def test_a_command_that_asks_a_service_prints_what_it_prints_of_the_index(sidecar, capsys, arguments):
+    folder = sidecar[0]
+    store = ("--store", folder / "store") if {"--messages", "message"} & {*arguments} else ()
+
+    def printed(*place):
+        with contextlib.suppress(SystemExit):
+            run([*arguments, *map(str, place)])
+        out, err = capsys.readouterr()
+        return out, err
+
+    for form in ("--json",), ():
+        own, _ = printed("--root", folder / "root", *store, *form)
+        with IndexReader.open(root=folder / "root") as reader, serving(reader, store=folder / "store") as client:
+            asked, err = printed("--url", client.base_url, *form)
+        if "NONE" in arguments:
+            assert (asked, "no message NONE" in err) == ("", True)
+            continue
+        # where the files lie the service keeps to itself
+        assert str(folder) not in asked
+        seen = asked.replace("[store]", str(folder / "store")).replace("[root]", str(folder / "root"))
+        if form:
+            assert [masked(json.loads(line)) for line in seen.splitlines()] == [
+                masked(json.loads(line)) for line in own.splitlines()
+            ]
+        else:
+            assert [*map(plain, seen.splitlines())] == [*map(plain, own.splitlines())], err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "wrong"),
+    [
+        (("query", "a", "k", "--root", "/tmp/x"), "--root"),
+        (("query", "a", "k", "--messages", "--store", "/tmp/x"), "--store"),
+        (("topics", "--storage", "memory://x"), "--storage"),
+        (("message", "X", "--topic", "a", "--cache-dir", "/tmp/x"), "--cache-dir"),
+        (("verify", "file"), "FILES"),
+        (("verify", "--deep", "--repair"), "--repair"),
+    ],
+)
+def test_what_is_of_an_index_is_refused_beside_a_service(capsys, arguments, wrong):
+    with pytest.raises(SystemExit) as ended:
+        run([*arguments, "--url", "http://127.0.0.1:1"])
+    assert (ended.value.code, f"leave {wrong} out" in capsys.readouterr().err) == (2, True)
 
 
 def test_it_says_how_far_it_is_and_ends_in_order(sidecar):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import groupby
+from operator import itemgetter
 from typing import Annotated, Any
 
 import numpy as np
 from typer import Option
 
+from tiered_index.cli.asking import asked_service
 from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.cli.options import (
@@ -20,6 +22,8 @@ from tiered_index.cli.options import (
     MaxBytes,
     MaxRequests,
     Timeout,
+    TokenFile,
+    Url,
     human_duration,
     time_option,
 )
@@ -27,9 +31,7 @@ from tiered_index.cli.output import Cell, counted, human_bytes, human_count, sta
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import PREVIOUS
-from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.files.compacted import DamagedFile
-from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.service.lookup.inventory import files_document
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import TopicsResult, TopicSummary, format_time
@@ -54,6 +56,8 @@ def topics(
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> int:
     """List the topics: entries, bytes of their messages, first and last second.
 
@@ -65,12 +69,19 @@ def topics(
       tiered-index topics --storage s3://bucket/index
 
       tiered-index topics --root /data/index --begin 2026-11-01 --json
+
+      tiered-index topics --url http://localhost:8080 --token-file token
     """
     budget = CommandBudget(max_requests, max_bytes, timeout)
+    client = asked_service(session, url, token_file, cache_dir=cache_dir)
     config = session.reader_config(cache_dir=cache_dir)
     with contextlib.ExitStack() as stack:
 
         def open_lookup() -> Callable[..., TopicsResult]:
+            if client is not None:
+                stack.enter_context(client)
+                told = {"explain": session.out.as_json}
+                return lambda cursor, **limits: client.topics(begin, end, allow_partial, **told, **limits)
             reader = pages.reader = stack.enter_context(session.open_reader(config))
             return lambda cursor, **limits: reader.topics(begin, end, allow_partial, **limits)
 
@@ -94,7 +105,7 @@ def _topic_row(topic: TopicSummary) -> tuple[object, ...]:
 
 
 @command
-def files(session: Session) -> int:
+def files(session: Session, url: Url = None, token_file: TokenFile = None) -> int:
     """List every file and window table: state, lane, interval, entries, bytes and where it lies; then what is archived.
 
     Exit code 6 where one can't be read.
@@ -104,16 +115,28 @@ def files(session: Session) -> int:
       tiered-index files --storage s3://bucket/index
 
       tiered-index files --root /data/index --json
+
+      tiered-index files --url http://localhost:8080 --token-file token
     """
-    with IndexReader.open(config=session.config()) as reader:
-        handles, archived = reader.files(), reader.archived()
-        document = files_document(reader.genesis.index_id, reader.log_state.number, handles, archived)
-    broken = [handle for handle in handles if isinstance(handle, DamagedFile)]
+    damaged: set[str] = set()
+    if (client := asked_service(session, url, token_file)) is not None:
+        with client:
+            document = client.files()
+    else:
+        with IndexReader.open(config=session.config()) as reader:
+            handles = reader.files()
+            document = files_document(reader.genesis.index_id, reader.log_state.number, handles, reader.archived())
+        broken_handles = [handle for handle in handles if isinstance(handle, DamagedFile)]
+        damaged = {handle.file_id for handle in broken_handles if isinstance(handle.error, CorruptFile)}
     listed, totals = document["files"], document["totals"]
+    broken = [file for file in listed if file["error"] is not None]
     session.out.answer(document)
     session.out.table(
         ("file", "state", "lane", "from", "to", "entries", "bytes", "place"),
-        map(_row, handles, listed, short_ids([file["file_id"] for file in listed])),
+        [
+            _row(file, "damaged" if file["file_id"] in damaged else "not read", short)
+            for file, short in zip(listed, short_ids([file["file_id"] for file in listed]), strict=True)
+        ],
         right="entries bytes",
         brief=("file", "state", "from", "to", "entries", "bytes"),
     )
@@ -122,17 +145,15 @@ def files(session: Session) -> int:
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}"
     )
     # a narrow table has no room for the reasons
-    unread = [f"not read: {handle.file_id} ({handle.place}): {handle.error}" for handle in broken]
+    unread = [f"not read: {file['file_id']} ({file['state']}): {file['error']}" for file in broken]
     session.out.first(_UNREAD_SHOWN, unread, lambda rest: f"not read: {rest:,} more")
-    for store, segments in groupby(archived, key=lambda segment: segment.store):
+    for store, segments in groupby(document["archived"], key=itemgetter("store")):
         session.out.line(f"archived of {store}: {_archived(list(segments))}")
     return _PARTIAL if broken else 0
 
 
-def _row(handle: Handle, file: dict[str, Any], short: str) -> tuple[object, ...]:
-    state, table = file["state"], file["table"]
-    if isinstance(handle, DamagedFile):
-        state = "damaged" if isinstance(handle.error, CorruptFile) else "not read"
+def _row(file: dict[str, Any], broken: str, short: str) -> tuple[object, ...]:
+    state, table = file["state"] if file["error"] is None else broken, file["table"]
     window = table and f"window of {human_duration(table['window_s'])}, {counted(len(table['shards']), 'shard')}"
     return (
         Cell(file["file_id"], short),
@@ -152,13 +173,14 @@ def _to_the_minute(time_ms: int | None) -> Cell:
     return Cell(format_time(time_ms), f"{format_time(time_ms - time_ms % 60_000).removesuffix(':00Z')}Z")
 
 
-def _archived(segments: Sequence[ArchivedSegment]) -> str:
+def _archived(segments: Sequence[dict[str, Any]]) -> str:
     """Return how much is archived of a store, and where segments are missing between others."""
-    gaps = [later.start for one, later in pairwise(segments) if one.end < later.start]
+    ends = [one["start"] + one["size_bytes"] for one in segments]
+    gaps = [later["start"] for end, later in zip(ends, segments[1:], strict=False) if end < later["start"]]
     note = f", with {counted(len(gaps), 'gap')}, the last one before {gaps[-1]:,}" if gaps else ""
     return (
-        f"{counted(len(segments), 'segment')}, {human_bytes(sum(s.size_bytes for s in segments))}, "
-        f"offsets {segments[0].start:,} to {segments[-1].end:,}{note}"
+        f"{counted(len(segments), 'segment')}, {human_bytes(sum(one['size_bytes'] for one in segments))}, "
+        f"offsets {segments[0]['start']:,} to {ends[-1]:,}{note}"
     )
 
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from typer import Argument, Option
 
+from tiered_index.cli.asking import asked_service, verified_by
 from tiered_index.cli.contents import contents_of, opened
-from tiered_index.cli.options import FileItems, FileSlots, duration_option
+from tiered_index.cli.options import FileItems, FileSlots, TokenFile, Url, duration_option
 from tiered_index.cli.output import Output, counted, human_bytes, states
 from tiered_index.cli.repairing import check_options, left_over, mend, repairs_document, write_repairs
 from tiered_index.cli.session import Session, command, open_stored_index
@@ -68,6 +69,8 @@ def verify(
     yes: bool = Option(False, "--yes", help="With --repair: do it."),
     slots: FileSlots = None,
     items: FileItems = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> int:
     """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
     remote ones.
@@ -95,12 +98,21 @@ def verify(
       tiered-index verify --deep --repair --yes --root /data/index
 
       tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
+
+      tiered-index verify --deep --url http://localhost:8080 --token-file token
     """
     check_options(files, source or standby, deep=deep, repair=repair, yes=yes)
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
-    if files:
+    client = asked_service(session, url, token_file, files=files, repair=repair, slots=slots, items=items)
+    if client is not None:
+        # loaded when asked for, as the client is
+        from tiered_index.client.answers import report_of
+
+        with client:
+            report = report_of(verified_by(session, client, deep=deep))
+    elif files:
         for file in files:
             _check_one(session, file, slots, items, report)
     else:

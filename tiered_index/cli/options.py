@@ -64,6 +64,11 @@ MaxLag = Annotated[
     Option(min=0, metavar="SECONDS", help="/readyz: not ready while further behind the store.", show_default=False),
 ]
 
+# What reads, and may ask a service in place of an index.
+_service = partial(Option, show_default=False, rich_help_panel="Service")
+Url = Annotated[str | None, _service(metavar="URL", help="Ask this service (tiered-index serve), not an index.")]
+TokenFile = Annotated[Path | None, _service(metavar="FILE", help="With --url: file that has the token.")]
+
 # What looks keys up: query, message.
 _limit = partial(Option, show_default=False, rich_help_panel="Limits")
 MaxRequests = Annotated[int | None, _limit("--max-requests", metavar="N", help="Requests to the storage at most.")]

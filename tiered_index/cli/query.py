@@ -12,14 +12,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
+from tiered_index.cli.asking import asked_service
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
-from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout, time_option
+from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout, TokenFile, Url, time_option
 from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, tag_key
-from tiered_index.rocketmq.log.message import BodyFormat, Message, show_body
+from tiered_index.rocketmq.log.message import BodyFormat
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
@@ -27,7 +28,6 @@ from tiered_index.service.reader import IndexReader
 from tiered_index.types import IndexItem, QueryResult, format_time
 
 if TYPE_CHECKING:
-    from tiered_index.client import IndexClient
     from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 _PAGE = 1000
@@ -68,12 +68,8 @@ def query(
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
-    url: str | None = Option(
-        None, metavar="URL", help="Ask this service (tiered-index serve), not an index.", show_default=False
-    ),
-    token_file: Path | None = Option(
-        None, metavar="FILE", help="With --url: file that has the token.", show_default=False
-    ),
+    url: Url = None,
+    token_file: TokenFile = None,
     keys: Path | None = Option(
         None, "--keys", metavar="FILE", help="Look up every key of a CSV, NDJSON or Parquet file.", show_default=False
     ),
@@ -137,10 +133,7 @@ def query(
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
     budget = CommandBudget(max_requests, max_bytes, timeout)
-    if token_file is not None and url is None:
-        raise InvalidArgument("--token-file is for a service: give --url, too")
-    if url is not None and (keys is not None or messages or session.root is not None or session.storages):
-        raise InvalidArgument("--url asks a service for entries: leave --root, --storage, --keys and --messages out")
+    client = asked_service(session, url, token_file, keys=keys, store=store, cache_dir=cache_dir)
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     if keys is not None:
@@ -168,12 +161,16 @@ def query(
     with contextlib.ExitStack() as stack:
 
         def open_lookup() -> Callable[..., Any]:
-            if url is not None:
-                client = stack.enter_context(_client(url, token_file))
-                explained = explaining is not None
-                return partial(
-                    client.query, topic, key, begin, end, page, allow_partial=allow_partial, explain=explained
-                )
+            if client is not None:
+                stack.enter_context(client)
+                explained: Any = {
+                    "allow_partial": allow_partial,
+                    "explain": session.out.as_json or explaining is not None,
+                }
+                if messages:
+                    explained["body"] = body or "text"
+                look_up: Any = client.messages if messages else client.query
+                return partial(look_up, topic, key, begin, end, page, **explained)
             reader = stack.enter_context(session.open_reader(config))
             pages.reader = reader
             look_up = partial(reader.messages, source=_source(store, reader, config)) if messages else reader.query
@@ -186,17 +183,6 @@ def query(
             open_lookup, nothing, cursor, budget, every=every, explaining=explaining, begin_ms=begin, end_ms=end
         )
         return _write_messages(session.out, pages, body or "text") if messages else _write(session.out, pages)
-
-
-def _client(url: str, token_file: Path | None) -> IndexClient:
-    # imported when asked for: few commands ask a service
-    from tiered_index.client import IndexClient
-
-    try:
-        token = token_file.read_text().strip() if token_file is not None else None
-    except OSError as error:
-        raise ConfigError(f"{token_file} can't be read: {error.strerror}") from error
-    return IndexClient(url, token=token)
 
 
 def _source(store: Path | None, reader: IndexReader | None, config: IndexConfig) -> RocketmqMessages:
@@ -251,11 +237,12 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
     found: Counter[str] = Counter()
     for answer in pages:
         for one in answer.messages:
+            shown = describe_fetched(one, body)
             if not out.as_json:
-                _write_message(out, one, body)
+                _write_message(out, one, shown["message"])
                 out.line()
             elif pages.every:
-                out.record(describe_fetched(one, body))
+                out.record(shown)
             found[one.state] += 1
         count += len(answer)
         collisions += answer.collisions
@@ -265,17 +252,18 @@ def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat)
         costs = {"message_requests": requests, "message_bytes": size_bytes}
         out.answer(pages.totals(count, costs, states=dict(found), collisions=collisions), streamed=True)
     elif out.as_json:
-        shown = [describe_fetched(one, body) for one in pages.last.messages]
-        out.answer(pages.last.to_dict() | {"messages": shown} | pages.seen() | pages.error())
+        described = [describe_fetched(one, body) for one in pages.last.messages]
+        out.answer(pages.last.to_dict() | {"messages": described} | pages.seen() | pages.error())
     dropped = f"; {counted(collisions, 'entry', 'entries')} of other keys dropped" if collisions else ""
     seen = f"{dropped}{pages.as_of()}{pages.expired}"
     out.line(f"{count:,} found{f' ({states(found)})' if found else ''}, {pages.conclusion}{seen}")
     return pages.finish(out, f"{counted(requests, 'request')} for messages ({human_bytes(size_bytes)}), in all ")
 
 
-def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
-    message, item = fetched.message, fetched.item
-    if not isinstance(message, Message):
+def _write_message(out: Output, fetched: Fetched, shown: dict[str, Any] | None) -> None:
+    """Write what became of an entry; `shown` is its message's document, where there is one."""
+    item = fetched.item
+    if shown is None:
         place = (
             f"{format_time(item.timestamp_ms)}  queue {item.queue_id}  commit log offset {item.offset}"
             f"{f'  of {item.source}' if item.source is not None else ''}"
@@ -285,38 +273,38 @@ def _write_message(out: Output, fetched: Fetched, body: BodyFormat) -> None:
         out.line(f"{place}  {fetched.state}: {fetched.problem}".strip())
         return
     out.line(
-        f"{format_time(message.store_ms)}  queue {message.queue_id}  queue offset {message.queue_offset}  "
+        f"{format_time(shown['store_ms'])}  queue {shown['queue_id']}  queue offset {shown['queue_offset']}  "
         f"{fetched.state}"
     )
-    others = {name: value for name, value in message.properties.items() if name not in _SHOWN_APART}
+    properties = shown["properties"]
+    others = {name: value for name, value in properties.items() if name not in _SHOWN_APART}
     out.fields(
         {
-            "topic": message.topic,
-            "message id": message.offset_msg_id,
-            "unique key": message.uniq_key or None,
-            "keys": message.properties.get(KEYS) or None,
-            "tags": message.tags or None,
+            "topic": shown["topic"],
+            "message id": shown["msg_id"],
+            "unique key": shown["uniq_key"] or None,
+            "keys": properties.get(KEYS) or None,
+            "tags": shown["tags"] or None,
             "properties": ", ".join(f"{name}={value}" for name, value in others.items()) or None,
-            "born": f"{format_time(message.born_ms)} at {message.born_host}",
-            "stored": f"{format_time(message.store_ms)} at {message.store_host}",
-            "commit log": f"offset {message.physical_offset}, {message.size:,} bytes",
-            "consumed again": str(message.reconsume_times) if message.reconsume_times else None,
-            "transaction": None if message.is_visible else "prepared or rolled back: consumers don't see it",
+            "born": f"{format_time(shown['born_ms'])} at {shown['born_host']}",
+            "stored": f"{format_time(shown['store_ms'])} at {shown['store_host']}",
+            "commit log": f"offset {shown['physical_offset']}, {shown['size']:,} bytes",
+            "consumed again": str(shown["reconsume_times"]) if shown["reconsume_times"] else None,
+            "transaction": None if shown["visible"] else "prepared or rolled back: consumers don't see it",
             "source": item.source if item is not None else None,
             "read from": fetched.read_from,
             "note": fetched.problem,
         }
     )
-    if shown := _body(message, body):
-        out.lines(f"  {'body':<14}  {shown}")
+    if body := _body(shown):
+        out.lines(f"  {'body':<14}  {body}")
 
 
-def _body(message: Message, wanted: BodyFormat) -> str | None:
-    shown = show_body(message, wanted)
-    if not shown:
+def _body(shown: dict[str, Any]) -> str | None:
+    if "body" not in shown:
         return None
-    stored = f", {message.compression}" if message.compression else ""
-    head = f"({shown['body_format']}, {human_bytes(len(message.raw_body))}{stored})"
+    stored = f", {shown['compression']}" if shown["compression"] else ""
+    head = f"({shown['body_format']}, {human_bytes(shown['body_bytes'])}{stored})"
     if problem := shown.get("body_problem"):
         head += f" {problem}"
     text = shown["body"]
@@ -354,6 +342,8 @@ def message(
     max_bytes: MaxBytes = None,
     timeout: Timeout = None,
     cache_dir: CacheDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> int:
     """Show one message: by the id that names its place (store host and commit log offset, 32 or 56 hexadecimal digits),
     or with --topic by the unique key that its producer gave it, which needs the index, or by its offset in a queue of
@@ -374,19 +364,22 @@ def message(
       /home/rocketmq/store --json
 
       tiered-index message --topic orders --queue-id 0 --offset 17 --store /home/rocketmq/store
+
+      tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
     """
     # imported when asked for, as in `_source`
     from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
 
     budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)
-    has_index = config.root is not None or config.storage is not None
+    client = asked_service(session, url, token_file, store=store, offset=queue_offset, cache_dir=cache_dir)
+    has_index = client is None and (config.root is not None or config.storage is not None)
     if queue_offset is not None:
         if msg_id is not None or topic is None or queue_id is None or store is None or cursor is not None:
             raise InvalidArgument("--offset needs --topic, --queue-id and --store, and neither ID nor --cursor")
     elif msg_id is None or queue_id is not None:
         raise InvalidArgument("give an ID, or --offset with --topic, --queue-id and --store")
-    elif not has_index and (store is None or topic is not None):
+    elif client is None and not has_index and (store is None or topic is not None):
         raise ConfigError(
             "a unique key needs the index: give --root or --storage" if topic else "give --store, --storage or --root"
         )
@@ -395,6 +388,10 @@ def message(
     with contextlib.ExitStack() as stack:
 
         def open_lookup() -> Callable[..., MessagesResult]:
+            if client is not None:
+                stack.enter_context(client)
+                assert msg_id is not None
+                return partial(client.message, msg_id, topic, body=body)
             reader = stack.enter_context(IndexReader.open(config=config)) if has_index else None
 
             def look_up(cursor: str | None, **limits: Any) -> MessagesResult:
@@ -416,8 +413,8 @@ def message(
     lost = {"lost": [one.to_dict() for one in answer.lost]} if answer.lost else {}
     document = {"messages": shown, "status": answer.status, "cursor": answer.cursor}
     session.out.answer(document | lost | pages.error())
-    for one in answer.messages:
-        _write_message(session.out, one, body)
+    for one, document_of_one in zip(answer.messages, shown, strict=True):
+        _write_message(session.out, one, document_of_one["message"])
     if not answer.messages and pages.exceeded is None:
         session.out.line(f"no {'more messages' if cursor else 'message'} of {topic} with the unique key {msg_id}")
     if answer.lost:

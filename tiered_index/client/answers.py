@@ -9,7 +9,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from tiered_index import errors
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, PartialAnswer, StorageUnavailable
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    PartialAnswer,
+    StorageUnavailable,
+    TieredIndexError,
+)
+from tiered_index.service.checks.report import Defect, Missing, Report
 from tiered_index.service.lookup.messages import Fetched, MessagesResult
 from tiered_index.types import (
     Explain,
@@ -134,6 +142,26 @@ def messages_of(document: dict[str, Any]) -> MessagesResult:
     )
 
 
+def report_of(document: Mapping[str, Any]) -> Report:
+    """Return the report of a verification."""
+    missing, lost = (
+        [Missing(**{**one, "topics": tuple(one["topics"]) if one["topics"] is not None else None}) for one in several]
+        for several in (document["missing"], document["lost"])
+    )
+    report = Report([Defect(**one) for one in document["findings"]], list(document["notes"]), missing, lost)
+    for one in document["unchecked"]:
+        error = error_of({"error": one["type"], "detail": one["message"]})
+        report.unchecked.append((one["what"], error))
+    report.checked.update(document["checked"])
+    return report
+
+
+class NotThere(InvalidArgument):
+    """A service has no such message, file or job."""
+
+    exit_code = 1
+
+
 # Errors whose only argument is their message
 _PLAIN = frozenset(
     {
@@ -151,7 +179,7 @@ _PLAIN = frozenset(
 )
 
 
-def error_of(problem: Mapping[str, Any]) -> Exception:
+def error_of(problem: Mapping[str, Any]) -> TieredIndexError:
     """Return the error that a problem tells of, of the class that says what to do next."""
     name, status = problem.get("error"), problem.get("status", 500)
     message = str(problem.get("detail", f"the service answered with status {status}"))
@@ -166,4 +194,6 @@ def error_of(problem: Mapping[str, Any]) -> Exception:
         return CorruptFile("the index", message)
     if status in (401, 403):
         return ConfigError(message)
+    if status == 404:
+        return NotThere(message)
     return InvalidArgument(message) if 400 <= status < 500 and status != 429 else StorageUnavailable(message)

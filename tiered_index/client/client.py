@@ -159,33 +159,50 @@ class IndexClient:
         allow_partial: bool = False,
         *,
         body: str = "text",
+        explain: bool = False,
         **limits: Any,
     ) -> MessagesResult:
         """Look a key up and fetch the messages themselves; `body` (text, json, hex, none) says how bodies come.
 
         Each `message` has its document as `to_dict()`. Raises as `query`.
         """
-        asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, False, limits)
+        asked = _one_key(topic, key, begin_ms, end_ms, max_count, cursor, allow_partial, explain, limits)
         return decoded(messages_of, self._json("GET", "/v1/messages", asked | {"body": body}))
 
     def message(self, msg_id: str, topic: str | None = None, *, body: str = "text", **limits: Any) -> MessagesResult:
         """Show one message: by the id that names its place, or with `topic` by its unique key.
 
-        Raises `InvalidArgument` where there is none.
+        Raises `NotThere` where there is none.
         """
         asked = _given({"topic": topic, "body": body, **limits})
         return decoded(messages_of, self._json("GET", f"/v1/messages/{quote(msg_id, safe='')}", asked))
 
     def topics(
-        self, begin_ms: int | None = None, end_ms: int | None = None, allow_partial: bool = False, **limits: Any
+        self,
+        begin_ms: int | None = None,
+        end_ms: int | None = None,
+        allow_partial: bool = False,
+        *,
+        explain: bool = False,
+        **limits: Any,
     ) -> TopicsResult:
         """List the topics that the token may see, as `IndexReader.topics`."""
-        asked = _given({"begin_ms": begin_ms, "end_ms": end_ms, "allow_partial": allow_partial, **limits})
+        bounds = {"begin_ms": begin_ms, "end_ms": end_ms}
+        asked = _given({**bounds, "allow_partial": allow_partial, "explain": explain, **limits})
         return decoded(topics_of, self._json("GET", "/v1/topics", asked))
 
     def files(self) -> dict[str, Any]:
         """List every file of the index: the document of ``tiered-index files --json``."""
         return self._json("GET", "/v1/files", {})
+
+    def verify(self, *, deep: bool = False) -> dict[str, Any]:
+        """Begin to check every checksum of the index; return the job, whose ``id`` `verification` takes."""
+        body = json.dumps({"deep": deep}).encode()
+        return self._json("POST", "/v1/verify", {}, body, repeatable=False)
+
+    def verification(self, job_id: str) -> dict[str, Any]:
+        """Return a job of `verify`: its ``state`` (running, done, failed), progress, and once it is done ``report``."""
+        return self._json("GET", f"/v1/verify/{quote(job_id, safe='')}", {})
 
     def put_batch(
         self,
@@ -300,6 +317,8 @@ class AsyncIndexClient:
     message = _awaited(IndexClient.message)
     topics = _awaited(IndexClient.topics)
     files = _awaited(IndexClient.files)
+    verify = _awaited(IndexClient.verify)
+    verification = _awaited(IndexClient.verification)
     put_batch = _awaited(IndexClient.put_batch)
     close = _awaited(IndexClient.close)
 

@@ -198,6 +198,14 @@ MUTANTS = (
         (f"{HEALTH}::test_what_keeps_a_writer_from_its_work_is_a_reason",),
     ),
     Mutant(
+        "client-index-beside-service",
+        "options of an index beside --url are passed over",
+        "cli/asking.py",
+        "if value]:",
+        "if False]:",
+        ("tests/server/test_beside_a_broker.py::test_what_is_of_an_index_is_refused_beside_a_service",),
+    ),
+    Mutant(
         "serve-metric-renamed",
         "a metric that alerts ask for is called otherwise, and they never come",
         "server/state_metrics.py",
