@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import re
 import signal
@@ -15,6 +16,7 @@ from tests.server.test_serve_command import started
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.server.calls import Caps
 
 T = 1_762_000_000_000
 
@@ -30,8 +32,10 @@ def sidecar(tmp_path_factory):
         index = ("--root", folder / "root", "--storage", (folder / "storage").as_uri())
         with started(*index, "--follow", folder / "store", "--max-lag", 60) as (process, client):
             until_s = time.monotonic() + PATIENCE_S
-            while len(client.get("/v1/query", params={"topic": "orders", "key": "k"}).json()["items"]) < 3:
-                assert time.monotonic() < until_s
+            with IndexReader.open(root=folder / "root") as reader:
+                # which sees what was flushed
+                while len(reader.query("orders", "k")) < 3:
+                    assert time.monotonic() < until_s
             yield folder, process, client
 
 
@@ -55,6 +59,22 @@ def test_what_is_not_there_is_404(sidecar):
     place = client.get("/v1/messages", params={"topic": "orders", "key": "k"}).json()["messages"][0]["message"]
     elsewhere = place["msg_id"][:-4] + "FFFF"
     assert client.get(f"/v1/messages/{elsewhere}").status_code == 404
+
+
+def test_messages_come_within_a_bound_of_bytes(sidecar):
+    folder, asked = sidecar[0], {"topic": "orders", "key": "k"}
+    with IndexReader.open(root=folder / "root") as reader:
+        size = reader.query("orders", "k").items[0].size
+        for bound, pages in ((1, [1, 1, 1]), (2 * size, [2, 1]), (3 * size, [3])):
+            with serving(reader, store=folder / "store", caps=Caps(message_bytes=bound)) as client:
+                found, cursor = [], {}
+                while not found or cursor:
+                    answer = client.get("/v1/messages", params=asked | cursor).json()
+                    found.append([one["message"]["uniq_key"] for one in answer["messages"]])
+                    cursor = {"cursor": answer["cursor"]} if answer["cursor"] else {}
+                    assert answer["status"] == ("truncated" if cursor else "complete")
+                assert [len(page) for page in found] == pages
+                assert list(itertools.chain(*found)) == ["U2", "U1", "U0"]
 
 
 # what differs from one call, or one reader of the log, to the next

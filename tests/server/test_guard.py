@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -261,6 +262,50 @@ def test_lookups_are_told_to_the_audit_log(index, tmp_path, made):
         "count": 2,
     }
     assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
+
+
+def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index, tmp_path, made):
+    path = tmp_path / "audit.ndjson"
+    batch = [{"topic": "payments", "key": f"{n}" + "x" * 2000} for n in range(150)]
+    with serving(index, tokens=made[0], audit=path) as client:
+        headers = bearer(made[1]["pay"]) | {"x-request-id": "r-1"}
+        assert client.get("/v1/query", params=QUERY, headers=headers).status_code == 403
+        assert client.get("/v1/files", headers=headers).status_code == 403
+        assert client.post("/v1/query:batch", json={"lookups": batch}, headers=headers).status_code == 200
+    topic, files, many = map(json.loads, path.read_text().splitlines())
+    assert {name: topic[name] for name in topic if name != "time_ms"} == {
+        "request_id": "r-1",
+        "caller": "pay",
+        "refused": "GET /v1/query",
+        "asked": "topic=orders&key=order-4711",
+        "status": 403,
+    }
+    assert files["refused"] == "GET /v1/files"
+    assert (many["lookups"], len(many["keys"]), many["topics"]) == (150, 100, ["payments"])
+    assert many["keys"][7] == ["payments", ("7" + "x" * 2000)[:1024]]
+
+
+def test_a_client_that_takes_nothing_ends_its_stream(tmp_path, monkeypatch):
+    count = 30_000
+    rows = {"topic": ["orders"] * count, "queue_id": [0] * count, "key": ["k"] * count, "size": [1] * count}
+    place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
+    with IndexService.open(**place, slots=100, items=100_000, background=False) as index, serving(index) as client:
+        index.put_batch(rows | {"offset": list(range(count)), "timestamp_ms": [1_762_000_000_000] * count})
+        monkeypatch.setattr(listening, "_TAKE_S", 0.1)
+        with socket.socket() as reader:
+            reader.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            reader.settimeout(PATIENCE_S)
+            reader.connect((client.base_url.host, client.base_url.port))
+            head = "GET /v1/query?topic=orders&key=k&all=true&max_count=10000 HTTP/1.1\r\nHost: localhost\r\n"
+            reader.sendall(f"{head}Accept: {wire.NDJSON}\r\n\r\n".encode())
+            until_s = time.monotonic() + PATIENCE_S
+            while 'http_request_seconds_count{method="GET",route="/v1/query"' not in client.get("/metrics").text:
+                assert time.monotonic() < until_s
+            got = b""
+            with contextlib.suppress(ConnectionResetError):
+                while data := reader.recv(1 << 20):
+                    got += data
+            assert b'"status"' not in got
 
 
 def test_it_says_why_it_is_not_ready(index):

@@ -10,6 +10,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -100,6 +101,36 @@ def test_a_storage_is_served_until_sigterm(storage, tmp_path):
         process.send_signal(signal.SIGTERM)
         out, error = process.communicate(timeout=PATIENCE_S)
         assert (process.returncode, json.loads(out)) == (0, {"status": "stopped"}), error
+
+
+def test_a_put_under_way_at_sigterm_is_ended_and_durable(tmp_path):
+    place = {"root": tmp_path / "root", "storage": (tmp_path / "storage").as_uri()}
+    line = {"topic": "orders", "queue_id": 0, "keys": ["k"], "offset": 1, "size": 1, "timestamp_ms": 1_762_000_000_000}
+    body = json.dumps(line).encode()
+    head = f"POST /v1/entries?source=s&position=1 HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    head += "Content-Type: application/x-ndjson\r\n\r\n"
+    with started("--root", place["root"], "--storage", place["storage"], "--write") as (process, client):
+        address = client.base_url.host, client.base_url.port
+        with socket.create_connection(address, PATIENCE_S) as whole, socket.create_connection(address) as half:
+            for connection in (whole, half):
+                connection.sendall(head.encode() + body[:10])
+            # both are under way once a later request is answered
+            assert client.get("/livez").status_code == 200
+            process.send_signal(signal.SIGTERM)
+            until_s = time.monotonic() + PATIENCE_S
+            with pytest.raises(ConnectionRefusedError):
+                while time.monotonic() < until_s:
+                    socket.create_connection(address).close()
+            whole.sendall(body[10:])
+            assert whole.recv(65536).startswith(b"HTTP/1.1 200 ")
+            half.shutdown(socket.SHUT_WR)
+            # nothing of the other one was acknowledged
+            assert not half.recv(65536).startswith(b"HTTP/1.1 200 ")
+        out, error = process.communicate(timeout=PATIENCE_S)
+        assert (process.returncode, json.loads(out)) == (0, {"status": "stopped"}), error
+    with IndexService.open(**place, background=False) as index:
+        assert [item.offset for item in index.query("orders", "k")] == [1]
+        assert index.durable_position("s") == 1
 
 
 def test_several_storages_are_one_index_over_tls(storage, tmp_path):

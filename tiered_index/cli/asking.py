@@ -25,10 +25,10 @@ def asked_service(session: Session, url: str | None, token_file: Path | None, **
             raise InvalidArgument("--token-file is for a service: give --url, too")
         return None
     own = {"root": session.root, "storage": session.storages, **given}
-    if wrong := [
-        name.upper() if name == "files" else f"--{name.replace('_', '-')}" for name, value in own.items() if value
-    ]:
-        raise InvalidArgument(f"--url asks a service, which has its own index: leave {wrong[0]} out")
+    wrong = next((name for name, value in own.items() if value), None)
+    if wrong is not None:
+        flag = "FILES" if wrong == "files" else f"--{wrong.replace('_', '-')}"
+        raise InvalidArgument(f"--url asks a service, which has its own index: leave {flag} out")
     from tiered_index.client import IndexClient
 
     try:

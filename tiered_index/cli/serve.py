@@ -97,6 +97,9 @@ def serve(
         int, _guard(parser=bytes_option, metavar="1GiB", help="Bytes read by a lookup at most.", show_default="1GiB")
     ] = _GIB,
     lookup_cost: Annotated[float, _guard(min=0, help="Dollars of a lookup at most.")] = 0.05,
+    message_bytes: Annotated[
+        int, _guard(parser=bytes_option, metavar="64MiB", help="Bytes of messages at once.", show_default="64MiB")
+    ] = 64 << 20,
     max_body: Annotated[
         int, _guard(parser=bytes_option, metavar="16MiB", help="Bytes of a request at most.", show_default="16MiB")
     ] = 16 << 20,
@@ -162,6 +165,7 @@ def serve(
         max_bytes=lookup_bytes,
         max_cost_usd=lookup_cost,
         body_bytes=max_body,
+        message_bytes=message_bytes,
     )
     stopping = threading.Event()
     with contextlib.ExitStack() as stack:

@@ -150,6 +150,7 @@ class Service:
             served.caps.body_bytes,
             served.redaction,
             metrics.request,
+            served.audit.refused,
             hosts,
         )
 

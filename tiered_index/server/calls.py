@@ -40,6 +40,7 @@ class Caps:
     max_cost_usd: float = 0.05
     max_count: int = 10_000
     max_lookups: int = 10_000
+    message_bytes: int = 64 << 20
     body_bytes: int = 16 << 20
 
 

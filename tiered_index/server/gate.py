@@ -77,6 +77,7 @@ class Gate:
         body_bytes: int,
         redaction: Redaction,
         observe: Observe,
+        refused: Callable[[str, str | None, str, str], None],
         hosts: frozenset[str] | None = None,
     ) -> None:
         self._app = app
@@ -85,6 +86,7 @@ class Gate:
         self.body_bytes = body_bytes
         self._redaction = redaction
         self._observe = observe
+        self._refused = refused
         self._hosts = hosts
         self.held_bytes = 0
 
@@ -132,6 +134,9 @@ class Gate:
             seconds, route = time.perf_counter() - began_s, getattr(scope.get("route"), "path", "other")
             method = scope["method"] if scope["method"] in _METHODS else "other"
             self._observe(route, method, status or CLIENT_GONE, seconds)
+            if status == 403:
+                caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
+                self._refused(request_id, caller.name if caller else None, f"{method} {scope['path']}", query)
             if _logger.isEnabledFor(logging.INFO):
                 _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
 

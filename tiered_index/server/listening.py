@@ -26,9 +26,9 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # connections that wait to be accepted
 _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
-# for the head of a request to come whole
-_HEAD_S = 30.0
-# of it, which the parser does not bound
+# for the head of a request to come whole, and for a client to take what fills the buffer to it
+_HEAD_S = _TAKE_S = 30.0
+# of a head, which the parser does not bound
 _MOST_HEAD_BYTES = 64 << 10
 
 
@@ -123,9 +123,12 @@ class HttpListener:
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that ends where the head of a request is too long or late, or where there are too many others."""
+    """A connection that ends where the head of a request is too long or late, where its client does not take an answer,
+    or where there are too many others.
+    """
 
     _late: asyncio.TimerHandle | None = None
+    _stuck: asyncio.TimerHandle | None = None
     _in_head = True
     _head_bytes = 0
 
@@ -155,6 +158,20 @@ class _Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self._end_watch()
+        self._taken()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._stuck = self.loop.call_later(_TAKE_S, self.transport.abort)
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self._taken()
+
+    def _taken(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
 
     def _watch(self) -> None:
         if self._late is None:

@@ -22,11 +22,14 @@ from tiered_index.server.calls import Allowance
 from tiered_index.server.health import HealthRoutes, caller_of
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
+from tiered_index.server.served import SHOWN
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import Explain, QueryResult
 
 _NO_EXPLAIN = Explain()
+# lookups of a batch, and its topics, that the audit log names
+_MOST_AUDITED = 100
 
 
 class LookupRoutes(HealthRoutes):
@@ -170,7 +173,9 @@ class LookupRoutes(HealthRoutes):
             return self.served.lookups.query_many(lookups, asked.allow_partial, timeout_s=allowance.left_s())
 
         def act() -> bytes:
-            what = {"lookups": len(asked.lookups), "topics": sorted({one.topic for one in asked.lookups})}
+            topics = sorted({one.topic[:SHOWN] for one in asked.lookups})[:_MOST_AUDITED]
+            keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:_MOST_AUDITED]]
+            what = {"lookups": len(asked.lookups), "topics": topics, "keys": keys}
             results = self._told(request, "query_many", what, look_up)
             if form == wire.ARROW:
                 stream = wire.ArrowStream()
@@ -203,6 +208,7 @@ class LookupRoutes(HealthRoutes):
                 asked.allow_partial,
                 source=self.served.messages,
                 timeout_s=allowance.left_s(),
+                max_message_bytes=self.served.caps.message_bytes,
             )
 
         return await self._answer(

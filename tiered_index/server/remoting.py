@@ -20,15 +20,13 @@ from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
 from tiered_index.rocketmq.remoting.signing import ACCESS_KEY, AccessKey
 from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
-from tiered_index.server.served import Audit
+from tiered_index.server.served import SHOWN, Audit
 from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.reader import IndexReader
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
-# of what was asked for, in the audit log
-_SHOWN = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +80,7 @@ class RemotingOptions:
 
 def _tell(audit: Audit, signed: bool, request: Command, response: Command) -> None:
     """Write a lookup to the audit log, as those over HTTP."""
-    asked = {name: request.fields[name][:_SHOWN] for name in ("topic", "key", "offset") if name in request.fields}
+    asked = {name: request.fields[name][:SHOWN] for name in ("topic", "key", "offset") if name in request.fields}
     audit.write(
         {
             "time_ms": time.time_ns() // 1_000_000,

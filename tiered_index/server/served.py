@@ -23,6 +23,8 @@ from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.metering import deadline_at
 
+SHOWN = 1024
+"""Characters of a text that a client chose in a record of the audit log."""
 # how long a look at the storage counts, and may take
 _LOOK_KEEPS_S = 2.0
 _LOOK_TIMEOUT_S = 2.0
@@ -38,6 +40,11 @@ class Audit:
             self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
         except OSError as error:
             raise ConfigError(f"the audit log {path} can't be written: {error.strerror}") from error
+
+    def refused(self, request_id: str, caller: str | None, what: str, asked: str) -> None:
+        """Write that a request was not allowed: `what` is its method and path, `asked` its query."""
+        record = {"time_ms": time.time_ns() // 1_000_000, "request_id": request_id, "caller": caller}
+        self.write({**record, "refused": what[:SHOWN], "asked": asked[:SHOWN], "status": 403})
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a record; what can't be written makes the service not ready."""

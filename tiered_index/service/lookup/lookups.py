@@ -158,6 +158,7 @@ class Lookups(ABC, Generic[ItemT]):
         max_requests: int | None = None,
         max_bytes: int | None = None,
         timeout_s: float | None = None,
+        max_message_bytes: int | None = None,
     ) -> MessagesResult:
         """Return the newest `max_count` messages themselves, each with its state, fetched from `source`; arguments as
         `query`.
@@ -165,12 +166,16 @@ class Lookups(ABC, Generic[ItemT]):
         Entries of other keys with an equal hash are dropped, counted, and paged past; a message that can't be had is
         listed with its state. The bounds are of the whole call, reads of archived messages included. Raises as `query`,
         also where a message's place can't be read; with `allow_partial` the status is ``partial`` then. The `result`
-        of a `BudgetExceeded` is a `MessagesResult`.
+        of a `BudgetExceeded` is a `MessagesResult`. `max_message_bytes` bounds the stored bytes of messages that are
+        fetched: the answer is truncated before it, behind at least one message.
         """
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
         with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
             with span("messages"):
-                return MessageLookup(self.query, lookup, allow_partial, source, self._engine.order_key, budget).run()
+                order_key = self._engine.order_key
+                return MessageLookup(
+                    self.query, lookup, allow_partial, source, order_key, budget, max_message_bytes
+                ).run()
 
     def topics(
         self,

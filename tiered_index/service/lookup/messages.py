@@ -153,6 +153,7 @@ class MessageLookup:
     source: MessageSource
     order_key: Callable[[IndexItem], OrderKey]
     budget: LookupBudget
+    max_message_bytes: int | None = None
     pages: list[QueryResult] = field(default_factory=list)
     fetched: list[Fetched] = field(default_factory=list)
     exceeded: BudgetExceeded | None = None
@@ -160,6 +161,7 @@ class MessageLookup:
     def __post_init__(self) -> None:
         lookup = self.lookup
         self._second_min, self._second_max, _ = check_range(lookup.begin_ms, lookup.end_ms, lookup.max_count)
+        self._message_bytes, self._is_full = 0, False
 
     def run(self) -> MessagesResult:
         """Look up, fetch, and page past collisions. Raises as `query`, and the first `Fetched.error` unless partial."""
@@ -170,11 +172,15 @@ class MessageLookup:
         cursor, page = lookup.cursor, lookup.max_count
         digest = query_digest(lookup.topic, lookup.key, self._second_min, self._second_max)
         while True:
+            resume = cursor
             answer = self._look_up(lookup.begin_ms, lookup.end_ms, page, cursor)
             cursor, ahead = answer.cursor, list(answer.items)
-            while ahead and len(found) < lookup.max_count:
+            while ahead and len(found) < lookup.max_count and not self._is_full:
                 left = lookup.max_count - len(found)
-                items, ahead = ahead[:left], ahead[left:]
+                if not (count := self._fitting(ahead[:left])):
+                    cursor = resume
+                    break
+                items, ahead = ahead[:count], ahead[count:]
                 resolved = self._resolve(items, ahead, is_last=answer.cursor is None)
                 carrying = [place for place, one in enumerate(resolved) if one.carries_key]
                 kept = resolved[: carrying[left - 1] + 1] if len(carrying) > left else resolved
@@ -183,8 +189,8 @@ class MessageLookup:
                 collisions += sum(not one.carries_key for one in kept)
                 last = kept[-1].item if behind else items[-1]
                 assert last is not None
-                cursor = encode_cursor(self.order_key(last), digest) if behind or ahead else answer.cursor
-            if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None:
+                resume = cursor = encode_cursor(self.order_key(last), digest) if behind or ahead else answer.cursor
+            if len(found) >= lookup.max_count or cursor is None or self.exceeded is not None or self._is_full:
                 break
             page = max(lookup.max_count - len(found), _PAGE)
         reports = self._reports()
@@ -241,6 +247,17 @@ class MessageLookup:
                 if self._order(own) > end and (is_last or (ahead and self._order(own) < self._order(ahead[-1]))):
                     insort(ahead, own, key=self._order)
         return [one for _, one in sorted(resolved, key=itemgetter(0))]
+
+    def _fitting(self, items: Sequence[IndexItem]) -> int:
+        """Return how many of `items` the bytes that are left have room for: of all that are fetched at least one."""
+        if self.max_message_bytes is None:
+            return len(items)
+        for number, item in enumerate(items):
+            self._message_bytes += item.size
+            if self._message_bytes > self.max_message_bytes:
+                self._is_full = True
+                return max(number, 0 if self.fetched else 1)
+        return len(items)
 
     def _order(self, item: IndexItem) -> tuple[int, ...]:
         """Return what entries are ordered by, ascending."""
