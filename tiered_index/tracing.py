@@ -7,6 +7,7 @@ and no key. Both travel with the context, into other threads, too. Threads: any.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -23,6 +24,7 @@ class Span(Protocol):
 
     def is_recording(self) -> bool: ...
     def set_attributes(self, attributes: Mapping[str, Any]) -> None: ...
+    def update_name(self, name: str) -> None: ...
 
 
 class _NoSpan:
@@ -32,6 +34,9 @@ class _NoSpan:
         return False
 
     def set_attributes(self, attributes: Mapping[str, Any]) -> None:
+        pass
+
+    def update_name(self, name: str) -> None:
         pass
 
     def __enter__(self) -> Span:
@@ -46,10 +51,30 @@ _NO_SPAN = _NoSpan()
 
 def span(name: str, **attributes: Any) -> AbstractContextManager[Span]:
     """Return a block of work as a span ``tiered_index.NAME``, below the present one; what the block raises is noted."""
-    trace: Any = sys.modules.get("opentelemetry.trace")
-    if trace is None or isinstance(provider := trace.get_tracer_provider(), trace.ProxyTracerProvider):
+    trace = _set_up()
+    if trace is None:
         return _NO_SPAN
     own = {f"{_NAME}.{key}": value for key, value in attributes.items()}
     if (asked := request_id.get()) is not None:
         own[f"{_NAME}.request_id"] = asked
-    return provider.get_tracer(_NAME).start_as_current_span(f"{_NAME}.{name}", attributes=own)  # type: ignore[no-any-return]
+    return trace.get_tracer(_NAME).start_as_current_span(f"{_NAME}.{name}", attributes=own)  # type: ignore[no-any-return]
+
+
+def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Span]:
+    """Return a request as a span, below the one that its ``traceparent`` names; `update_name` tells its route."""
+    trace = _set_up()
+    if trace is None:
+        return _NO_SPAN
+    carried = {name.decode("latin-1"): value.decode("latin-1") for name, value in headers.items()}
+    above = importlib.import_module("opentelemetry.propagate").extract(carried)
+    own = {"http.request.method": method, f"{_NAME}.request_id": request_id.get() or ""}
+    tracer = trace.get_tracer(_NAME)
+    return tracer.start_as_current_span(method, above, trace.SpanKind.SERVER, own)  # type: ignore[no-any-return]
+
+
+def _set_up() -> Any:
+    """Return OpenTelemetry's module of traces; None where the process has not set it up."""
+    trace: Any = sys.modules.get("opentelemetry.trace")
+    if trace is None or isinstance(trace.get_tracer_provider(), trace.ProxyTracerProvider):
+        return None
+    return trace

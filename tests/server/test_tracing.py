@@ -22,7 +22,7 @@ from tiered_index.storage.opening import open_storage
 from tiered_index.testing.storage_faults import FaultStorage
 from tiered_index.tracing import request_id
 
-OURS = ("query", "storage.get_range")
+OURS = ("GET /v1/query", "tiered_index.query", "tiered_index.storage.get_range")
 ABOVE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
@@ -53,15 +53,23 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
     with IndexReader.open(uri) as reader, serving(reader) as client:
         headers = {"traceparent": ABOVE, "x-request-id": "r-1"}
         client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}, headers=headers)
-    lookup, read = ([one for one in spans() if one.name == f"tiered_index.{name}"][-1] for name in OURS)
-    # FastAPI takes over the trace that the client began
-    assert f"{lookup.context.trace_id:032x}" == ABOVE.split("-")[1]
-    assert read.parent.span_id == lookup.context.span_id
+        client.get("/v1/files/x", headers=headers)
+    by_name = {one.name: one for one in spans()}
+    request, lookup, read = (by_name[name] for name in OURS)
+    above = f"{request.context.trace_id:032x}-{request.parent.span_id:016x}"
+    assert f"00-{above}-01" == ABOVE
+    assert [one.parent.span_id for one in (lookup, read)] == [request.context.span_id, lookup.context.span_id]
     told = {name: lookup.attributes[f"tiered_index.{name}"] for name in ("request_id", "status", "count")}
     assert told == {"request_id": "r-1", "status": "complete", "count": 2}
+    assert (request.attributes["tiered_index.request_id"], request.attributes["http.response.status_code"]) == (
+        "r-1",
+        200,
+    )
     assert lookup.attributes["tiered_index.requests"] >= 1 and read.attributes["tiered_index.object"]
-    ours = [one.to_json() for one in spans() if one.name.startswith("tiered_index.")]
-    assert "order-4711" not in str(ours)
+    assert by_name["GET /v1/files/{id}"].attributes["http.response.status_code"] == 404
+    # one span a request, and no key in any
+    assert len([one for one in spans() if one.name.startswith("GET ")]) == 2
+    assert "order-4711" not in str([one.to_json() for one in spans()])
 
 
 def test_an_error_is_in_its_span(tmp_path, spans):

@@ -24,6 +24,7 @@ from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import Problem, Redaction, Refused
 from tiered_index.server.tokens import ANYONE, Caller, Tokens
 from tiered_index.tracing import request_id as current_id
+from tiered_index.tracing import request_span
 
 _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -113,12 +114,18 @@ class Gate:
         state = scope.setdefault("state", {})
         state["request_id"] = request_id
         current_id.set(request_id)
+        method = scope["method"] if scope["method"] in _METHODS else "other"
         body = _Body(self, receive)
         try:
-            state["caller"] = self._caller(scope, headers)
-            _check_text(scope)
-            body.announce(headers.get(b"content-length", b"0"))
-            await self._app(scope, body.receive, answer)
+            with request_span(method, headers) as traced:
+                state["caller"] = self._caller(scope, headers)
+                _check_text(scope)
+                body.announce(headers.get(b"content-length", b"0"))
+                await self._app(scope, body.receive, answer)
+                if traced.is_recording():
+                    route = _route_of(scope)
+                    traced.update_name(f"{method} {route}")
+                    traced.set_attributes({"http.route": route, "http.response.status_code": status})
         except Exception as error:
             if is_whole:
                 # the application has told the client, and raises what nobody foresaw
@@ -131,8 +138,7 @@ class Gate:
             status = await _refuse(error, request_id, self._redaction, answer)
         finally:
             self.held_bytes -= body.taken
-            seconds, route = time.perf_counter() - began_s, getattr(scope.get("route"), "path", "other")
-            method = scope["method"] if scope["method"] in _METHODS else "other"
+            seconds, route = time.perf_counter() - began_s, _route_of(scope)
             self._observe(route, method, status or CLIENT_GONE, seconds)
             if status == 403:
                 caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
@@ -200,6 +206,10 @@ class _Body:
         if self._gate.held_bytes > _MOST_BODIES * self._gate.body_bytes:
             raise Refused(503, "too many bodies are under way; try again", retry_after_s=_BUSY_RETRY_S)
         return message
+
+
+def _route_of(scope: Scope) -> str:
+    return getattr(scope.get("route"), "path", "other")
 
 
 def _log_request(method: str, route: str, status: int, seconds: float, caller: Caller | None) -> None:
