@@ -104,6 +104,7 @@ READING = [
     ("message", "U1", "--topic", "orders"),
     ("message", "NONE", "--topic", "orders"),
     ("topics",),
+    ("topics", "--begin", "0", "--end", "9223372036854775807"),
     ("files",),
     ("verify", "--deep"),
 ]

@@ -60,6 +60,19 @@ def test_answers_are_the_librarys(asking, index):
     assert tuple(asking.stream("orders", "order-4711")) == index.query("orders", "order-4711").items
 
 
+@pytest.mark.parametrize("ever", [(0, 2**63 - 1), (-(2**63), 2**63)])
+def test_ranges_without_bounds_are_taken_everywhere(asking, client, index, ever):
+    assert same(asking.query("orders", "order-4711", *ever), index.query("orders", "order-4711"))
+    batch = [Lookup(topic="orders", key="order-4711", begin_ms=ever[0], end_ms=ever[1])]
+    assert same(asking.query_many(batch)[0], index.query_many([("orders", "order-4711")])[0])
+    assert len(asking.messages("orders", "order-4711", *ever)) == 2
+    assert len(list(asking.stream("orders", "order-4711", *ever))) == 2
+    assert asking.topics(*ever).topics == index.topics().topics == index.topics(*ever).topics
+    asked = {"topic": "orders", "key": "order-4711", "begin_ms": str(ever[0]), "end_ms": str(ever[1])}
+    for path in ("/v1/query", "/v1/messages"):
+        assert client.get(path, params=asked).json()["status"] == "complete"
+
+
 def test_asyncio_has_the_same(client, index):
     async def ask():
         async with AsyncIndexClient(str(client.base_url)) as asking:
