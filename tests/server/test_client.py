@@ -18,7 +18,7 @@ from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import ROOT, environment
 from tiered_index import IndexService, Lookup, QueryResult
 from tiered_index.client import AsyncIndexClient, IndexClient
-from tiered_index.client.answers import error_of
+from tiered_index.client.answers import NotThere, error_of
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,
@@ -120,7 +120,8 @@ def test_errors_are_the_librarys(asking, index, tmp_path):
         ("BackPressure", 503, BackPressure),
         ("Refused", 429, StorageUnavailable),
         ("Unexpected", 500, StorageUnavailable),
-        (None, 404, InvalidArgument),
+        (None, 404, NotThere),
+        (None, 405, InvalidArgument),
     ],
 )
 def test_a_problem_is_the_error_that_says_what_to_do(name, status, kind):

@@ -194,13 +194,9 @@ def ingest(
     index_tags: bool = _of_store(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
     index_prepared: bool = _of_store(False, "--index-prepared", help="Index prepared messages of transactions, too."),
     metrics_port: int | None = _of_store(
-        None,
-        min=0,
-        max=65535,
-        help="With --follow: /metrics, /livez, /readyz on this port; 0: any.",
-        show_default=False,
+        None, metavar="PORT", help="With --follow: /metrics, /livez, /readyz on this port; 0: any.", show_default=False
     ),
-    metrics_host: str = _of_store("127.0.0.1", help="Address of --metrics-port."),
+    metrics_host: str = _of_store("127.0.0.1", metavar="HOST", help="Address of --metrics-port."),
     max_lag: MaxLag = None,
     log_format: LogAs = "text",
     column: Column = None,

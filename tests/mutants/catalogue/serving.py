@@ -57,7 +57,7 @@ MUTANTS = (
         "serve-other-key",
         "a key that is no UTF-8 is looked up as another one",
         "server/gate.py",
-        "            _check_text(scope)\n",
+        "                _check_text(scope)\n",
         "",
         (f"{HTTP}::test_what_is_wrong_is_a_problem",),
     ),
