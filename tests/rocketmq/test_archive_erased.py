@@ -4,11 +4,13 @@ them back.
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from tests.rocketmq.archived_store import open_index, put
 from tiered_index import IndexReader, erase
-from tiered_index.clock import SystemClock
+from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
@@ -22,10 +24,12 @@ from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure import segments
 from tiered_index.service.erasure.erase import EraseRequest
+from tiered_index.service.erasure.erase import erase as erase_by
 from tiered_index.service.lifecycle.copying import copy_index
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.testing.storage_faults import FaultStorage
 
 SEGMENT = 2 * PIECE_BYTES + 513
 BEGIN_MS = 1_700_000_000_000
@@ -132,6 +136,55 @@ def test_reading_one_says_that_it_was_erased(life):
         assert source.at(one.item.offset).state == "erased"
 
 
+def test_a_reader_at_work_finds_neighbours_whose_segment_was_rewritten(life):
+    """By one that has read the log before, without a grace: one message, and many at once."""
+    storage, _, messages = life
+    neighbours = [m for m in messages if "k-3" not in m.index_keys and m.topic == "orders"]
+    with IndexReader.open(storage.uri) as one, IndexReader.open(storage.uri) as many:
+        before = many.query("orders", "all", max_count=1000)
+        erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
+        source = RocketmqMessages(None, one.segment_archive)
+        assert source.at(neighbours[0].physical_offset).message == neighbours[0]
+        archived = max(segment.end for segment in one.log_state.archive.values())
+        fetched = RocketmqMessages(None, many.segment_archive).fetch(before.items, "orders", "all")
+        states = {found.item.offset: found.state for found in fetched if found.item.offset < archived}
+        expected = {m.physical_offset: "archived" if m in neighbours else "erased" for m in messages}
+        assert len(states) > 100 and states.items() <= expected.items()
+
+
+@pytest.mark.parametrize("operation", ["put", "get_suffix"])
+def test_an_interrupted_rewriting_takes_back_what_it_sent(life, operation):
+    """Ctrl-C while a segment is sent, and while it is read back."""
+    storage, _, _ = life
+    faulty, before = FaultStorage(storage), {info.name for info in storage.list("segments/")}
+    # of the segment itself the table is read once to find, once to copy it
+    nth = 1 if operation == "put" else 3
+    faulty.fail(operation, error=KeyboardInterrupt, name_prefix="segments/", nth=nth, when="after")
+    log, request = StorageLog(faulty, SystemClock()), EraseRequest("orders", ("k-3",))
+    log.open()
+    with pytest.raises(KeyboardInterrupt):
+        erase_by(faulty, log, request, SystemClock(), yes=True, now=True, messages=partial(MessagesToErase, request))
+    assert {info.name for info in storage.list("segments/")} == before
+    assert erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0).status == "erased"
+
+
+def test_tombstones_and_overwritten_messages_are_of_one_moment(life):
+    """Though the clock goes on while it works."""
+
+    class Running(ManualClock):
+        def now_ms(self):
+            self.advance(20)
+            return super().now_ms()
+
+    storage, _, messages = life
+    archived = read_all(storage)
+    done = erase(storage.uri, "orders", yes=True, now=True, clock=Running(BEGIN_MS + 50_500))
+    until = done.tombstones[0].before_ms
+    assert BEGIN_MS + 50_000 < until < BEGIN_MS + 400_000
+    asked = {m.physical_offset for m in messages if m.topic == "orders" and m.store_ms < until}
+    assert {offset for offset, m in read_all(storage).items() if m.is_erased} == asked & archived.keys()
+
+
 def test_a_damaged_segment_is_not_written_again(life):
     storage, _, _ = life
     name = sorted(info.name for info in storage.list("segments/"))[0]
@@ -176,7 +229,7 @@ def test_what_a_request_finds_is_told_by_the_real_key(life):
     state = log.open()
     archive = SegmentArchive(storage, lambda: state, lambda: state)
     segment = next(iter(state.archive.values()))
-    find = MessagesToErase.of(EraseRequest("orders", ("k-3",), before_ms=BEGIN_MS + 100_000), 0)
+    find = MessagesToErase(EraseRequest("orders", ("k-3",)), BEGIN_MS + 100_000)
     found = find(archive, segment)
     assert found.messages == sum(
         "k-3" in m.index_keys and m.topic == "orders" and m.store_ms < BEGIN_MS + 100_000 for m in messages
@@ -200,7 +253,7 @@ def repair(storage, store=None, standby=None, *, yes=True):
     log.open()
     check_storage(storage, {}, report, lambda *_: None, deep=True, threads=1)
     source = StoreDirectory.open(store, "a-store") if store is not None else None
-    return SegmentRepairs(storage, log, SystemClock(), standby, source).run(report, yes=yes), report
+    return SegmentRepairs(storage, log, standby, source).run(report, yes=yes), report
 
 
 @pytest.mark.parametrize(

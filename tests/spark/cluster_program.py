@@ -1,4 +1,5 @@
-"""Builds and merges on a cluster of two executors, with failures on purpose; run as a program by test_local_cluster.py.
+"""Builds, merges and erasures on a cluster of two executors, with failures on purpose; run as a program by
+test_local_cluster.py.
 
     cluster_program.py MASTER FOLDER ENTRIES TROUBLE...      prints one JSON line a trouble and job
 
@@ -19,12 +20,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from tests.spark.cluster_reading import read_back
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
 from tiered_index import IndexConfig
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.spark import build, merge, open_session
+from tiered_index.spark import build, erase, merge, open_session
 from tiered_index.spark.build import plan as planning
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.base import Call, Storage, WrapperStorage
@@ -113,7 +116,7 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
         },
     )
     spark.sparkContext.setLogLevel("OFF")
-    modules: Any = {name: sys.modules[f"tiered_index.spark.build.{name}"] for name in ("build", "merge")}
+    modules: Any = {name: sys.modules[f"tiered_index.spark.build.{name}"] for name in ("build", "merge", "erase")}
     planning._LEAST_BYTES = 1 << 14  # so that a few thousand entries make several tasks
     table = messages(count, days=2)
     path = write_parquet(table, folder / "m.parquet", group_rows=count // 4)
@@ -125,25 +128,31 @@ def main(master: str, folder: Path, troubles: list[str], count: int) -> None:
         def troubled(uri: str, options: Any, marks: Path = marks, trouble: str = trouble) -> Troubled:
             return Troubled(StorageAddress(uri, options), marks, trouble, os.getpid())
 
-        for job in ("build", "merge"):
+        kept = table.filter(pc.field("key") != "key-0")
+        for job in ("build", "merge", "erase"):
             modules[job].StorageAddress = troubled
             for mark in marks.iterdir():
                 mark.unlink()
             if job == "build":
                 done: Any = build(spark, path, storage=storage, shards=4, config=config)
-            else:
+            elif job == "merge":
                 done = merge(spark, storage=storage, window="30d", options=MergeOptions(shard_bytes=1 << 20))
-            assert done.entries == total(storage) == count, (trouble, job, total(storage))
+            else:
+                done = erase(spark, storage=storage, topic="orders", keys="key-0", yes=True, shard_bytes=1 << 20)
+                assert done.entries_removed == count - len(kept) and not done.remaining, (trouble, done)
+            left = kept if job == "erase" else table
+            assert (job == "erase" or done.entries == count) and total(storage) == len(left), (trouble, job)
             struck = sorted(mark.name for mark in marks.iterdir())
-            check(storage, table, keys=10)
+            check(storage, left, keys=10)
             swept = sweep(storage)
-            check(storage, table, keys=5)
+            check(storage, left, keys=5)
+            objects = len(states(storage).objects)
             line = {
                 "trouble": trouble,
                 "job": job,
                 "struck": struck,
-                "shards": done.shards,
-                "objects": len(states(storage).objects),
+                "shards": done.scanned_objects if job == "erase" else done.shards,
+                "objects": objects,
             }
             print(json.dumps({**line, "swept": swept}), flush=True)
             if (trouble, job) == ("none", "build"):

@@ -1,5 +1,5 @@
-"""Builds and merges on executors that are processes of their own, and fail: each result counts once, leftovers are
-swept. All is read back.
+"""Builds, merges and erasures on executors that are processes of their own, and fail: each result counts once,
+leftovers are swept. All is read back.
 
 The programs run apart, for a process has one Spark at a time. Speculation needs executors on different hosts, since
 Spark never runs two attempts on one: it is tested on a cluster of two workers on loopback addresses.
@@ -30,7 +30,10 @@ def run(master: str, folder: Path, entries: int, *troubles: str) -> list[dict[st
     ended = subprocess.run(command, cwd=_ROOT, env=environment, capture_output=True, text=True, timeout=400)
     assert ended.returncode == 0, ended.stderr[-3000:]
     lines = [json.loads(line) for line in ended.stdout.splitlines() if line.startswith("{")]
-    jobs = {trouble: ("build", "read", "merge") if trouble == "none" else ("build", "merge") for trouble in troubles}
+    jobs = {
+        trouble: ("build", "read", "merge", "erase") if trouble == "none" else ("build", "merge", "erase")
+        for trouble in troubles
+    }
     assert [(line["trouble"], line["job"]) for line in lines] == [
         (trouble, job) for trouble in troubles for job in jobs[trouble]
     ]
@@ -47,9 +50,9 @@ def session(tmp_path_factory):
 
 @pytest.mark.slow
 def test_failing_tasks_and_a_killed_executor(tmp_path):
-    built, merged = run("local-cluster[2,1,1024]", tmp_path, 3_000, "executor")
+    built, merged, erased = run("local-cluster[2,1,1024]", tmp_path, 3_000, "executor")
     # two tasks failed, then an executor was killed in a third
-    assert built["struck"] == merged["struck"] == ["a", "b", "killed"]
+    assert built["struck"] == merged["struck"] == erased["struck"] == ["a", "b", "killed"]
     # what the dead one left, and what the merge replaced
     assert built["swept"] >= 1 and merged["swept"] > built["objects"]
 
@@ -79,8 +82,8 @@ def test_lookups_audits_and_data_sources(session):
 @pytest.mark.slow
 def test_speculation_with_a_slow_task(tmp_path):
     with two_hosts(tmp_path / "cluster") as master:
-        built, merged = run(master, tmp_path, 90_000, "slow")
-    for line in (built, merged):
+        lines = run(master, tmp_path, 90_000, "slow")
+    for line in lines:
         assert line["struck"] == ["slow"]  # its attempt was ended, before it had waited for a minute
         assert line["shards"] > 1
 

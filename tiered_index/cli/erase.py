@@ -1,6 +1,11 @@
-"""`tiered-index erase`: entries of a topic, of keys or of a queue go before they expire, a dry run unless --yes."""
+"""`tiered-index erase`: entries of a topic, of keys or of a queue go before they expire, a dry run unless --yes; and
+what `spark erase` shares with it.
+"""
 
 from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
 
 from typer import Option
 
@@ -16,25 +21,42 @@ from tiered_index.types import format_time
 _REMAINS = 1
 _SHOWN = 20
 
+Topic = Annotated[str, Option("--topic", metavar="T", help="The topic, by its exact name.")]
+Keys = Annotated[list[str] | None, Option("--key", metavar="K", help="Only of this key; several times.")]
+Queue = Annotated[int | None, Option("--queue", metavar="Q", help="Only of this queue.", show_default=False)]
+Before = Annotated[
+    int | None,
+    Option("--before", parser=time_option, metavar="T", help="Only what is older; by default all there is up to now."),
+]
+Grace = Annotated[
+    int,
+    Option(
+        parser=duration_option,
+        metavar="1h",
+        help="With --now, how long the bytes of what records have removed stay, for exports and jobs at work.",
+        show_default="1h",
+    ),
+]
+Yes = Annotated[bool, Option("--yes", help="Do it.")]
+
+
+def erase_request(topic: str, key: list[str] | None, queue: int | None, before: int | None) -> EraseRequest:
+    """Return what the options ask for. Raises `InvalidArgument`."""
+    if queue is not None and before is None:
+        raise InvalidArgument("--queue needs --before: the moment up to which the queue is erased")
+    return EraseRequest(topic, tuple(key or ()), queue, before)
+
 
 @command
 def erase(
     session: Session,
-    topic: str = Option(..., "--topic", metavar="T", help="The topic, by its exact name."),
-    key: list[str] | None = Option(None, "--key", metavar="K", help="Only of this key; several times."),
-    queue: int | None = Option(None, "--queue", metavar="Q", help="Only of this queue.", show_default=False),
-    before: int | None = Option(
-        None, "--before", parser=time_option, metavar="T", help="Only what is older; by default all there is up to now."
-    ),
+    topic: Topic,
+    key: Keys = None,
+    queue: Queue = None,
+    before: Before = None,
     now: bool = Option(False, "--now", help="Rewrite what holds any of it at once, and delete the bytes."),
-    grace: int = Option(
-        3600,
-        parser=duration_option,
-        metavar="1h",
-        help="With --now, how long the bytes of what records have removed stay for exports and jobs at work.",
-        show_default="1h",
-    ),
-    yes: bool = Option(False, "--yes", help="Do it."),
+    grace: Grace = 3600,
+    yes: Yes = False,
 ) -> int:
     """Erase what a topic has before a moment: of keys, of a queue, or all of it.
 
@@ -55,13 +77,13 @@ def erase(
 
       tiered-index erase --storage s3://bucket/index --topic debug --queue 3 --before 2026-01-01 --yes
     """
-    if queue is not None and before is None:
-        raise InvalidArgument("--queue needs --before: the moment up to which the queue is erased")
+    return erase_here(session, erase_request(topic, key, queue, before), yes=yes, now=now, grace_s=grace)
+
+
+def erase_here(session: Session, request: EraseRequest, *, yes: bool, now: bool, grace_s: int) -> int:
+    """Erase in this process; return the exit code."""
     config = session.config()
-    request = EraseRequest(topic, tuple(key or ()), queue, before)
     with open_stored_index(config) as index, session.progress("erasing", None) as bar:
-        genesis = index.log.state.genesis
-        keyed = genesis is None or genesis.layout.schema.keyed
         done = erase_index(
             index.storage,
             index.log,
@@ -69,18 +91,18 @@ def erase(
             index.clock,
             yes=yes,
             now=now,
-            grace_s=grace,
+            grace_s=grace_s,
             threads=config.query_threads,
-            messages=MessagesToErase.of(request, index.clock.now_ms(), keyed=keyed),
+            messages=partial(MessagesToErase, request),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}"),
         )
         total = index.storage.total
         session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})
-    _tell(session.out, done)
-    return _REMAINS if done.status == "remains" else 0
+    return tell_erased(session.out, done)
 
 
-def _tell(out: Output, done: Erasure) -> None:
+def tell_erased(out: Output, done: Erasure) -> int:
+    """Tell people what became of it; return the exit code."""
     lines = [
         f"{stored.name}  {counted(stored.count, 'entry', 'entries')}  {human_bytes(stored.size_bytes)}  "
         f"{format_time(stored.second_min * 1000)} to {format_time(stored.second_max * 1000)}"
@@ -122,3 +144,4 @@ def _tell(out: Output, done: Erasure) -> None:
         out.remark(step)
     if done.status == "planned":
         out.remark("nothing was changed: --yes does that")
+    return _REMAINS if done.status == "remains" else 0

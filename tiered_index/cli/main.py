@@ -111,6 +111,10 @@ _ON_SPARK = {
         'Compact the files that writers with setting compaction = "spark" have staged, and publish them with one log '
         "record."
     ),
+    "spark.writing:erase": (
+        "Erase what a topic has before a moment, and rewrite what holds any of it: `tiered-index erase --now` by any "
+        "number of executors."
+    ),
     "spark.reading:lookup": (
         "Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the "
         "number of keys."
@@ -169,7 +173,7 @@ app = typer.Typer(
 _add(app, _COMMANDS)
 
 spark = typer.Typer(
-    name="spark", help="Build, merge, look up and audit on Spark, where one machine ends.", **_APPLICATION
+    name="spark", help="Build, merge, erase, look up and audit on Spark, where one machine ends.", **_APPLICATION
 )
 _add(spark, _ON_SPARK)
 app.add_typer(spark)

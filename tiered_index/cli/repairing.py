@@ -58,7 +58,7 @@ def mend(
             copied = stack.enter_context(contextlib.closing(open_storage(standby, options=config.s3)))
         progress = stack.enter_context(session.progress("repairing", None))
         # first, since files are made anew of their messages
-        segments = SegmentRepairs(index.storage, index.log, index.clock, copied, source).run(report, yes=yes)
+        segments = SegmentRepairs(index.storage, index.log, copied, source).run(report, yes=yes)
         state = index.log.refresh()
         return segments + Repairs(
             index.storage,

@@ -8,6 +8,7 @@ Tasks upload objects under names of their own and change nothing else; the drive
 
 from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.build.build import BuildResult, build
+from tiered_index.spark.build.erase import EraseResult, erase
 from tiered_index.spark.build.merge import CompactReport, MergeResult, compact, merge
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
@@ -18,6 +19,7 @@ __all__ = [
     "AuditResult",
     "BuildResult",
     "CompactReport",
+    "EraseResult",
     "JobMetrics",
     "LookupResult",
     "MergeResult",
@@ -25,6 +27,7 @@ __all__ = [
     "audit",
     "build",
     "compact",
+    "erase",
     "hash_key",
     "look_up",
     "lookup",

@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "rewritten-messages-answered",
         "a message of another queue or time passes for the one that was indexed",
-        "rocketmq/archive/messages.py",
+        "rocketmq/archive/search.py",
         "problem = self._contradiction(message)",
         "problem = None",
         (f"{DAMAGED}::test_a_log_that_was_written_anew_gives_no_wrong_message",),

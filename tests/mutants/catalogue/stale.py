@@ -165,7 +165,7 @@ MUTANTS = (
     Mutant(
         "rewritten-without-an-entry",
         "a damaged store time passes for another message of the key",
-        "rocketmq/archive/messages.py",
+        "rocketmq/archive/search.py",
         "            if not self._is_of_the_second(message):\n",
         "            if False:\n",
         (f"{REWRITTEN}::test_what_the_index_has_no_entry_of_is_missing[local]",),

@@ -339,6 +339,8 @@ def test_a_record_of_unknown_outcome_is_there_once(open_index, faulty, when):
 def crashed(open_index, faulty):
     """A writer that dies between upload and record, and one in the midst of an upload in parts."""
     index = open_index("a", storage_backend=faulty, upload_part_bytes=5 << 20)
+    # a dead one takes nothing back
+    faulty.fail("abort_upload", error=KeyboardInterrupt)
     for error, operation, size in (
         (KeyboardInterrupt, "put_if_absent", 1000),
         (KeyboardInterrupt, "upload_part", 6 << 20),

@@ -1,4 +1,4 @@
-"""`tiered-index spark build`, `compact` and `merge`: what writes to a storage, by executors."""
+"""`tiered-index spark build`, `compact`, `merge` and `erase`: what writes to a storage, by executors."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
+from tiered_index.cli.erase import Before, Grace, Keys, Queue, Topic, Yes, erase_here, erase_request, tell_erased
 from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
 from tiered_index.cli.options import (
     Begin,
@@ -251,3 +252,62 @@ def merge(
     costs = {name: getattr(whole, name) for name in ("requests", "bytes_read", "bytes_written", "cost_usd")}
     write_total(session, told, result.log_number, costs)
     return 0
+
+
+@command
+def erase(
+    session: Session,
+    topic: Topic,
+    key: Keys = None,
+    queue: Queue = None,
+    before: Before = None,
+    grace: Grace = 3600,
+    shard_bytes: int = Option(256 << 20, min=1, help="Size of a shard at which a window is cut, about; one a task."),
+    yes: Yes = False,
+    master: Master = None,
+    conf: Conf = None,
+    ship: Ship = False,
+) -> int:
+    """Erase what a topic has before a moment, and rewrite what holds any of it: `tiered-index erase --now` by any
+    number of executors.
+
+    Executors read the objects and archived segments, rewrite those that hold any, and read them again for the
+    certificate; the driver publishes and deletes. Without --yes Spark is not started, nothing is changed, and this
+    machine reads what would go. What it answers, and its exit codes, are those of `tiered-index erase --now`; of tasks
+    that were killed or lost a race, what they had sent is `pending` for a day.
+
+    [bold]Examples[/bold]
+
+      tiered-index spark erase --storage s3://bucket/index --topic orders
+
+      tiered-index spark erase --storage s3://bucket/index --topic orders --before 2026-01-01 --yes --master
+      spark://host:7077
+
+      tiered-index spark erase --storage s3://bucket/index --topic orders --key order-4711 --yes --json
+    """
+    request = erase_request(topic, key, queue, before)
+    if not yes:
+        return erase_here(session, request, yes=False, now=True, grace_s=grace)
+    config = session.config()
+    with open_stored_index(config):
+        pass  # what can't be opened is told before Spark starts
+    spark = spark_of(master, conf, ship=ship)
+    from tiered_index.spark.build.erase import erase as erase_on
+
+    done = erase_on(
+        spark,
+        storage=storage_uri(config),
+        topic=topic,
+        keys=request.keys or None,
+        queue_id=queue,
+        before_ms=before,
+        yes=True,
+        grace_s=grace,
+        shard_bytes=shard_bytes,
+        s3=config.s3,
+        prices=config.prices,
+        progress=progress_of(session),
+    )
+    costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
+    session.out.answer({**done.to_dict(), **costs})
+    return tell_erased(session.out, done)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.errors import CorruptFile, ObjectNotFound
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.rocketmq.archive.archive import ArchivedLog
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
@@ -47,11 +48,6 @@ class MessagesToErase:
     request: EraseRequest
     before_ms: int
     keyed: bool = True
-
-    @classmethod
-    def of(cls, request: EraseRequest, now_ms: int, *, keyed: bool = True) -> MessagesToErase:
-        """Return what a request finds that is made at a moment."""
-        return cls(request, request.tombstones(now_ms, keyed=keyed)[0].before_ms, keyed)
 
     def __call__(self, archive: SegmentArchive, segment: ArchivedSegment) -> FoundMessages:
         """Return what a segment holds. Raises as the storage."""
@@ -159,14 +155,10 @@ def erase_index(
     Returns the certificate. Repeating it is harmless, beside writers, readers and merges, too. Raises
     `InvalidArgument`, `NotAnIndex`, `CorruptFile`, `StorageUnavailable`, `StorageMisconfigured`.
     """
-    given = (keys,) if isinstance(keys, str) else tuple(keys or ())
-    if keys is not None and not given:
-        raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
-    request, present = EraseRequest(topic, given, queue_id, before_ms), clock or SystemClock()
+    request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
     with contextlib.closing(open_storage(storage, options=s3 or S3Options())) as opened:
         log = StorageLog(opened, present)
-        genesis = log.open().genesis
-        keyed = genesis is None or genesis.layout.schema.keyed
-        find = MessagesToErase.of(request, present.now_ms(), keyed=keyed)
+        log.open()
+        find = partial(MessagesToErase, request)
         chosen: dict[str, Any] = {"yes": yes, "now": now, "grace_s": grace_s, "threads": threads}
         return erase(opened, log, request, present, **chosen, messages=find, progress=progress)

@@ -1,21 +1,20 @@
 """Messages of a RocketMQ store for the index's answers: from its commit log, else from archived segments. Any thread.
 
-A message is checked by itself, then against its entry, then for topic and key. One that contradicts its entry was
-written later at the same offset: with another store time its own entry answers it, if the index has one
-(`Fetched.instead`); with another size it is the answer if no entry agrees with it and it carries the key, because the
-index keeps one of several entries with the same place and second.
+What is read at a place is judged by `search.py`. A segment that an erasure or a repair replaces while it is read is
+looked for again.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.rocketmq.archive.search import Search
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
@@ -33,101 +32,11 @@ T = TypeVar("T")
 # Ranges of one segment with at most `_GAP_BYTES` between them are fetched as one, of at most `_RUN_BYTES`.
 _GAP_BYTES = 64 << 10
 _RUN_BYTES = 8 << 20
+# How often a message is looked for again whose segment has gone since the log was read.
+_LOOKS = 5
 # First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
 _MAX_PORT = 65_535
-# RocketMQ's index files keep times relative to their first entry, so theirs may be one second off.
-_CLOCK_STEP_S = 1
-
-
-@dataclass(slots=True)
-class _Search:
-    """The search for one message. `problems` are those of the places tried so far, the newest last."""
-
-    offset: int
-    # None: unknown.
-    size: int | None
-    item: IndexItem | None
-    key: tuple[str, str] | None
-    host: Host | None = None
-    found: Fetched | None = None
-    collision: Fetched | None = None
-    # A message of the entry's place, second and key, and of another size.
-    other: Fetched | None = None
-    # The entry that a message of the entry's place and key, and of another second, would have.
-    instead: IndexItem | None = None
-    problems: list[str] = field(default_factory=list)
-    error: StorageError | BudgetExceeded | None = None
-    read_from: str | None = None
-    deleted: bool = False
-    requests: int = 0
-    bytes: int = 0
-
-    def take(self, message: Message, state: MessageState, read_from: str) -> None:
-        """Judge a message that was read at the place."""
-        self.read_from = read_from
-        carries = self.key is None or message.carries(*self.key)
-        problem = self._contradiction(message)
-        if problem is not None:
-            self.problems.append(f"{read_from}: {problem}")
-            if self.item is None or not carries or message.queue_id != self.item.queue_id:
-                return
-            if not self._is_of_the_second(message):
-                self.instead = self.instead or self._entry_of(message)
-                return
-        is_near = self.item is not None and carries and message.store_ms // 1000 != self.item.timestamp_ms // 1000
-        fetched = Fetched(
-            item=self.item,
-            state=state,
-            message=message,
-            carries_key=carries,
-            read_from=read_from,
-            problem="; ".join(self.problems) or None,
-            instead=self._entry_of(message) if is_near else None,
-            is_near=is_near,
-        )
-        if problem is not None:
-            self.other = self.other or fetched
-        elif carries:
-            self.found = fetched
-        else:
-            self.collision = self.collision or fetched
-
-    def take_erased(self, message: Message, read_from: str) -> None:
-        """Judge a place whose message was erased: what is left of it still tells whether it is the entry's."""
-        self.read_from = read_from
-        if (problem := self._contradiction(message)) is not None:
-            self.problems.append(f"{read_from}: {problem}")
-        else:
-            told = "its body and properties were erased from the archived segment"
-            self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)
-
-    def fail(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
-        """Note what kept the message from being read; without its traceback, which would keep what was read."""
-        self.problems.append(str(error))
-        if not isinstance(error, CorruptFile):
-            self.error = error.with_traceback(None)
-
-    def _contradiction(self, message: Message) -> str | None:
-        """Return in what the message differs from what the place was said to hold, or None."""
-        if self.host is not None and message.store_host != self.host:
-            return f"the message there was stored by {message.store_host}, not by {self.host}"
-        if self.item is None:
-            return None
-        agrees = (
-            message.queue_id == self.item.queue_id
-            and self._is_of_the_second(message)
-            and message.size == (self.item.size or message.size)
-        )
-        return None if agrees else "another message lies there: the log was written anew"
-
-    def _entry_of(self, message: Message) -> IndexItem:
-        assert self.item is not None
-        return replace(self.item, size=message.size, timestamp_ms=message.store_ms)
-
-    def _is_of_the_second(self, message: Message) -> bool:
-        assert self.item is not None
-        return abs(message.store_ms // 1000 - self.item.timestamp_ms // 1000) <= _CLOCK_STEP_S
 
 
 @dataclass(slots=True)
@@ -137,7 +46,7 @@ class _Run:
     segment: ArchivedSegment
     begin: int
     end: int
-    searches: list[_Search]
+    searches: list[Search]
 
 
 class _ListedOnce(CommitLogReader):
@@ -186,7 +95,7 @@ class RocketmqMessages:
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
-        searches = [_Search(item.offset, item.size or None, item, (topic, key)) for item in items]
+        searches = [Search(item.offset, item.size or None, item, (topic, key)) for item in items]
         return self._settle(searches)
 
     def at(self, offset: int, size: int | None = None, *, store_host: Host | None = None) -> Fetched:
@@ -196,7 +105,7 @@ class RocketmqMessages:
         """
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
-        (fetched,) = self._settle([_Search(offset, size, None, None, store_host)])
+        (fetched,) = self._settle([Search(offset, size, None, None, store_host)])
         if fetched.error is not None:
             raise fetched.error
         return fetched
@@ -242,17 +151,17 @@ class RocketmqMessages:
             return replace(fetched, state="missing", message=None, problem=problem)
         return fetched
 
-    def _settle(self, searches: list[_Search]) -> list[Fetched]:
+    def _settle(self, searches: list[Search]) -> list[Fetched]:
         if self._folder is not None:
             log, truncated = _ListedOnce(self._folder), TruncatedTail(self._folder, self._root)
             for search in searches:
                 self._read_local(log, search, truncated)
         if self._archives:
-            of_sources: dict[str | None, list[_Search]] = {}
+            of_sources: dict[str | None, list[Search]] = {}
             for search in searches:
                 of_sources.setdefault(search.item.source if search.item is not None else None, []).append(search)
 
-            def read(one: tuple[SegmentArchive, list[_Search]]) -> None:
+            def read(one: tuple[SegmentArchive, list[Search]]) -> None:
                 self._read_archived(*one, self._threads // len(several))
 
             several = [(self._archive_of(source), of_source) for source, of_source in of_sources.items()]
@@ -264,7 +173,7 @@ class RocketmqMessages:
 
     # the store's own files
 
-    def _read_local(self, log: CommitLogReader, search: _Search, truncated: TruncatedTail) -> None:
+    def _read_local(self, log: CommitLogReader, search: Search, truncated: TruncatedTail) -> None:
         message = None
         try:
             message = log.read(search.offset, search.size)
@@ -287,7 +196,7 @@ class RocketmqMessages:
         elif message is not None:
             search.take(message, "local", str(log.folder))
 
-    def _judge_gap(self, log: CommitLogReader, search: _Search, error: MissingOffsets) -> None:
+    def _judge_gap(self, log: CommitLogReader, search: Search, error: MissingOffsets) -> None:
         """Tell what the broker has deleted, at the beginning of its log, from what is missing."""
         try:
             begin = log.begin_offset()
@@ -315,7 +224,7 @@ class RocketmqMessages:
                 f"{source or 'a place by itself'} is of none of the indexes whose archives are given"
             ) from None
 
-    def _read_archived(self, archive: SegmentArchive, searches: Sequence[_Search], threads: int) -> None:
+    def _read_archived(self, archive: SegmentArchive, searches: Sequence[Search], threads: int) -> None:
         """Try the segments that hold each place, one store after the other, until its message is found."""
         one_store = len(archive.state().stores) <= 1
         open_searches = [s for s in searches if s.found is None and not (one_store and s.collision is not None)]
@@ -329,11 +238,20 @@ class RocketmqMessages:
                     search.error = search.error or error
                     search.problems.append(str(error))
             candidates |= {id(search): archive.holding(search.offset, self._store_name) for search in unknown}
-        turn = 0
-        while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
-            runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
-            _each(runs, partial(_read_run, archive), threads)
-            turn += 1
+        for _ in range(_LOOKS):
+            turn, looked_for = 0, open_searches
+            while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
+                runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
+                _each(runs, partial(_read_run, archive), threads)
+                turn += 1
+            # the log was read again meanwhile: an erasure or a repair may have put another object in their place
+            open_searches = [search for search in looked_for if search.gone and search.found is None]
+            for search in open_searches:
+                search.gone, tried = False, {segment.name for segment in candidates[id(search)]}
+                again = archive.holding(search.offset, self._store_name)
+                candidates[id(search)] = [segment for segment in again if segment.name not in tried]
+            if not open_searches:
+                break
 
     # what became of it
 
@@ -341,7 +259,7 @@ class RocketmqMessages:
     def _not_archived(self) -> str:
         return "no archived segment holds it" if self._archives else "no archive was given"
 
-    def _outcome(self, search: _Search) -> Fetched:
+    def _outcome(self, search: Search) -> Fetched:
         known = search.found or (search.other or search.collision if search.error is None else None)
         if known is not None:
             return replace(known, requests=search.requests, bytes=search.bytes, instead=known.instead or search.instead)
@@ -366,7 +284,7 @@ class RocketmqMessages:
         )
 
 
-def _runs(wanted: Sequence[tuple[ArchivedSegment, _Search]]) -> list[_Run]:
+def _runs(wanted: Sequence[tuple[ArchivedSegment, Search]]) -> list[_Run]:
     """Return the ranges to fetch: neighbours of one segment are joined."""
     runs: list[_Run] = []
     for segment, search in sorted(wanted, key=lambda pair: (pair[0].name, pair[1].offset)):
@@ -390,7 +308,9 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
     try:
         data = _get(archive, segment, first, run.begin, run.end - run.begin)
     except ObjectNotFound:
-        return  # the log has removed the segment: it is not archived any more
+        for search in run.searches:
+            search.gone = True  # the log has removed the object: the segment is archived no more, or anew
+        return
     except (CorruptFile, StorageError, BudgetExceeded) as error:
         for search in run.searches:
             search.fail(error)
@@ -399,7 +319,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
         try:
             message = _decode(archive, segment, search, memoryview(data)[search.offset - run.begin :])
         except ObjectNotFound:
-            continue
+            search.gone = True
         except (CorruptFile, StorageError, BudgetExceeded) as error:
             search.fail(error)
         else:
@@ -409,7 +329,7 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
                 search.take(message, "archived", segment.name)
 
 
-def _get(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, offset: int, length: int) -> bytes:
+def _get(archive: SegmentArchive, segment: ArchivedSegment, search: Search, offset: int, length: int) -> bytes:
     """Return bytes of a segment by one request, which `search` is charged for unless the budget refuses it."""
     check_deadline(f"reading {segment.name}")
     search.requests += 1
@@ -422,7 +342,7 @@ def _get(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, off
     return data
 
 
-def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: _Search, data: memoryview) -> Message:
+def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: Search, data: memoryview) -> Message:
     """Return the message at the beginning of `data`; one of unknown size that is longer is fetched whole."""
     offset, size = search.offset, search.size
     at = offset - segment.start

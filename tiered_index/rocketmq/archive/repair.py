@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import store_prefix
@@ -46,7 +45,6 @@ class SegmentRepairs:
 
     storage: Storage
     log: StorageLog
-    clock: Clock
     standby: Storage | None = None
     source: StoreDirectory | None = None
 
@@ -123,12 +121,7 @@ class SegmentRepairs:
             CorruptFile.unless_equal(copy.name, "changed while it was read", crc32, sent)
 
         state = put_in_place(
-            self.storage,
-            self.log,
-            self.clock,
-            segment,
-            lambda part_bytes: patched(pieces(part_bytes), patches),
-            "repair",
+            self.storage, self.log, segment, lambda part_bytes: patched(pieces(part_bytes), patches), "repair"
         )
         there = state.segment_at(*segment.place)
         return there.name if there is not None else None

@@ -24,7 +24,7 @@ from tiered_index.service.checks.remaking import Entries, Pieces, Remaking, grou
 from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.checks.salvage import salvage, trailer_of
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, verify_runs, verify_tables
-from tiered_index.service.lifecycle.publication import Publication, SentObject, Upload, stored_file
+from tiered_index.service.lifecycle.publication import Publication, Upload, stored_file
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
@@ -148,20 +148,15 @@ class Repairs:
         merged or removed meanwhile. It must be like `wanted`, by default like `old`. What was sent before an error is
         taken back.
         """
-        began_ms = self.log.clock.now_ms()
-        upload = Upload(self.storage, data_name(old.file_id, secrets.token_hex(8)))
-        try:
+
+        def fill(upload: Upload) -> None:
             for piece in pieces:
                 upload.write(piece)
-            upload.finish()
-        except Exception:
-            upload.abandon()
-            raise
-        name, size = upload.name, upload.size_bytes
-        sent = SentObject(name, size, began_ms, upload.handle, tuple(upload.parts))
-        publication = Publication(self.storage, self.log, [sent])
+
+        sent_as = data_name(old.file_id, secrets.token_hex(8))
+        publication = Publication.send(self.storage, self.log, sent_as, fill)
+        name, size, began_ms = publication.sent.name, publication.sent.size_bytes, publication.sent.began_ms
         try:
-            publication.complete()
             trailer = trailer_of(partial(self.storage.get_range, name), name, size)
             new = replace(stored_file(name, trailer, size, began_ms), shard=old.shard)
             again = Report()
@@ -169,7 +164,7 @@ class Repairs:
             if again.findings or not _is_like(wanted or old, new):
                 problem = again.findings[0].problem if again.findings else "it holds other entries than the record says"
                 raise CorruptFile(name, f"was sent to repair {old.name}, and does not verify: {problem}")
-        except Exception:
+        except BaseException:
             publication.resolve(self.log.state)  # no record can name it yet
             raise
 

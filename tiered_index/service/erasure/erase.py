@@ -11,19 +11,18 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Container, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from tiered_index.clock import Clock
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
-from tiered_index.service.erasure.find import Found, find_hidden
-from tiered_index.service.erasure.segments import FindMessages, rewrite_segment
+from tiered_index.service.erasure.find import FindHidden, Found, find_hidden
+from tiered_index.service.erasure.segments import FindMessages, RewriteSegments, erase_messages
 from tiered_index.service.lifecycle.expiry import groups
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -45,6 +44,10 @@ _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 Status = Literal["planned", "hidden", "erased", "remains"]
 """``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes. ``erased``: no byte is left that
 could be looked at. ``remains``: bytes are left.
+"""
+MakeFind = Callable[[int, bool], FindMessages]
+"""Returns what finds the messages of a request that were stored before a moment (epoch milliseconds); the other one is
+whether the index has fingerprints.
 """
 Progress = Callable[[str, int, int], None]
 """Is called with what is done, how many steps are done, and how many there are."""
@@ -73,6 +76,16 @@ class EraseRequest:
                 if not least <= (number := check_integer(name, value)) <= most:
                     raise InvalidArgument(f"{name} {number} is outside {least}..{most}")
                 object.__setattr__(self, name, number)
+
+    @classmethod
+    def of(
+        cls, topic: str, keys: str | Sequence[str] | None, queue_id: int | None, before_ms: int | None
+    ) -> EraseRequest:
+        """Return the request of a call: None stands for all `keys`, and no keys at all are refused."""
+        given = (keys,) if isinstance(keys, str) else tuple(keys or ())
+        if keys is not None and not given:
+            raise InvalidArgument("keys are empty: leave them out to erase all of the topic")
+        return cls(topic, given, queue_id, before_ms)
 
     def tombstones(self, now_ms: int, *, keyed: bool) -> tuple[Tombstone, ...]:
         """Return what the log will state."""
@@ -170,15 +183,18 @@ def erase(
     now: bool = False,
     grace_s: float = GRACE_S,
     threads: int = 2,
-    messages: FindMessages | None = None,
+    messages: MakeFind | None = None,
+    find: FindHidden = find_hidden,
     run_tasks: RunTasks | None = None,
+    rewrite: RewriteSegments | None = None,
+    shard_bytes: int = 1 << 30,
     progress: Progress = lambda what, done, total: None,
 ) -> Erasure:
     """Do what `tiered_index.erase` does, to an index whose `log` is read. `messages` finds what archived segments hold,
-    None: they are left alone; `run_tasks` as that of a merge.
+    None: they are left alone. `find` and `rewrite` read objects and segments elsewhere than here, `run_tasks` and
+    `shard_bytes` are those of a merge.
     """
-    if not grace_s >= 0:
-        raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
+    check_grace(grace_s)
     if threads < 1:
         raise InvalidArgument(f"threads must be at least 1, not {threads!r}")
     if yes:
@@ -192,7 +208,7 @@ def erase(
 
     def look(state: LogState) -> Found:
         fresh = [stored for stored in state.objects.values() if stored.name not in found]
-        found.update(find_hidden(storage, fresh, asked, schema, lambda *done: progress("objects read", *done)))
+        found.update(find(storage, fresh, asked, schema, lambda *done: progress("objects read", *done)))
         return found
 
     look(begun)
@@ -209,16 +225,17 @@ def erase(
         return Erasure(status="planned", log_number=begun.number, **known)
     state = _record(log, stones, found)
     if now:
-        state = _rewrite(storage, log, clock, look, threads, run_tasks, progress)
-        known |= _erase_messages(storage, log, clock, messages, progress, keys=bool(request.keys))
+        state = _rewrite(storage, log, clock, look, threads, run_tasks, shard_bytes, progress)
+        if messages is not None:
+            # by the tombstones' own moment: what comes while this works is neither hidden nor overwritten
+            sought = messages(stones[0].before_ms, schema.keyed)
+            known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
         orphans = find_orphans(storage, log, clock, older_than_s=_UNNAMED_S, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
     state = log.refresh()
     # what was read before is read again: the certificate tells of the bytes that are there now
-    left = find_hidden(
-        storage, state.objects.values(), asked, schema, lambda *done: progress("objects read again", *done)
-    )
+    left = find(storage, state.objects.values(), asked, schema, lambda *done: progress("objects read again", *done))
     names = {name for name, held in found.items() if held.hidden and name not in state.objects}
     known |= {
         "removed": tuple(sorted(names)),
@@ -232,46 +249,16 @@ def erase(
         "pending": _pending(storage, state),
         "unchecked": _unchecked(storage, state, left, known),
     }
-    if now:
-        known["remaining"] += known["segments_remaining"]
+    known["remaining"] += known.get("segments_remaining", ())
     remains = bool(known["remaining"] or known["pending"])
     status: Status = "remains" if remains and now else "hidden" if remains else "erased"
     return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
 
 
-def _erase_messages(
-    storage: Storage, log: StorageLog, clock: Clock, messages: FindMessages | None, progress: Progress, *, keys: bool
-) -> dict[str, Any]:
-    """Overwrite the messages of archived segments; segments that were written again are read again."""
-    segments = list(log.refresh().archive.values()) if messages is not None else []
-    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-    rewritten, erased, collisions, remaining, problems = 0, 0, 0, list[str](), list[str]()
-    for number, segment in enumerate(segments, 1):
-        assert messages is not None
-        found = messages(archive, segment)
-        collisions += found.collisions
-        if found.patches:
-            try:
-                state = rewrite_segment(storage, log, clock, segment, found.patches)
-            except CorruptFile as error:
-                found = replace(found, problem=str(error))
-                remaining.append(segment.name)
-            else:
-                rewritten, erased = rewritten + 1, erased + found.messages
-                after = state.segment_at(*segment.place)
-                if after is not None and messages(archive, after).patches:
-                    remaining.append(after.name)
-        if found.problem is not None:
-            problems.append(found.problem)
-        progress("archived segments read", number, len(segments))
-    return {
-        "segments_read": len(segments),
-        "collisions": collisions if keys and segments else None,
-        "segments_rewritten": rewritten,
-        "messages_erased": erased,
-        "segments_remaining": tuple(remaining),
-        "segment_problems": tuple(problems),
-    }
+def check_grace(grace_s: float) -> None:
+    """Raise `InvalidArgument` where bytes can't stay so long."""
+    if not grace_s >= 0:
+        raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
 
 
 def _pending(storage: Storage, state: LogState) -> tuple[str, ...]:
@@ -333,6 +320,7 @@ def _rewrite(
     look: Callable[[LogState], Found],
     threads: int,
     run_tasks: RunTasks | None,
+    shard_bytes: int,
     progress: Progress,
 ) -> LogState:
     """Merge what holds hidden entries without them. What a job publishes meanwhile that began before the tombstones may
@@ -345,7 +333,8 @@ def _rewrite(
 
     def planned(lost: Container[str]) -> MergePlan:
         state = log.refresh()
-        return plan_rewrite(state, {name for name in concerned(state) if name not in lost})
+        names = {name for name in concerned(state) if name not in lost}
+        return plan_rewrite(state, names, shard_bytes=shard_bytes)
 
     for _ in range(_ROUNDS):
         state = log.refresh()

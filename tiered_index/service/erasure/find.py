@@ -29,6 +29,8 @@ _ALL_TIME = (-(2**62), 2**62)
 
 Found = Mapping[str, "Held"]
 """What objects hold, by their names."""
+FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Callable[[int, int], None]], Found]
+"""Does what `find_hidden` does, in any process."""
 
 
 @dataclass(frozen=True, slots=True)

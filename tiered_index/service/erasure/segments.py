@@ -4,8 +4,8 @@ one log record puts it in the place of the old one.
 Sizes and offsets stay, so that entries of other messages go on finding them. The log keeps the source's own CRC32s of a
 segment beside those of its object: a follower that meets the source's file again compares it with these, and does not
 archive it anew. What is copied is compared with the old object's table first: damage is not blessed. Repairs put
-segments in their place the same way. Memory: a part of an upload or two. Threads: one a rewriting, any number of them;
-the log decides.
+segments in their place the same way. Who finds and sends may be another process than who appends the record. Memory: a
+part of an upload or two. Threads: one a rewriting, any number of them; the log decides.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile
@@ -62,60 +62,106 @@ FindMessages = Callable[[SegmentArchive, ArchivedSegment], FoundMessages]
 """Reads a segment and returns what is to be erased; a source's own way of telling its messages."""
 
 
-def rewrite_segment(
-    storage: Storage, log: StorageLog, clock: Clock, segment: ArchivedSegment, patches: Sequence[Patch]
-) -> LogState:
-    """Publish the segment with its patches; others may be first. Raises `CorruptFile` where it is damaged, as the
-    storage.
+@dataclass(frozen=True, slots=True)
+class RewrittenSegment:
+    """What became of one segment: what it held (`found`, without patches), and what was sent to take its place, which
+    verifies and which no record names yet; None: nothing had to be sent, or could be. `remains`: messages that were to
+    be erased are left in what was sent, or in the segment where nothing could be sent.
     """
-    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-    erased = replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
-    return put_in_place(
-        storage,
-        log,
-        clock,
-        erased,
-        lambda part_bytes: patched(_checked(archive, segment, part_bytes), patches),
-        "erase",
-    )
+
+    segment: ArchivedSegment
+    found: FoundMessages
+    fresh: ArchivedSegment | None = None
+    sent: SentObject | None = None
+    remains: bool = False
 
 
-def put_in_place(
+RewriteSegments = Callable[[Sequence[ArchivedSegment], FindMessages], Iterable[RewrittenSegment]]
+"""Returns what became of each segment, as `rewrite_segment` does, in any process."""
+
+
+def erase_messages(
     storage: Storage,
     log: StorageLog,
     clock: Clock,
-    segment: ArchivedSegment,
-    pieces: Callable[[int], Iterator[bytes]],
-    kind: str,
+    find: FindMessages,
+    rewrite: RewriteSegments | None,
+    progress: Callable[[str, int, int], None],
+    *,
+    keys: bool,
+) -> dict[str, Any]:
+    """Overwrite messages in all archived segments of an index; return the certificate's members about them. `rewrite`
+    does it elsewhere than here; `progress` as that of an erasure; `keys`: whether keys were asked for.
+    """
+
+    def rewrite_here(segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
+        for segment in segments:
+            yield rewrite_segment(storage, clock, segment, find)
+
+    segments = list(log.refresh().archive.values())
+    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
+    rewritten, erased, collisions, remaining, problems = 0, 0, 0, list[str](), list[str]()
+    for number, one in enumerate((rewrite or rewrite_here)(segments, find), 1):
+        collisions += one.found.collisions
+        if one.found.problem is not None:
+            problems.append(one.found.problem)
+        if one.fresh is not None and one.sent is not None:
+            state = record_instead(Publication(storage, log, [one.sent]), one.segment, one.fresh, "erase")
+            rewritten, erased = rewritten + 1, erased + one.found.messages
+            after = state.segment_at(*one.segment.place)
+            others = after is not None and after.name != one.fresh.name
+            if after is not None and (find(archive, after).patches if others else one.remains):
+                remaining.append(after.name)
+        elif one.remains:
+            remaining.append(one.segment.name)
+        progress("archived segments read", number, len(segments))
+    return {
+        "segments_read": len(segments),
+        "collisions": collisions if keys and segments else None,
+        "segments_rewritten": rewritten,
+        "messages_erased": erased,
+        "segments_remaining": tuple(remaining),
+        "segment_problems": tuple(problems),
+    }
+
+
+def rewrite_segment(storage: Storage, clock: Clock, segment: ArchivedSegment, find: FindMessages) -> RewrittenSegment:
+    """Find what is to be erased in a segment, and send that anew without it. Raises as the storage."""
+    log = StorageLog(storage, clock)
+    archive = SegmentArchive(storage, lambda: log.state, log.open)
+    found = find(archive, segment)
+    told = replace(found, patches=())
+    if not found.patches:
+        return RewrittenSegment(segment, told)
+    erased = replace(segment, source=segment.source or (segment.crc32, segment.head_crc32))
+
+    def pieces(part_bytes: int) -> Iterator[bytes]:
+        return patched(_checked(archive, segment, part_bytes), found.patches)
+
+    try:
+        fresh, publication = _send(storage, log, erased, pieces)
+    except CorruptFile as error:
+        return RewrittenSegment(segment, replace(told, problem=str(error)), remains=True)
+    try:
+        remains = bool(find(archive, fresh).patches)
+    except BaseException:
+        publication.resolve(log.state)
+        raise
+    return RewrittenSegment(segment, told, fresh, publication.sent, remains)
+
+
+def put_in_place(
+    storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]], kind: str
 ) -> LogState:
     """Send a segment anew, of the `pieces` of a length; a record of `kind` puts it in the place of the old object, if
     that is there still. What was sent is read back before. Raises as the storage, `pieces`, and `CorruptFile`.
     """
-    began_ms, sums = clock.now_ms(), SegmentSums()
-    part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
-    part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
-    upload = Upload(storage, segment_name(*segment.place, _NO_EPOCH), part_bytes)
-    try:
-        for data in pieces(part_bytes):
-            sums.update(data)
-            upload.write(data)
-        upload.write(sums.table(segment.start).encode())
-        upload.finish()
-    except Exception:
-        upload.abandon()
-        raise
-    fresh = replace(
-        segment, name=upload.name, object_bytes=upload.size_bytes, crc32=sums.crc32, head_crc32=sums.head_crc32
-    )
-    sent = SentObject(upload.name, upload.size_bytes, began_ms, upload.handle, tuple(upload.parts))
-    publication = Publication(storage, log, [sent])
-    publication.complete()
-    again = Report()
-    check_segments(storage, [fresh], again, lambda number, what: None, deep=True)
-    if again.findings:
-        publication.resolve(log.state)  # no record can name it yet
-        problem = f"was sent in the place of {segment.name}, and does not verify: {again.findings[0].problem}"
-        raise CorruptFile(fresh.name, problem)
+    fresh, publication = _send(storage, log, segment, pieces)
+    return record_instead(publication, segment, fresh, kind)
+
+
+def record_instead(publication: Publication, segment: ArchivedSegment, fresh: ArchivedSegment, kind: str) -> LogState:
+    """Append the record of `kind` that puts `fresh` in the place of a segment; others may be first."""
 
     def make(state: LogState) -> LogRecord | None:
         there = state.segment_at(*segment.place)
@@ -124,6 +170,35 @@ def put_in_place(
         return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(segment.name,))
 
     return publication.record("an archived segment in the place of another", make)
+
+
+def _send(
+    storage: Storage, log: StorageLog, segment: ArchivedSegment, pieces: Callable[[int], Iterator[bytes]]
+) -> tuple[ArchivedSegment, Publication]:
+    """Send a segment anew and read it back. Raises as `put_in_place`."""
+    sums = SegmentSums()
+    part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
+    part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
+
+    def fill(upload: Upload) -> None:
+        for data in pieces(part_bytes):
+            sums.update(data)
+            upload.write(data)
+        upload.write(sums.table(segment.start).encode())
+
+    publication = Publication.send(storage, log, segment_name(*segment.place, _NO_EPOCH), fill, part_bytes)
+    sent = publication.sent
+    fresh = replace(segment, name=sent.name, object_bytes=sent.size_bytes, crc32=sums.crc32, head_crc32=sums.head_crc32)
+    try:
+        again = Report()
+        check_segments(storage, [fresh], again, lambda number, what: None, deep=True)
+        if again.findings:
+            problem = f"was sent in the place of {segment.name}, and does not verify: {again.findings[0].problem}"
+            raise CorruptFile(fresh.name, problem)
+    except BaseException:
+        publication.resolve(log.state)  # no record can name it yet
+        raise
+    return fresh, publication
 
 
 def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int) -> Iterator[bytes]:

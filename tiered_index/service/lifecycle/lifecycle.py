@@ -357,7 +357,7 @@ class Lifecycle:
             return publication
         name, part_bytes = data_name(file_id, secrets.token_hex(8)), self._context.config.upload_part_bytes
         self._publications[file_id] = publication = Publication.send(
-            session, name, lambda upload: upload.write(data), part_bytes, part_bytes
+            session.storage, session.log, name, lambda upload: upload.write(data), part_bytes, part_bytes, session.epoch
         )
         return publication
 

@@ -28,7 +28,6 @@ from tiered_index.errors import (
 from tiered_index.format.trailer import Trailer
 from tiered_index.service.log.log import Make, StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
-from tiered_index.service.log.session import StorageSession
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Bytes, PartInfo, Storage, UploadHandle
 
@@ -145,22 +144,26 @@ class Publication:
     @classmethod
     def send(
         cls,
-        session: StorageSession,
+        storage: Storage,
+        log: StorageLog,
         name: str,
         fill: Callable[[Upload], object],
-        part_bytes: int,
+        part_bytes: int = _PART_BYTES,
         last_bytes: int | None = None,
+        epoch: int | None = None,
     ) -> Publication:
-        """Send an object whole; `fill` writes its bytes. What was sent before an error (of either) is taken back."""
-        storage, began_ms = session.storage, session.log.clock.now_ms()
+        """Send an object whole; `fill` writes its bytes. What was sent before an error (of either) is taken back, and
+        before an interrupt. The log's clock alone is used.
+        """
+        began_ms = log.clock.now_ms()
         upload = Upload(storage, name, part_bytes, last_bytes)
         try:
             fill(upload)
             upload.finish()
             sent = SentObject(name, upload.size_bytes, began_ms, upload.handle, tuple(upload.parts))
-            publication = cls(storage, session.log, [sent], session.epoch)
+            publication = cls(storage, log, [sent], epoch)
             publication.complete()
-        except Exception:
+        except BaseException:
             upload.abandon()
             if upload.handle is not None:  # it may be complete
                 _delete(storage, name)
@@ -184,7 +187,7 @@ class Publication:
 
     @property
     def sent(self) -> SentObject:
-        """A writer's one object."""
+        """The object of a publication of one."""
         return self._objects[0]
 
     @property

@@ -197,7 +197,10 @@ class SegmentUploads:
 
         object_bytes = segment_object_bytes(size_bytes)
         last_bytes = part_bytes + object_bytes - size_bytes
-        publication = Publication.send(session, segment_name(*place, session.epoch), fill, part_bytes, last_bytes)
+        sent_as = segment_name(*place, session.epoch)
+        publication = Publication.send(
+            session.storage, session.log, sent_as, fill, part_bytes, last_bytes, session.epoch
+        )
         name, now_ms = publication.sent.name, publication.sent.began_ms
         return (
             ArchivedSegment(name, *place, size_bytes, sums.crc32, sums.head_crc32, object_bytes, now_ms),

@@ -118,7 +118,7 @@ def send_entries(
         upload.write(encode_document({"version": sealed.layout.version, **document}))
 
     name = staged_name(sealed.file_id, secrets.token_hex(8))
-    publication = Publication.send(session, name, fill, part_bytes)
+    publication = Publication.send(session.storage, session.log, name, fill, part_bytes, epoch=session.epoch)
     ticket = Ticket(
         file_id=sealed.file_id,
         epoch=session.epoch,

@@ -18,7 +18,7 @@ from tiered_index.format.packed import packed_bytes
 from tiered_index.service.lifecycle.staged import StagedResult, Ticket, compact_staged, open_tickets, publish_staged
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob, window_seconds
-from tiered_index.service.merge.run import MergeOptions, MergeReport, writing_requests
+from tiered_index.service.merge.run import MergeOptions, MergeReport, RunTasks, writing_requests
 from tiered_index.service.merge.run import merge as merge_by
 from tiered_index.service.merge.writing import TaskResult, run_task
 from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
@@ -30,7 +30,7 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_DRIVEN = "plan and publish"
+DRIVEN = "plan and publish"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,42 +60,49 @@ def merge(
     """
     address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
     chosen = replace(options or MergeOptions(), window_s=window_seconds(window))
-    with _opened(address, present, prices) as (opened, log):
+    with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)
-        with meter.stage(_DRIVEN):
+        with meter.stage(DRIVEN):
             log.open()
             # a server that accepts two records of one number would let two jobs merge the same files
             probe_put_if_absent(opened)
-
-        def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
-            # the job names every source: it is sent to each executor once
-            counted, now_ms = meter.address(address), present.now_ms()
-            with (
-                typed_errors("a task of the merge"),
-                meter.stage("merge", tasks=True) as stage,
-                broadcast(spark, job) as shared,
-            ):
-
-                def run_one(number: int) -> TaskResult:
-                    with between_tasks(), counted.open() as storage:
-                        return run_task(shared.value.tasks[number], storage, now_ms)
-
-                work = spark.sparkContext.parallelize(range(len(job.tasks)), len(job.tasks))
-                results = work.map(run_one).collect()
-                stage.entries += job.entries
-                return results
-
-        with meter.stage(_DRIVEN) as driven:
+        with meter.stage(DRIVEN) as driven:
+            run_tasks = tasks_on(spark, meter, address, present)
             report = merge_by(opened, log, present, chosen, run_tasks=run_tasks)
             driven.entries = report.entries
     known = {f.name: getattr(report, f.name) for f in fields(report)}
     return MergeResult(**known, log_number=log.state.number, metrics=meter.metrics)
 
 
+def tasks_on(spark: SparkSession, meter: JobMeter, address: StorageAddress, clock: Clock) -> RunTasks:
+    """Return what has executors run the tasks of a merge on the storage at an address."""
+
+    def run_tasks(job: MergeJob) -> Sequence[TaskResult]:
+        # the job names every source: it is sent to each executor once
+        counted, now_ms = meter.address(address), clock.now_ms()
+        with (
+            typed_errors("a task of the merge"),
+            meter.stage("merge", tasks=True) as stage,
+            broadcast(spark, job) as shared,
+        ):
+
+            def run_one(number: int) -> TaskResult:
+                with between_tasks(), counted.open() as storage:
+                    return run_task(shared.value.tasks[number], storage, now_ms)
+
+            work = spark.sparkContext.parallelize(range(len(job.tasks)), len(job.tasks))
+            results = work.map(run_one).collect()
+            stage.entries += job.entries
+            return results
+
+    return run_tasks
+
+
 @contextlib.contextmanager
-def _opened(
+def opened_by_driver(
     address: StorageAddress, clock: Clock, prices: PriceTable | None
 ) -> Iterator[tuple[MeteredStorage, StorageLog]]:
+    """Yield the storage at an address, metered, and its log, which is not read yet."""
     with contextlib.closing(MeteredStorage(address.open(), prices)) as opened:
         yield opened, StorageLog(opened, clock)
 
@@ -148,9 +155,9 @@ def compact(
     if dry_run:
         return plan_compaction(storage=storage, s3=s3, clock=clock, prices=prices)
     address, present = StorageAddress(storage, s3 or S3Options()), clock or SystemClock()
-    with _opened(address, present, prices) as (opened, log):
+    with opened_by_driver(address, present, prices) as (opened, log):
         meter = JobMeter(spark, opened, progress)
-        with meter.stage(_DRIVEN):
+        with meter.stage(DRIVEN):
             log.open()
             tickets, left = open_tickets(opened, log)
             # a server that accepts two records of one number would let a file come twice
@@ -168,7 +175,7 @@ def compact(
                 largest_first = sorted(tickets, key=lambda ticket: -ticket.size_bytes)
                 results = spark.sparkContext.parallelize(largest_first, len(tickets)).map(run_one).collect()
                 stage.entries = sum(ticket.count for ticket in tickets)
-            with meter.stage(_DRIVEN):
+            with meter.stage(DRIVEN):
                 _, results = publish_staged(results, opened, log)
     done = [result for result in results if result.finished is not None]
     undone = [*left, *(result for result in results if result.finished is None)]
@@ -182,7 +189,7 @@ def plan_compaction(
     *, storage: str, s3: S3Options | None = None, clock: Clock | None = None, prices: PriceTable | None = None
 ) -> CompactReport:
     """Return what `compact` would do and cost now, without a session. Raises `NotAnIndex`, `ConfigError`."""
-    with _opened(StorageAddress(storage, s3 or S3Options()), clock or SystemClock(), prices) as (opened, log):
+    with opened_by_driver(StorageAddress(storage, s3 or S3Options()), clock or SystemClock(), prices) as (opened, log):
         log.open()
         tickets, left = open_tickets(opened, log)
         spent, genesis = opened.total, log.state.genesis

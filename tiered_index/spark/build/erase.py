@@ -1,0 +1,158 @@
+"""Erasing on Spark: `tiered_index.erase` with `now`, whose reading and rewriting executors do.
+
+Tasks find what objects hold, merge objects and overwrite archived segments; what they send has names of their own, and
+the driver publishes one result of each, by the same records as without Spark. What other attempts sent is for
+`orphans`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tiered_index.clock import Clock, SystemClock
+from tiered_index.format.schema import Schema
+from tiered_index.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.service.erasure.erase import GRACE_S, EraseRequest, Erasure, check_grace
+from tiered_index.service.erasure.erase import erase as erase_by
+from tiered_index.service.erasure.find import Found, find_hidden
+from tiered_index.service.erasure.segments import FindMessages, RewrittenSegment, rewrite_segment
+from tiered_index.service.log.records import ArchivedSegment, StoredObject
+from tiered_index.spark.build.merge import DRIVEN, opened_by_driver, tasks_on
+from tiered_index.spark.executors import StorageAddress, between_tasks, typed_errors
+from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
+from tiered_index.storage.base import Storage
+from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.s3.options import S3Options
+from tiered_index.tombstones import Tombstones
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_T = TypeVar("_T")
+_R = TypeVar("_R")
+# tasks of one job for each core: what a job has sent is published before the next one begins
+_TASKS_A_CORE = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EraseResult(Erasure):
+    """The certificate, and what the job did and cost."""
+
+    metrics: JobMetrics = field(default_factory=JobMetrics)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the certificate as `--json` prints it."""
+        return Erasure.to_dict(self) | {"metrics": self.metrics.to_json()}
+
+
+def erase(
+    spark: SparkSession,
+    *,
+    storage: str,
+    topic: str,
+    keys: str | Sequence[str] | None = None,
+    queue_id: int | None = None,
+    before_ms: int | None = None,
+    yes: bool = False,
+    grace_s: float = GRACE_S,
+    shard_bytes: int = 256 << 20,
+    s3: S3Options | None = None,
+    clock: Clock | None = None,
+    prices: PriceTable | None = None,
+    progress: Progress = lambda stage, done, total: None,
+) -> EraseResult:
+    """Erase what a topic has, as `tiered_index.erase` does with `now`, by executors; only with `yes`, else return what
+    it would do.
+
+    `shard_bytes` is the size at which a rewritten window is cut, one task a shard; `progress` is called with (stage,
+    tasks done, tasks). The arguments are checked before Spark does anything. Repeating it is harmless, beside writers,
+    readers and merges, too. Raises as `tiered_index.erase`; what was published before stays.
+    """
+    request, present = EraseRequest.of(topic, keys, queue_id, before_ms), clock or SystemClock()
+    check_grace(grace_s)
+    address = StorageAddress(storage, s3 or S3Options())
+    with opened_by_driver(address, present, prices) as (opened, log):
+        meter = JobMeter(spark, opened, progress)
+        work = _Work(spark, meter, address, present)
+        with meter.stage(DRIVEN) as driven:
+            log.open()
+            done = erase_by(
+                opened,
+                log,
+                request,
+                present,
+                yes=yes,
+                now=True,
+                grace_s=grace_s,
+                messages=partial(MessagesToErase, request),
+                find=work.find,
+                run_tasks=tasks_on(spark, meter, address, present),
+                rewrite=work.rewrite,
+                shard_bytes=shard_bytes,
+            )
+            driven.entries = done.entries
+    known = {f.name: getattr(done, f.name) for f in fields(done)}
+    return EraseResult(**known, metrics=meter.metrics)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What tasks do for one erasure beside merging."""
+
+    spark: SparkSession
+    meter: JobMeter
+    address: StorageAddress
+    clock: Clock
+
+    def find(
+        self,
+        storage: Storage,
+        objects: Iterable[StoredObject],
+        stones: Tombstones,
+        schema: Schema,
+        progress: Callable[[int, int], None],
+    ) -> Found:
+        """Read objects in tasks, the largest ones first: a `FindHidden`."""
+        ordered = sorted(objects, key=lambda stored: -stored.size_bytes)
+        tasks = min(len(ordered), self._at_once)
+        groups = [ordered[number::tasks] for number in range(tasks)]
+
+        def find_in(storage: Storage, group: list[StoredObject]) -> Found:
+            return find_hidden(storage, group, stones, schema)
+
+        return {name: held for found in self._run("find", find_in, groups) for name, held in found.items()}
+
+    def rewrite(self, segments: Sequence[ArchivedSegment], find: FindMessages) -> Iterator[RewrittenSegment]:
+        """Read and overwrite segments in tasks: a `RewriteSegments`. What a job returns is to be published before the
+        next one is asked for.
+        """
+
+        def rewrite_one(storage: Storage, segment: ArchivedSegment) -> RewrittenSegment:
+            return rewrite_segment(storage, SystemClock(), segment, find)
+
+        at_once = self._at_once
+        for begin in range(0, len(segments), at_once):
+            began_ms = self.clock.now_ms()
+            for one in self._run("overwrite", rewrite_one, segments[begin : begin + at_once]):
+                # the record's age is told by the driver's clock
+                yield one if one.sent is None else replace(one, sent=replace(one.sent, began_ms=began_ms))
+
+    @property
+    def _at_once(self) -> int:
+        return _TASKS_A_CORE * self.spark.sparkContext.defaultParallelism
+
+    def _run(self, stage: str, act: Callable[[Storage, _T], _R], parts: Sequence[_T]) -> list[_R]:
+        """Return what `act` makes of each part in a task of its own."""
+        if not parts:
+            return []
+        counted = self.meter.address(self.address)
+
+        def run_one(part: _T) -> _R:
+            with between_tasks(), counted.open() as storage:
+                return act(storage, part)
+
+        with typed_errors("a task of the erasure"), self.meter.stage(stage, tasks=True):
+            return self.spark.sparkContext.parallelize(parts, len(parts)).map(run_one).collect()
