@@ -16,7 +16,7 @@ from tiered_index.cli.asking import asked_service, verified_by
 from tiered_index.cli.contents import contents_of, opened
 from tiered_index.cli.options import FileItems, FileSlots, TokenFile, Url, duration_option
 from tiered_index.cli.output import Output, counted, human_bytes, states
-from tiered_index.cli.repairing import check_options, left_over, mend, repairs_document, write_repairs
+from tiered_index.cli.repairing import check_options, check_places, left_over, mend, repairs_document, write_repairs
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
@@ -66,6 +66,11 @@ def verify(
         help="With --repair: a copy of the index (`tiered-index copy`).",
         show_default=False,
     ),
+    give_up_segments: bool = Option(
+        False,
+        "--give-up-segments",
+        help="With --repair: give up archived segments that have no good copy, too: their messages are missing then.",
+    ),
     yes: bool = Option(False, "--yes", help="With --repair: do it."),
     slots: FileSlots = None,
     items: FileItems = None,
@@ -81,11 +86,12 @@ def verify(
     --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root), another
     upload of it or a copy of the index (--copy), else made anew of the messages of archived segments or of --source,
     where these are exactly what it held; else what verifies of it is written anew. An archived segment is put back from
-    another upload, --copy or --source, without messages that were erased. A damaged local copy is fetched from
-    its object. Of what has no good copy it says which topics and times answers will miss; with --yes a log record gives
-    it up, for good, and answers say so from then on. What was sent is verified before a log record names it. Writers,
-    readers and jobs may be at work, but for the writer of a root whose files are repaired. The exit code is 0 once
-    nothing is left to be repaired.
+    another upload, --copy or --source, without messages that were erased; one that has no good copy stays, since what
+    is whole of it is still read, until --give-up-segments removes it by a log record. A damaged local copy is fetched
+    from its object. Of an object without a good copy it says which topics and times answers will miss; with --yes a log
+    record gives it up, for good, and answers say so from then on. What was sent is verified before a log record names
+    it. Writers, readers and jobs may be at work, but for the writer of a root whose files are repaired. The exit code
+    is 0 once nothing is left to be repaired.
 
     [bold]Examples[/bold]
 
@@ -101,11 +107,13 @@ def verify(
 
       tiered-index verify --deep --url http://localhost:8080 --token-file token
     """
-    check_options(files, source or standby, deep=deep, repair=repair, yes=yes)
+    given = [one for one in (source, standby, give_up_segments or None) if one is not None]
+    check_options(files, given, deep=deep, repair=repair, yes=yes)
     report = Report()
     repairs: list[Repair] = []
     config = session.config()
     client = asked_service(session, url, token_file, files=files, repair=repair, slots=slots, items=items)
+    check_places(config, source, store_name, standby)
     if client is not None:
         # loaded when asked for, as the client is
         from tiered_index.client.answers import report_of
@@ -118,7 +126,8 @@ def verify(
     else:
         local, is_readable = _check_index(session, config, report, deep=deep)
         if repair and is_readable:
-            repairs = mend(session, config, report, local, source, store_name, standby, yes=yes)
+            places = source, store_name, standby
+            repairs = mend(session, config, report, local, *places, give_up=give_up_segments, yes=yes)
     left = left_over(report, repairs)
     more = repairs_document(repairs, left, yes=yes) if repair else {}
     session.out.answer(report.to_dict() | more)
@@ -191,6 +200,7 @@ def recover(
     lost: list[str] | None = Option(
         None, "--lost", metavar="FILE", help="Give up what the storage lost of this file; several times."
     ),
+    dry_run: bool = Option(False, "--dry-run", help="With --lost: show what would be given up; change nothing."),
 ) -> int:
     """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
 
@@ -205,6 +215,8 @@ def recover(
 
     [bold]Examples[/bold]
 
+      tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab --dry-run
+
       tiered-index recover --storage s3://bucket/index --lost 001700000000000-0123456789ab
 
       tiered-index recover --root /data/index
@@ -213,7 +225,9 @@ def recover(
     """
     config = session.config(background=False)
     if lost:
-        return _give_up(session, config, lost)
+        return _give_up(session, config, lost, dry_run=dry_run)
+    if dry_run:
+        raise InvalidArgument("--dry-run is for --lost: a recovery without it loses nothing")
     if config.root is None:
         raise ConfigError("root is not set: give --root")
     if Root(config.root, Disk()).read_marker() is None:
@@ -254,17 +268,20 @@ def recover(
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
 
 
-def _give_up(session: Session, config: IndexConfig, files: list[str]) -> int:
+def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run: bool) -> int:
     with open_stored_index(config) as index:
         for file in files:
             for stored in named(index.log.state, file):
                 _check_copy(config, file, stored)
-        given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files)]
+        given_up = [Missing.of(one) for one in give_up(index.storage, index.log, files, dry_run=dry_run)]
         log_number = index.log.state.number
-    document = {"status": "given up", "lost": [asdict(one) for one in given_up], "log_number": log_number}
-    session.out.answer(document)
+    status = "planned" if dry_run else "given up"
+    session.out.answer({"status": status, "lost": [asdict(one) for one in given_up], "log_number": log_number})
     for one in given_up:
-        session.out.line(f"given up {one.object}: answers miss {_of(one)}, and say so")
+        what, misses = ("would be given up", "would miss") if dry_run else ("given up", "miss")
+        session.out.line(f"{what} {one.object}: answers {misses} {_of(one)}, and say so")
+    if dry_run:
+        session.out.remark("nothing was changed: without --dry-run it is given up")
     return 0
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -11,16 +11,21 @@ from typing import Any
 
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session, open_stored_index
+from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.archive.entries import entries_of_messages
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Defect, Missing, Report
 from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.lifecycle.copying import COPY_OF
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
+from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 
@@ -31,6 +36,7 @@ _DOING = {
     "fetch": "fetched again from {source}",
     "recompact": "dropped; the writer's next start compacts {source} again",
     "drop": "deleted: the log says the same, and the next record makes one anew",
+    "give up": "given up, it has no good copy: messages at {source} are missing from now on",
 }
 
 
@@ -43,6 +49,7 @@ def mend(
     store_name: str | None,
     standby: str | None,
     *,
+    give_up: bool,
     yes: bool,
 ) -> list[Repair]:
     """Return what is done about the findings of a report, or with `yes` do it. Raises as `Repairs.run`."""
@@ -53,14 +60,14 @@ def mend(
             probe_put_if_absent(index.storage)
         archive = SegmentArchive(index.storage, lambda: index.log.state, index.log.refresh)
         root = Root(config.root, Disk()) if config.root is not None else None
-        copied = None
-        if standby is not None:
-            copied = stack.enter_context(contextlib.closing(open_storage(standby, options=config.s3)))
+        copied = stack.enter_context(opened_copy(config, standby, index.log.state)) if standby is not None else None
         progress = stack.enter_context(session.progress("repairing", None))
         # first, since files are made anew of their messages
-        segments = SegmentRepairs(index.storage, index.log, copied, source).run(report, yes=yes)
-        state = index.log.refresh()
-        return segments + Repairs(
+        segments = SegmentRepairs(index.storage, index.log, copied, source, give_up)
+        done = segments.run(report, yes=yes)
+        # a dry run judges by what the segments will be
+        archive, state = segments.mended(archive, index.log.refresh())
+        return done + Repairs(
             index.storage,
             index.log,
             root,
@@ -71,14 +78,47 @@ def mend(
         ).run(report, yes=yes)
 
 
-def check_options(files: object, source: object, *, deep: bool, repair: bool, yes: bool) -> None:
+@contextlib.contextmanager
+def opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Iterator[Storage]:
+    """Yield the storage of a copied index. Raises `NotAnIndex` where there is none, `InvalidArgument` where it is no
+    copy of the index whose log has reached `state` (None: not known), nor that one of it, nor both of another.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            storage = stack.enter_context(contextlib.closing(open_storage(uri, options=config.s3)))
+            other = StorageLog(storage, SystemClock()).open()
+        except ConfigError as error:
+            raise type(error)(f"--copy {uri}: {error}") from error
+        if state is not None and not _origins(state) & _origins(other):
+            raise InvalidArgument(f"--copy {uri}: it holds another index, neither a copy of this one nor its origin")
+        yield storage
+
+
+def _origins(state: LogState) -> set[str]:
+    """Return the ids of the index and of those that it is a copy of."""
+    own = {state.genesis.index_id} if state.genesis is not None else set()
+    return own | {name.removeprefix(COPY_OF) for name in state.positions if name.startswith(COPY_OF)}
+
+
+def check_options(files: object, given: Sequence[object], *, deep: bool, repair: bool, yes: bool) -> None:
     """Raise `InvalidArgument` where the options of `verify` contradict each other."""
     if repair and (files or not deep):
         raise InvalidArgument(
             "--repair needs " + ("an index, not files" if files else "--deep: every byte is read first")
         )
-    if not repair and (yes or source is not None):
-        raise InvalidArgument(f"{'--yes is' if yes else '--source and --copy are'} for --repair")
+    if not repair and (yes or given):
+        raise InvalidArgument(f"{'--yes is' if yes else '--source, --copy and --give-up-segments are'} for --repair")
+
+
+def check_places(config: IndexConfig, store: Path | None, store_name: str | None, standby: str | None) -> None:
+    """Raise before anything is read where a place that was given is none: `InvalidArgument`, `NotAnIndex`."""
+    if store is not None:
+        StoreDirectory.open(store, store_name)
+    elif store_name is not None:
+        raise InvalidArgument("--store-name is the name of the store at --source, which is not given")
+    if standby is not None:
+        with opened_copy(config, standby, None):
+            pass
 
 
 def left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:

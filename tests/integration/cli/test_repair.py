@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.rocketmq import golden_store
+from tiered_index import IndexReader
+from tiered_index.rocketmq.archive.messages import RocketmqMessages
 
 SMALL = ("--slots", 97, "--items", 150)
 
@@ -132,6 +134,64 @@ def test_archived_segments_are_put_back_and_files_made_anew_of_them(run_here, pl
     assert done.code == 0 and done.document["not_repaired"] == [], done.err
     assert [one["action"] for one in done.document["repairs"]] == ["restore", "restore", "rebuild"]
     assert run_here("verify", "--deep", "--storage", f"file://{place}/store").code == 0
+
+
+def test_a_dry_run_judges_by_the_segments_as_they_will_be(run_here, place):
+    """A file is made anew of messages whose segments are damaged, too, and will have been put back."""
+    first, second, *_ = sorted((place / "store" / "segments%").rglob("*.log"))
+    uri, copy = f"file://{place}/store", f"file://{place}/standby"
+    assert run_here("copy", "--from", uri, "--to", copy).code == 0
+    shutil.rmtree(place / "standby" / "data%")
+    flip(first, 5000)
+    second.unlink()
+    objects(place)[0].unlink()
+    shutil.rmtree(place / "root")
+    where = ("verify", "--deep", "--repair", "--storage", uri, "--copy", copy, "--json")
+    told, done = run_here(*where), run_here(*where, "--yes")
+    actions = [[one["action"] for one in run.document["repairs"]] for run in (told, done)]
+    assert actions == [["restore", "restore", "rebuild"]] * 2 and (told.code, done.code) == (1, 0), done.err
+
+
+def test_segments_without_a_copy_are_given_up_when_that_is_asked_for(run_here, place, tmp_path):
+    """Then everything else is copied, and what lay there is missing by name; the source brings it back."""
+    segments = sorted((place / "store" / "segments%").rglob("*.log"))
+    flip(segments[1], 5000)
+    uri, copy = f"file://{place}/store", f"file://{tmp_path}/target"
+    assert run_here("copy", "--from", uri, "--to", copy).code == 4
+    where = ("verify", "--deep", "--repair", "--storage", uri, "--json")
+    assert run_here(*where, "--yes").code == 1
+    told = run_here(*where, "--give-up-segments")
+    assert [one["action"] for one in told.document["repairs"]] == ["give up"] and not told.document["not_repaired"]
+    assert run_here("copy", "--from", uri, "--to", copy).code == 4
+    done = run_here(*where, "--give-up-segments", "--yes")
+    (repair,) = done.document["repairs"]
+    assert done.code == 0 and repair["object"].endswith(segments[1].name) and "of b" in repair["source"]
+    assert run_here("copy", "--from", uri, "--to", copy).code == 0
+    checked = run_here("verify", "--deep", "--storage", uri, "--json").document
+    assert checked["status"] == "ok" and any("gave up the archived segment of b" in note for note in checked["notes"])
+    begin = golden_store.SEGMENT_BYTES
+    with IndexReader.open(uri) as reader:
+        source = RocketmqMessages(None, reader.segment_archive)
+        inside, before = source.at(begin), source.at(0)
+    assert (inside.state, before.state) == ("missing", "archived") and "gave it up" in inside.problem
+    more = ("--root", place / "root", "--storage", uri, "--store-name", "b", "--archive-segments", "--wait")
+    assert run_here("ingest", place / "broker", *more).code == 0
+    with IndexReader.open(uri) as reader:
+        assert RocketmqMessages(None, reader.segment_archive).at(begin).state == "archived"
+    assert not run_here("verify", "--storage", uri, "--json").document["notes"]
+
+
+@pytest.mark.parametrize("wrong", ["nothing", "another", "no store", "empty"])
+def test_places_that_are_none_are_refused_by_name(run_here, damaged, archived, tmp_path, wrong):
+    """Before anything is read or changed: what was mistyped has no copies."""
+    damaged.objects()[0].unlink()
+    where = ("verify", "--deep", "--repair", "--yes", "--storage", damaged.uri)
+    uri = {"nothing": f"file://{tmp_path}/none", "another": f"file://{archived}/store", "empty": ""}
+    given = ("--source", tmp_path) if wrong == "no store" else ("--copy", uri[wrong])
+    done = run_here(*where, *given, "--json")
+    message = json.loads(done.err.splitlines()[-1])["error"]["message"]
+    assert done.code == 2 and (str(tmp_path) if wrong == "no store" else "--copy") in message, message
+    assert run_here("verify", "--storage", damaged.uri).code == 1
 
 
 def test_a_rebuilt_index_is_the_one_that_was_followed(run_here, archived, tmp_path):

@@ -105,7 +105,12 @@ def test_a_lost_object_is_named_then_given_up(run_here, damaged):
     assert run_here("recover", "--storage", damaged.uri, "--lost", others[0].parent.name[:-1]).code == 2
     refused = run_here("merge", "--storage", damaged.uri)
     assert refused.code == 4 and name in refused.err and "--skip-lost" in refused.err
+    given_up = False
     for _ in range(2):
+        planned = run_here("recover", "--storage", damaged.uri, "--lost", name, "--dry-run", "--json").document
+        assert planned["status"] == "planned" and len(planned["lost"]) == 1
+        assert run_here("verify", "--storage", damaged.uri).code == (0 if given_up else 1)
+        given_up = True
         assert shown in run_here("recover", "--storage", damaged.uri, "--lost", name).out
     answered = run_here(*asked, "--json")
     assert (answered.code, answered.document["status"], answered.document["lost"]) == (0, "complete", [told])

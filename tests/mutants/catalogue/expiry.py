@@ -20,6 +20,22 @@ MUTANTS = (
         (f"{EXPIRY}::test_a_storage_that_fails_at_any_call_leaves_the_old_answer_or_the_new_one",),
     ),
     Mutant(
+        "expiry-of-writers-by-age-alone",
+        "a writer keeps files that have expired by their topic, and others go in their place",
+        "service/lifecycle/lifecycle.py",
+        "session.epoch, stats)",
+        "session.epoch)",
+        (f"{EXPIRY}::test_the_writer_the_command_and_a_job_remove_the_same",),
+    ),
+    Mutant(
+        "expiry-asks-every-minute",
+        "a writer reads what old files hold of topics again and again",
+        "service/lifecycle/expiry.py",
+        "if stored.name not in self._known]",
+        "if stored.name]",
+        (f"{EXPIRY}::test_a_writer_asks_once_what_objects_hold_of_topics",),
+    ),
+    Mutant(
         "expiry-forgets-the-grace",
         "bytes are deleted though readers may still read them",
         "service/lifecycle/expiry.py",

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import tiered_index
 from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
-from tiered_index import IndexReader, Lookup
-from tiered_index.clock import ManualClock
+from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.cli.main import app
+from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError, UnsupportedVersion, WriterFenced
 from tiered_index.format.trailer import Trailer
 from tiered_index.retention import NOTHING, Retention
@@ -260,6 +262,54 @@ def test_a_writer_with_the_setting_does_it_by_itself(tmp_path):
         life.clock.advance(2 * DAY_S)
         life.index.run_lifecycle()
         assert not list(life.storage.list("data/"))
+    finally:
+        life.close()
+
+
+def test_the_writer_the_command_and_a_job_remove_the_same(tmp_path):
+    """Also what goes by its topic alone, whose bytes then count for nobody else."""
+    now_ms, left = SystemClock().now_ms(), {}
+    files = [{"debug-x": 30}, {"debug-x": 10}, {"debug-x": 10, "t": 10}, {"t": 10}, {"t": 40}, {"debug-x": 1}]
+    for caller in ("writer", "command", "job"):
+        uri, root = f"file://{tmp_path}/{caller}", tmp_path / f"{caller}-root"
+        settings = {"storage": uri, "slots": 100, "items": 1000, "background": False, "local_keep_s": 0}
+        with IndexService.open(root=root, **settings) as index:
+            for number, held in enumerate(files):
+                for topic, hours in held.items():
+                    index.put(topic, 0, "k", number, 9, now_ms - hours * HOUR_MS)
+                index.seal()
+                index.run_lifecycle()
+        with IndexReader.open(uri) as reader:
+            stored = sorted(reader.log_state.objects.values(), key=lambda one: one.sequence)
+        most = sum(stored[number].size_bytes for number in (2, 3, 5))
+        rule = Retention(age_s=20 * HOUR_S, topics={"debug-*": 5 * HOUR_S}, max_bytes=most)
+        if caller == "writer":
+            with IndexService.open(root=root, **settings, retention=rule) as index:
+                index.run_lifecycle()
+        elif caller == "job":
+            tiered_index.expire(uri, rule, yes=True)
+        else:
+            options = ["--age", "20h", "--topic", "debug-*=5h", "--max-bytes", str(most), "--yes"]
+            assert CliRunner().invoke(app, ["expire", "--storage", uri, *options]).exit_code == 0
+        with IndexReader.open(uri) as reader:
+            names = {one.name for one in reader.log_state.objects.values()}
+        left[caller] = [number for number, one in enumerate(stored) if one.name in names]
+    assert left == {caller: [2, 3, 5] for caller in ("writer", "command", "job")}
+
+
+def test_a_writer_asks_once_what_objects_hold_of_topics(tmp_path, monkeypatch):
+    asked = []
+    trailer = ColdPath.trailer
+    rule = Retention(topics={"debug-*": 2 * HOUR_S})
+    life = Merging(tmp_path, settings={"retention": rule, "refresh_interval_s": 0})
+    try:
+        fill(life, range(10))
+        life.clock.advance(14 * HOUR_S)
+        monkeypatch.setattr(ColdPath, "trailer", lambda *given: asked.append(given[1].name) or trailer(*given))
+        for _ in range(3):
+            life.clock.advance(120)
+            life.index.run_lifecycle()
+        assert sorted(asked) == sorted(life.state.objects)
     finally:
         life.close()
 

@@ -11,16 +11,19 @@ from typing import Any
 
 import pytest
 
-from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tiered_index import IndexConfig, IndexReader
+from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
+from tiered_index.retention import Retention
 from tiered_index.service.checks import repair
 from tiered_index.service.checks.checks import check_root, check_storage
 from tiered_index.service.checks.remaking import Entries
 from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, erase
+from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.root import Root
@@ -227,9 +230,10 @@ def test_shards_are_made_anew_of_their_messages(tmp_path, log):
     life.close()
 
 
-@pytest.mark.parametrize("shown", [True, False], ids=["merged before", "merged after"])
-def test_a_table_without_what_was_erased_is_made_anew(life, log, shown):
-    """A merge has left out what was erased; the messages still have it."""
+@pytest.mark.parametrize("when", ["merged before", "merged after", "merged between"])
+def test_a_table_without_what_was_erased_is_made_anew(life, log, when):
+    """A merge has left out what was erased; the messages still have it, and what has expired since the merge, too."""
+    shown = when == "merged before"
 
     def hide() -> None:
         request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
@@ -241,6 +245,9 @@ def test_a_table_without_what_was_erased_is_made_anew(life, log, shown):
     life.merge(DAY_S)
     if shown:
         hide()
+    if when == "merged between":
+        later = ManualClock(BASE_MS + 24 * HOUR_MS)
+        assert record_expiry(life.log(), Retention(age_s=21 * HOUR_S), later).mixed
     (table,) = life.state.objects.values()
     assert table.count == (life.messages if shown else life.messages * 4 // 5)
     remove(life, table)
@@ -250,7 +257,8 @@ def test_a_table_without_what_was_erased_is_made_anew(life, log, shown):
     (again,) = life.state.objects.values()
     assert again.count == table.count
     life.index._lifecycle.refresh()
-    assert not len(life.index.query("t", "k1")) and len(life.index.query("t", "k2", max_count=1000)) == 72
+    expired = 3 * 6 if when == "merged between" else 0
+    assert not len(life.index.query("t", "k1")) and len(life.index.query("t", "k2", max_count=1000)) == 72 - expired
 
 
 def test_messages_that_are_not_all_there_make_nothing(life, log):

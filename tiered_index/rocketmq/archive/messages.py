@@ -259,6 +259,17 @@ class RocketmqMessages:
     def _not_archived(self) -> str:
         return "no archived segment holds it" if self._archives else "no archive was given"
 
+    def _gap_of(self, search: Search) -> str | None:
+        """Return which archive has a gap at a place, between its segments; they are archived one after the other."""
+        for archive in self._archives.values():
+            state = archive.state()
+            for store in state.stores if self._store_name is None else (self._store_name,):
+                segments = state.segments_of(store)
+                if segments and segments[0].end <= search.offset < segments[-1].start:
+                    behind = min(segment.start for segment in segments if segment.start > search.offset)
+                    return f"the archived segment of {store} before offset {behind:,} was lost, and a record gave it up"
+        return None
+
     def _outcome(self, search: Search) -> Fetched:
         known = search.found or (search.other or search.collision if search.error is None else None)
         if known is not None:
@@ -266,7 +277,9 @@ class RocketmqMessages:
         problem = "; ".join(search.problems) or None
         state: MessageState = "missing"
         if problem is None:
-            if search.deleted:
+            if (gap := self._gap_of(search)) is not None:
+                problem = gap
+            elif search.deleted:
                 state = "expired"
                 problem = f"the broker has deleted this part of its commit log, and {self._not_archived}"
             else:

@@ -3,21 +3,23 @@
 A copy is good where its bytes have the CRC32 that the log keeps. Of a segment out of which messages were erased the
 source's file, or an upload of before, is one too: the log keeps that one's CRC32 for followers. Then all messages are
 overwritten that any tombstone the log ever stated hides: those that were erased, and those that were hidden only. Where
-the log can't tell all of them, since it began as a copy of another, the segment is left and named. One thread.
+the log can't tell all of them, since it began as a copy of another, the segment is left and named. What has no good
+copy is given up if that is asked for. One thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
+from tiered_index.format.archived import SegmentSums, SegmentTable
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import store_prefix
 from tiered_index.rocketmq.archive.erasure import overwritten
@@ -31,8 +33,10 @@ from tiered_index.service.checks.checks import check_segments
 from tiered_index.service.checks.repair import Repair
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.segments import Patch, patched, put_in_place
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog, own_objects
-from tiered_index.service.log.records import ArchivedSegment
+from tiered_index.service.log.records import ArchivedSegment, LogRecord
+from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
 
@@ -41,12 +45,17 @@ _STEP_BYTES = 16 << 20
 
 @dataclass(frozen=True)
 class SegmentRepairs:
-    """Repairs the archived segments of one index. `standby` has a copy of the index, `source` is a store's folder."""
+    """Repairs the archived segments of one index. `standby` has a copy of the index, `source` is a store's folder;
+    `give_up`: a log record removes what has no good copy.
+    """
 
     storage: Storage
     log: StorageLog
     standby: Storage | None = None
     source: StoreDirectory | None = None
+    give_up: bool = False
+    # what the last run found, or put in its place: by the names of segments, None for those that were given up
+    _found: dict[str, tuple[_Copy, tuple[Patch, ...]] | None] = field(default_factory=dict)
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Return what is done about the findings of a deep `report` in archived segments; without `yes` nothing is.
@@ -57,15 +66,38 @@ class SegmentRepairs:
         for segment in [one for one in self.log.refresh().archive.values() if one.name in found]:
             again = Report()
             check_segments(self.storage, [segment], again, lambda number, what: None, deep=True)
-            if again.findings and (repair := self._repaired(segment, report, yes=yes)) is not None:
+            if not again.findings:
+                continue
+            if (repair := self._repaired(segment, report, yes=yes)) is not None:
                 done.append(repair)
+            elif self.give_up:
+                done.append(self._given_up(segment, yes=yes))
         return done
+
+    def mended(self, archive: SegmentArchive, state: LogState) -> tuple[SegmentArchive, LogState]:
+        """Return the archive and the state of the log as they are after the last run, or would be."""
+        kept = {name: one for name, one in state.archive.items() if self._found.get(name, ()) is not None}
+        copies = {name: known for name, known in self._found.items() if known is not None}
+        mended = _MendedArchive(archive.storage, archive.state, archive.refresh, copies)
+        return mended, replace(state, archive=kept)
+
+    def _given_up(self, segment: ArchivedSegment, *, yes: bool) -> Repair:
+        def make(state: LogState) -> LogRecord | None:
+            if segment.name not in state.archive:
+                return None  # an earlier try got as far as the log, or it has expired
+            return LogRecord(0, "remove", 0, "", 0, remove=(segment.name,))
+
+        if yes:
+            self.log.append("an archived segment that was lost", None, make)
+        self._found[segment.name] = None
+        return Repair(segment.name, "give up", f"offsets {segment.start:,} to {segment.end:,} of {segment.store}")
 
     def _repaired(self, segment: ArchivedSegment, report: Report, *, yes: bool) -> Repair | None:
         originals: list[_Copy] = []
         for copy in self._copies(segment):
             crc32 = copy.crc32()
             if crc32 == segment.crc32:
+                self._found[segment.name] = copy, ()
                 name = self._put_in_place(segment, copy, crc32, ()) if yes else None
                 return Repair(segment.name, "restore", copy.name, name)
             if segment.source is not None and crc32 == segment.source[0]:
@@ -77,6 +109,7 @@ class SegmentRepairs:
             except CorruptFile as error:
                 report.note(f"{segment.name} is not restored from {copy.name}: {error}")
                 return None
+            self._found[segment.name] = copy, patches
             name = self._put_in_place(segment, copy, copy.crc32(), patches) if yes else None
             return Repair(segment.name, "restore", f"{copy.name}, erased messages left out", name)
         return None
@@ -158,6 +191,30 @@ class _Copy(Segment):
             for data in self.pieces(_STEP_BYTES):
                 crc32, read = zlib.crc32(data, crc32), read + len(data)
         return crc32 if read == self.file_size else None
+
+
+@dataclass(frozen=True)
+class _MendedArchive(SegmentArchive):
+    """An archive of which some segments are read from their copies, by name."""
+
+    copies: Mapping[str, tuple[_Copy, tuple[Patch, ...]]]
+
+    def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
+        """As that of the archive."""
+        if (known := self.copies.get(segment.name)) is None:
+            return super().read(segment, offset, length)
+        copy, patches = known
+        position = offset - segment.start
+        return b"".join(patched([copy.read(length, position)], patches, position))
+
+    def table(self, segment: ArchivedSegment) -> SegmentTable:
+        """As that of the archive; a copy is read whole."""
+        if (known := self.copies.get(segment.name)) is None:
+            return super().table(segment)
+        sums = SegmentSums()
+        for data in patched(known[0].pieces(_STEP_BYTES), known[1]):
+            sums.update(data)
+        return sums.table(segment.start)
 
 
 class _CopyLog(CommitLogReader):

@@ -265,6 +265,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
         else:
             checkpoints[number_of(info.name)] = info.name
     state, records = LogState(), _RecordCheck(report)
+    given_up: dict[tuple[str, int], int] = {}
     try:
         for info in storage.list(LOG_PREFIX):
             if is_foreign(info.name):
@@ -277,6 +278,7 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
             record, before = _next_record(storage, state), state
             state = state.apply(record, info.name)
             records.check(record, before)
+            given_up |= {before.archive[name].place: record.number for name in _given_up(record, before)}
             report.count("log_records")
             if state.number in checkpoints:
                 _check_checkpoint(storage, checkpoints.pop(state.number), state, report)
@@ -286,10 +288,18 @@ def _check_log(storage: Storage, report: Report) -> LogState | None:
     if not state.number:
         raise NotAnIndex(f"{storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
     state = _refreshed(storage, state)
+    for (store, start), at in given_up.items():
+        if state.segment_at(store, start) is None and start >= state.expired.segments.get(store, 0):
+            report.note(f"record {at} gave up the archived segment of {store} at offset {start:,}: it has no messages")
     for number, name in checkpoints.items():
         if number > state.number:
             report.add(name, "checkpoint", f"it says record {number}, the log ends at {state.number}")
     return state
+
+
+def _given_up(record: LogRecord, before: LogState) -> list[str]:
+    """Return the archived segments that a record removes for good, since they were lost."""
+    return [name for name in record.remove if record.kind == "remove" and name in before.archive]
 
 
 def _next_record(storage: Storage, state: LogState) -> LogRecord:

@@ -1,7 +1,9 @@
 """Objects made anew of their source's messages: a file, or a shard of a window table, whose bytes are gone.
 
 What the messages have in the object's seconds (and slots) and no other file has must be as many entries as the record
-says, of the same first and last second, with or without what has expired or was erased; else nothing is made. Files of
+says, of the same first and last second, with or without what has expired or was erased by now, or had when the object
+was made: of what the log has stated one after the other, each hides all that the one before does, so that no two that
+hide other entries leave as many. Else nothing is made. Files of
 one root are runs of one log, in its order, so that several that are gone are told apart by their counts. Memory: some
 100 bytes an entry of the messages within the object's seconds. Threads: any.
 """
@@ -9,6 +11,7 @@ one root are runs of one log, in its order, so that several that are gone are to
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +26,7 @@ from tiered_index.format.compacted import SealedFile
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.format.shard import ShardWriter, answer_sorted, entry_hashes
 from tiered_index.format.time_line import TimeLine
+from tiered_index.retention import Expired
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.path import ColdPath, ColdSettings
@@ -44,12 +48,15 @@ Pieces = Iterable[bytes | memoryview]
 _WINDOW_BYTES = 8 << 20
 # entries within the seconds of what is made anew
 _MOST_ENTRIES = 1 << 26
+# how many horizons before a merge are tried: one that it was planned by is not far behind its record
+_MOST_HORIZONS = 256
 
 
 @dataclass(frozen=True)
 class Remaking:
     """Makes objects of one index anew, as they were at `state`; `root` has files that were not published yet. `copies`
-    are good ones of objects that can't be read, by their names: another object, or the root's file.
+    are good ones of objects that can't be read, by their names: another object, or the root's file. `stated` returns
+    what had expired or was erased when a window table came to be, and before, the latest first.
     """
 
     storage: Storage
@@ -57,6 +64,7 @@ class Remaking:
     root: Root | None
     entries: Entries
     copies: Mapping[str, str]
+    stated: Callable[[str], Iterable[Expired]] = lambda table: ()
 
     def pieces(self, group: Sequence[StoredObject], bad: Collection[str]) -> dict[str, Callable[[], Pieces]]:
         """Return how each of `group` is made anew, as far as its messages are there; the `bad` can't be read."""
@@ -74,7 +82,14 @@ class Remaking:
         shown = self.state.expired.keeps(items, seconds, names)
         # a merge has left out what had expired or was erased before it: the record's count tells
         every = {} if shown.all() else self._made(group, items, seconds, topics)
-        return every | self._made(group, items[shown], seconds[shown], topics)
+        made = every | self._made(group, items[shown], seconds[shown], topics)
+        if group[0].shard is not None and not shown.all():
+            for expired in itertools.islice(self.stated(group[0].part.table), _MOST_HORIZONS):
+                if not (left := [stored for stored in group if stored.name not in made]):
+                    break
+                shown = expired.keeps(items, seconds, names)
+                made |= self._made(left, items[shown], seconds[shown], topics)
+        return made
 
     def _made(
         self, group: Sequence[StoredObject], items: Array, seconds: Int64, topics: TopicTable

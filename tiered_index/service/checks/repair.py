@@ -19,6 +19,7 @@ from typing import Literal
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.checks.checks import check_object
 from tiered_index.service.checks.remaking import Entries, Pieces, Remaking, groups_of
 from tiered_index.service.checks.report import Missing, Progress, Report
@@ -87,7 +88,8 @@ class Repairs:
             anew: Mapping[str, Callable[[], Pieces]] = {}
             if self.entries is not None:
                 self.progress(len(done), group[0].name)
-                anew = Remaking(self.storage, state, self.root, self.entries, copies).pieces(group, names)
+                remaking = Remaking(self.storage, state, self.root, self.entries, copies, self._stated)
+                anew = remaking.pieces(group, names)
             for stored in group:
                 if (pieces := anew.get(stored.name)) is not None:
                     name = self._put_in_place(stored, pieces()) if yes else None
@@ -103,6 +105,19 @@ class Repairs:
                     self.storage.delete(one.file)
                 done.append(Repair(one.file, "drop"))
         return done + self._repair_root(found, names, yes=yes)
+
+    def _stated(self, table: str) -> list[Expired]:
+        """Return what the log said had expired or was erased when a window table was added, and before, newest first:
+        a merge may have been planned some records before its own.
+        """
+        stated = [NOTHING]
+        for number in range(1, self.log.state.number + 1):
+            record = self.log.record(number)
+            if record.expired and (joined := stated[-1].joined(record.expired)) is not stated[-1]:
+                stated.append(joined)
+            if any(stored.shard is not None and stored.shard.table == table for stored in record.add):
+                break
+        return stated[::-1]
 
     def _is_bad(self, stored: StoredObject) -> bool:
         """Return whether an object is damaged: damage on the way is none of it, and neither is a newer version."""

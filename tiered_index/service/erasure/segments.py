@@ -211,9 +211,9 @@ def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int)
         yield data
 
 
-def patched(pieces: Iterable[bytes], patches: Sequence[Patch]) -> Iterator[bytes]:
-    """Yield consecutive pieces, from the segment's beginning on, with the patches in them."""
-    waiting, position = list(reversed(patches)), 0
+def patched(pieces: Iterable[bytes], patches: Sequence[Patch], position: int = 0) -> Iterator[bytes]:
+    """Yield consecutive pieces, from a position in the segment on, with the patches in them."""
+    waiting = [patch for patch in reversed(patches) if patch.end > position]
     for piece in pieces:
         data, end = bytearray(piece), position + len(piece)
         while waiting and waiting[-1].at < end:

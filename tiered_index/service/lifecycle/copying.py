@@ -36,6 +36,8 @@ from tiered_index.storage.opening import open_storage, probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
 
 _KIND = "copy"
+COPY_OF = "copy:"
+"""How the source position begins by which a copy knows what it is a copy of; the index's id follows."""
 _TRIES = 10
 # members of a state that a record does not take over as they are
 _OWN = ("number", "epoch", "genesis", "objects", "archive")
@@ -275,7 +277,7 @@ class Copier:
 def _key(state: LogState) -> str:
     """Return the source position by which a copy knows what it is a copy of."""
     assert state.genesis is not None
-    return f"copy:{state.genesis.index_id}"
+    return COPY_OF + state.genesis.index_id
 
 
 def _parts(state: LogState) -> dict[str, Part]:

@@ -178,6 +178,27 @@ def sweep(storage: Storage, log: StorageLog, clock: Clock, rule: Retention, *, d
     return delete_orphans(storage, found) if delete else found
 
 
+class KnownStats:
+    """What stored objects hold of each topic, of those objects that a rule of topics may remove whole: each is looked
+    up once, by a request. One thread.
+    """
+
+    def __init__(self, cold: ColdPath) -> None:
+        self._cold = cold
+        self._known: dict[str, NamedStats] = {}
+
+    def of(self, rule: Retention, state: LogState, now_ms: int) -> Stats:
+        """Return what decides whether objects go by `rule`. Raises as the storage."""
+        # of what goes by its age, too, lest bytes that are gone then count
+        plan = plan_expiry(replace(rule, max_bytes=None), state, now_ms)
+        mixed = [stored for stored in plan.mixed if stored.second_max * 1000 < plan.expired.latest_ms]
+        fresh = [stored for stored in mixed if stored.name not in self._known]
+        looked_up = {**self._known, **_stats(replace(plan, mixed=tuple(fresh)), self._cold)}
+        # of what can't be read nothing is known; it is asked for again
+        self._known = {one.name: looked_up[one.name] for one in mixed if one.name in looked_up}
+        return self._known
+
+
 def expire(
     storage: Storage, log: StorageLog, rule: Retention, clock: Clock, *, yes: bool, settings: ColdSettings | None = None
 ) -> tuple[ExpiryPlan, Orphans]:

@@ -48,7 +48,7 @@ from tiered_index.service.lifecycle.context import (
     is_needed,
     sealed_form,
 )
-from tiered_index.service.lifecycle.expiry import has_expired, record_expiry, sweep
+from tiered_index.service.lifecycle.expiry import KnownStats, has_expired, record_expiry, sweep
 from tiered_index.service.lifecycle.publication import Publication, stored_file
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
@@ -95,6 +95,7 @@ class Lifecycle:
         self.times = {name: StepTimes(context.clock) for name in ("compact", "upload", "retire", "expire")}
         self._closed = False
         self._expire_s = self._sweep_s = 0.0  # when what has expired is looked for next
+        self._topic_stats = KnownStats(context.cold)
         self._expired = NOTHING  # as the log that is kept in the root says
 
     def run_once(self) -> Progress:
@@ -225,7 +226,8 @@ class Lifecycle:
         now_s = context.clock.monotonic_s()
         is_due = rule.any and now_s >= self._expire_s
         if is_due:
-            record_expiry(session.log, rule, context.clock, session.epoch)
+            stats = self._topic_stats.of(rule, session.log.state, context.clock.now_ms())
+            record_expiry(session.log, rule, context.clock, session.epoch, stats)
             context.refresh()
         if session.expired is not self._expired:
             # the kept log, which answers where the storage doesn't

@@ -7,6 +7,7 @@ a crash leaves the index as it was or as it should be, and repeating it is harml
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from tiered_index.errors import InvalidArgument, ObjectNotFound
 from tiered_index.service.log.log import StorageLog
@@ -31,9 +32,10 @@ def named(state: LogState, file: str) -> list[StoredObject]:
     return [stored for stored in state.objects.values() if file in _names(stored)]
 
 
-def give_up(storage: Storage, log: StorageLog, files: Sequence[str]) -> list[LostObject]:
-    """Remove from the log what the storage lost of `files` (each as in `named`); return it, with what was given up
-    before. Raises `InvalidArgument` where nothing of one is lost, as the storage; then nothing is given up.
+def give_up(storage: Storage, log: StorageLog, files: Sequence[str], *, dry_run: bool = False) -> list[LostObject]:
+    """Remove from the log what the storage lost of `files` (each as in `named`), unless it is a `dry_run`; return it,
+    with what was given up before. Raises `InvalidArgument` where nothing of one is lost, as the storage; then nothing
+    is given up.
     """
     state = log.refresh()
     missing: list[StoredObject] = []
@@ -52,7 +54,11 @@ def give_up(storage: Storage, log: StorageLog, files: Sequence[str]) -> list[Los
         names = tuple(stored.name for stored in gone)
         return LogRecord(0, "remove", 0, "", 0, remove=names, lost=tuple(map(LostObject.of, gone)))
 
-    state = log.append("what was lost", None, make)
+    if dry_run:
+        planned = {stored.name: LostObject.of(stored) for stored in missing}
+        state = replace(state, lost={**state.lost, **planned})
+    else:
+        state = log.append("what was lost", None, make)
     return [one for one in state.lost.values() if not set(files).isdisjoint(_names(one))]
 
 
