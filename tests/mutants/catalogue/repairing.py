@@ -139,8 +139,8 @@ MUTANTS = (
         "repair-counts-what-merges-left-out",
         "a table of which a merge left out what was erased is not made anew",
         REMAKING,
-        "return every | self._made(group, items[shown], seconds[shown], topics)",
-        "return every or self._made(group, items, seconds, topics)",
+        "shown = expired.keeps(items, seconds, names)",
+        "shown = np.ones(len(items), np.bool_)",
         (f"{REPAIR}::test_a_table_without_what_was_erased_is_made_anew",),
     ),
     Mutant(

@@ -79,16 +79,14 @@ class Remaking:
             return {}  # what the messages or another file have is not known: nothing can be told of the difference
         items, seconds = items[kept], seconds[kept]
         names = {topic_id: topics.name(topic_id) for topic_id in np.unique(items["topic_id"]).tolist()}
-        shown = self.state.expired.keeps(items, seconds, names)
         # a merge has left out what had expired or was erased before it: the record's count tells
-        every = {} if shown.all() else self._made(group, items, seconds, topics)
-        made = every | self._made(group, items[shown], seconds[shown], topics)
-        if group[0].shard is not None and not shown.all():
-            for expired in itertools.islice(self.stated(group[0].part.table), _MOST_HORIZONS):
-                if not (left := [stored for stored in group if stored.name not in made]):
-                    break
-                shown = expired.keeps(items, seconds, names)
-                made |= self._made(left, items[shown], seconds[shown], topics)
+        made = self._made(group, items, seconds, topics)
+        stated = self.stated(group[0].part.table) if group[0].shard is not None and len(made) < len(group) else ()
+        for expired in (self.state.expired, *itertools.islice(stated, _MOST_HORIZONS)):
+            if not (left := [stored for stored in group if stored.name not in made]):
+                break
+            shown = expired.keeps(items, seconds, names)
+            made |= self._made(left, items[shown], seconds[shown], topics)
         return made
 
     def _made(
