@@ -176,12 +176,12 @@ MUTANTS = (
         (f"{REBUILD}::test_segments_without_a_copy_are_given_up_when_that_is_asked_for",),
     ),
     Mutant(
-        "repair-takes-nothing-for-a-copy",
-        "a mistyped place of a copy counts as one without copies",
+        "repair-takes-another-index-for-a-copy",
+        "another index counts as a copy that has nothing",
         "cli/repairing.py",
-        '            raise type(error)(f"--copy {uri}: {error}") from error\n',
-        "            other = LogState()\n",
-        (f"{REBUILD}::test_places_that_are_none_are_refused_by_name[nothing]",),
+        "if state is not None and not _origins(state) & _origins(other):",
+        "if not other.genesis:",
+        (f"{REBUILD}::test_places_that_are_none_are_refused_by_name[another]",),
     ),
     Mutant(
         "repair-knows-the-present-alone",
