@@ -74,12 +74,18 @@ class ExportedFile:
 
     @classmethod
     def _told(cls, place: LocalFile | StoredFile, kind: Any, rows: int, schema: Any) -> ExportedFile:
+        names = frozenset(schema.names)
+        if METADATA not in (schema.metadata or {}) and "key_hash" in names and "fingerprint" not in names:
+            raise InvalidArgument(
+                f"{place} has hashes of keys without their fingerprints, as a table that Spark wrote of an index: "
+                f"`tiered-index export` the index that it came from, and import that file"
+            )
         if METADATA not in (schema.metadata or {}):
             raise InvalidArgument(
                 f"{place} doesn't say of which index its entries are: `export` did not write it. A table of messages "
                 "with their keys is for `ingest`"
             )
-        return cls(place, kind, rows, frozenset(schema.names), json.loads(schema.metadata[METADATA]))
+        return cls(place, kind, rows, names, json.loads(schema.metadata[METADATA]))
 
     def settings(self, preset: str | None, rule: HashRule | None, root: Path | None) -> dict[str, Any]:
         """Return the settings of an index that takes the entries; preset and rule are what the user says of NDJSON.
@@ -219,7 +225,10 @@ def import_(
     with contextlib.ExitStack() as stack:
         place = stack.enter_context(opened_place(source, session.config()))
         if not isinstance(place, LocalFile | StoredFile) or (isinstance(place, LocalFile) and place.path.is_dir()):
-            raise InvalidArgument(f"{source}: give one file that `export` wrote")
+            raise InvalidArgument(
+                f"{source}: give one file that `tiered-index export` wrote; a folder of Parquet that Spark wrote of an "
+                f"index lacks the fingerprints of its keys"
+            )
         file = ExportedFile.of(place)
         told = file.settings(preset, hash_rule, session.config().root)
         config = session.config(slots=slots, items=items, **told)

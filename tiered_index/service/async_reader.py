@@ -8,14 +8,18 @@ Threads: those of one event loop.
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from concurrent.futures import Future
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, ParamSpec, TypeVar, Unpack
 
+import pyarrow as pa
+
 from tiered_index.clock import Clock
 from tiered_index.config import IndexConfig, ReaderSettings
+from tiered_index.service.lookup.export import Export
 from tiered_index.service.reader import IndexReader
 from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.base import Storage
@@ -56,6 +60,46 @@ def _in_a_thread(
         return await run_in_thread(self._threads, lambda: method(self.reader, *args, **kwargs))
 
     return awaited
+
+
+class AsyncExport:
+    """An `Export` whose batches are awaited: ``async for batch in export``. `export` is the one beneath, which has the
+    schema, and what was counted so far. Close it, or use it as an asynchronous context manager; its errors are those of
+    an export.
+    """
+
+    def __init__(self, export: Export, threads: DaemonPool) -> None:
+        self.export = export
+        self._threads = threads
+        # a cancelled batch may still be read when it is closed
+        self._lock = threading.Lock()
+
+    def __aiter__(self) -> AsyncExport:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        batch = await run_in_thread(self._threads, self._next)
+        if batch is None:
+            raise StopAsyncIteration
+        return batch
+
+    def _next(self) -> pa.RecordBatch | None:
+        with self._lock:
+            return next(self.export, None)
+
+    async def close(self) -> None:
+        """Let go of the files. Idempotent."""
+        await asyncio.to_thread(self._close)
+
+    def _close(self) -> None:
+        with self._lock:
+            self.export.close()
+
+    async def __aenter__(self) -> AsyncExport:
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
 
 
 class AsyncIndexReader:
@@ -109,6 +153,11 @@ class AsyncIndexReader:
         pages = self.reader.query_all(*args, **kwargs)
         while (page := await run_in_thread(self._threads, partial(next, pages, None))) is not None:
             yield page
+
+    async def export(self, *args: Any, **kwargs: Any) -> AsyncExport:
+        """Export as `IndexReader.export`: same arguments, rows and errors."""
+        beginning = partial(self.reader.export, *args, **kwargs)
+        return AsyncExport(await run_in_thread(self._threads, beginning, Export.close), self._threads)
 
     async def close(self) -> None:
         """Release threads and connections. Idempotent."""

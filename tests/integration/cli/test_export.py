@@ -207,8 +207,13 @@ def test_what_is_refused(tmp_path, run_here, original):
     assert (tmp_path / "there").read_text() == "mine"
     where = ("--root", tmp_path / "r", "--storage", f"file://{tmp_path}/s", "--json")
     pq.write_table(pa.table({"topic": ["t"]}), tmp_path / "other.parquet")
+    (tmp_path / "of-spark").mkdir()
+    columns = ("topic", "key_hash", "key", "queue_id", "offset", "size", "timestamp")
+    pq.write_table(pa.table({name: [1] for name in columns}), tmp_path / "of-spark" / "part-0.parquet")
     for file, code, said in (
         (tmp_path / "other.parquet", 2, "`export` did not write it"),
+        (tmp_path / "of-spark", 2, "lacks the fingerprints"),
+        (tmp_path / "of-spark" / "part-0.parquet", 2, "`tiered-index export` the index that it came from"),
         (tmp_path / "there", 2, "neither Parquet nor Arrow nor NDJSON"),
         (original.source, 2, "doesn't say of which schema"),
         ("-", 2, "one file"),

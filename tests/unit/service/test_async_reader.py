@@ -47,6 +47,42 @@ def test_it_answers_as_the_reader_beneath(uri):
         asyncio.run(AsyncIndexReader.open(f"{uri}-not"))
 
 
+def test_an_export_is_the_one_of_the_reader_beneath(uri):
+    async def exported():
+        async with await AsyncIndexReader.open(uri) as reader:
+            with pytest.raises(InvalidArgument, match="topics"):
+                await reader.export(3)
+            async with await reader.export("t") as export:
+                batches = [batch async for batch in export]
+            return batches, export.export.entries, export.export.checksum
+
+    batches, entries, checksum = asyncio.run(exported())
+    with IndexReader.open(uri) as reader, reader.export("t") as export:
+        expected = sorted(str(row) for batch in export for row in batch.to_pylist())
+        assert (entries, checksum) == (export.entries, export.checksum) and entries == len(expected) > 0
+    assert sorted(str(row) for batch in batches for row in batch.to_pylist()) == expected
+
+
+def test_a_cancelled_export_is_closed_once_its_batch_is_read(uri):
+    storage = Watched(open_storage(uri))
+
+    async def cancelled():
+        async with await AsyncIndexReader.open(storage_backend=storage, query_threads=1) as reader:
+            export = await reader.export()
+            hang = storage.hang("get_range")
+            task = asyncio.create_task(anext(export))
+            assert await asyncio.to_thread(hang.entered.wait, 10)
+            task.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await task
+            closing = asyncio.create_task(export.close())
+            hang.release.set()
+            await closing
+            assert [batch async for batch in export] == []
+
+    asyncio.run(cancelled())
+
+
 def test_a_cancelled_task_sends_no_further_request(uri):
     storage = Watched(open_storage(uri))
 

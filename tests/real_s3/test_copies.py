@@ -1,0 +1,101 @@
+"""Copies and migrations on a real server: whole and verified, between prefixes and backends, and where the server ends
+connections half-way; what is interrupted goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import tiered_index
+from tests.real_s3.conftest import Server
+from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.workload import entry_batch
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import SystemClock
+from tiered_index.errors import StorageUnavailable
+from tiered_index.format.verify import WINDOW_BYTES
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.storage.opening import open_storage
+from tiered_index.storage.s3.storage import S3Storage
+from tiered_index.testing.storage_faults import FaultStorage
+
+pytestmark = pytest.mark.real_s3
+
+MESSAGES = 400_000
+
+
+@pytest.fixture(scope="module")
+def sample() -> Sample:
+    return Sample.generate(MESSAGES)
+
+
+@pytest.fixture
+def filled(uri: str, tmp_path: Path, sample: Sample) -> str:
+    """The sample as files of plain layout, of which one is larger than a window of a copy."""
+    settings = {"slots": 20_000, "items": 1_000_000, "layout": "plain", "upload_part_bytes": PART_BYTES}
+    with IndexService.open(root=tmp_path / "root", storage=uri, background=False, **settings) as index:
+        for part in range(0, MESSAGES, 100_000):
+            index.put_batch(entry_batch(sample.workload, part, part + 100_000))
+        index.seal()
+        index.run_lifecycle()
+    with IndexReader.open(uri) as reader:
+        assert max(one.size_bytes for one in reader.log_state.objects.values()) > WINDOW_BYTES
+    return uri
+
+
+@pytest.fixture
+def other(server: Server, place: str) -> Iterator[str]:
+    """A prefix beside the test's own."""
+    name = f"{place}-other"
+    yield server.uri(name)
+    with open_storage(server.uri(name)) as storage:
+        storage.abort_uploads()
+        storage.delete_many([info.name for info in storage.list()])
+
+
+def check(uri: str, sample: Sample) -> None:
+    report = Report()
+    with open_storage(uri) as storage:
+        check_storage(storage, {}, report, lambda *_: None, deep=True, threads=4)
+        assert not list(storage.list_uploads("data/"))
+    assert not report.findings and not report.notes
+    with IndexReader.open(uri) as reader:
+        sample.check(reader, sample.questions(30))
+
+
+@pytest.mark.parametrize("way", ["s3 to s3", "s3 to file", "file to s3"])
+def test_a_copy_is_whole_and_an_interrupted_one_goes_on(
+    filled: str, other: str, tmp_path: Path, sample: Sample, way: str
+) -> None:
+    source, target = filled, other if way.endswith("s3") else f"file://{tmp_path}/copy"
+    if way == "file to s3":
+        source = f"file://{tmp_path}/copy"
+        tiered_index.copy(filled, source)
+    with open_storage(source) as copied, open_storage(target) as into:
+        faulty = FaultStorage(into)
+        faulty.fail("complete_upload" if way.endswith("s3") else "put_if_absent", when="after")
+        copier = Copier(copied, faulty, SystemClock())
+        with pytest.raises(StorageUnavailable):
+            copier.open()
+            copier.run_once()
+    report = tiered_index.copy(source, target)
+    assert report.source_number and report.sent + report.kept >= 1
+    assert tiered_index.copy(source, target).sent == 0
+    check(target, sample)
+
+
+def test_a_migration_and_back(filled: str, storage: S3Storage, sample: Sample) -> None:
+    before = sum(info.size_bytes for info in storage.list("data/"))
+    assert tiered_index.migrate(filled).objects
+    for layout in ("packed", "plain"):
+        assert tiered_index.migrate(filled, layout=layout, yes=True).objects
+        assert not tiered_index.migrate(filled, layout=layout).objects
+        with IndexReader.open(filled) as reader:
+            size = sum(one.size_bytes for one in reader.log_state.objects.values())
+            sample.check(reader, sample.questions(30))
+        assert (size < before * 0.7) == (layout == "packed")
