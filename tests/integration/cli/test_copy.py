@@ -41,6 +41,12 @@ def offsets(uri):
 def test_once_again_and_into_something_else(run_here, put, tmp_path):
     source, target = f"file://{tmp_path}/a", f"sqlite://{tmp_path}/b.db"
     put(1, source)
+    for origin, place, said in (
+        (source, source, "is the index that is to be copied"),
+        (f"{source}-", target, "holds no"),
+    ):
+        itself = run_here("copy", "--from", origin, "--to", place, "--json")
+        assert itself.code == 2 and said in itself.error["message"]
     text = run_here("copy", "--from", source, "--to", target)
     assert (text.code, offsets(target)) == (0, [1])
     assert text.out.startswith("copied: 1 object copied, ")

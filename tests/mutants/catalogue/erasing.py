@@ -179,7 +179,7 @@ MUTANTS = (
         "spark/build/erase.py",
         "return {name: held for found in",
         "return {name: type(held)() for found in",
-        ("tests/spark/test_erase_now.py::test_what_is_left_is_what_is_left_without_spark",),
+        ("tests/spark/test_erase_now.py::test_what_is_left_is_what_is_left_without_spark[key]",),
     ),
     Mutant(
         "erase-with-two-moments",

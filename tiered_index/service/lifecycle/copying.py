@@ -258,6 +258,11 @@ class Copier:
     def _check_target(self, there: LogState) -> None:
         """Raise `InvalidArgument` unless the target is a copy of the source, and nobody else has written to it."""
         state = self.log.state
+        assert state.genesis is not None and there.genesis is not None
+        if there.genesis.index_id == state.genesis.index_id:
+            raise InvalidArgument(
+                f"{self.target.uri} is the index that is to be copied, no copy of it: give another storage"
+            )
         if _key(state) not in there.positions:
             raise InvalidArgument(
                 f"{self.target.uri} holds an index that is no copy of {self.source.uri}: give a storage that holds none"
