@@ -188,6 +188,13 @@ def sweeping(world: World, disk: Disk) -> Life:
     yield world.flush
 
 
+def merge_seconds(world: World) -> None:
+    """Merge into tables of four seconds each."""
+    log = StorageLog(world.storage, world.clock)
+    log.open()
+    merge(world.storage, log, world.clock, MergeOptions(window_s=4, min_age_s=0), threads=1)
+
+
 def expiring(world: World, disk: Disk) -> Life:
     """Entries expire by the writer's rule and by a job, whole files and at merges; what was removed is swept."""
 
@@ -196,11 +203,6 @@ def expiring(world: World, disk: Disk) -> Life:
         log.open()
         record_expiry(log, world.rule, world.clock)
         sweep(world.storage, log, world.clock, world.rule, delete=True)
-
-    def merge_seconds() -> None:
-        log = StorageLog(world.storage, world.clock)
-        log.open()
-        merge(world.storage, log, world.clock, MergeOptions(window_s=4, min_age_s=0), threads=1)
 
     world.rule = Retention(age_s=30, topics={"pay*": 12})
     world.settings |= {"refresh_interval_s": 0, "retention": world.rule}
@@ -213,7 +215,7 @@ def expiring(world: World, disk: Disk) -> Life:
     yield world.run_lifecycle
     yield lambda: world.put(7)
     yield world.seal
-    yield merge_seconds
+    yield lambda: merge_seconds(world)
     yield world.run_lifecycle
     yield lambda: world.clock.advance(90_000)
     yield job
@@ -224,7 +226,7 @@ def expiring(world: World, disk: Disk) -> Life:
 
 
 def erasing(world: World, disk: Disk) -> Life:
-    """A key and a queue are erased beside the writer, hidden alone and out of the bytes."""
+    """A key and a queue are erased beside the writer, hidden alone and out of the bytes of files and window tables."""
 
     def job(request: EraseRequest, *, now: bool) -> None:
         world.erasures.append(request)
@@ -240,7 +242,10 @@ def erasing(world: World, disk: Disk) -> Life:
     yield lambda: world.put(4)
     yield lambda: job(EraseRequest("orders", ("a",), before_ms=NOW_MS + 16_000), now=False)
     yield world.run_lifecycle
-    yield world.flush
+    yield world.seal
+    yield world.run_lifecycle
+    yield lambda: world.clock.advance(12)
+    yield lambda: merge_seconds(world)
     yield lambda: job(EraseRequest("payments", queue_id=1, before_ms=NOW_MS + 10_000), now=True)
     yield world.run_lifecycle
     yield lambda: world.put(3)

@@ -25,6 +25,7 @@ from tiered_index.errors import (
     TieredIndexError,
     WriterFenced,
 )
+from tiered_index.retention import Retention
 from tiered_index.testing.disk_faults import KEPT, SimulatedCrash
 
 __all__ = ["NOW_MS", "SEGMENT_BYTES", "Host", "Writers"]
@@ -71,6 +72,7 @@ class Writers:
     kills: int
     working: int
     archived: dict[int, bytes]
+    rules: list[Retention]
 
     @abstractmethod
     def client(self) -> Client: ...
@@ -128,7 +130,7 @@ class Writers:
         # some keys have another hash by each rule; each life of a host may begin files of another one, or layout
         rule = ("abs", "mask")[host.lives % 2] if self.preset == "rocketmq" else None
         layout = ("packed", "plain")[host.lives % 2] if self.preset == "native" else None
-        config = self.config(root=host.root, hash=rule, layout=layout)
+        config = self.config(root=host.root, hash=rule, layout=layout, retention=self.rules[0])
         try:
             host.made = IndexService.__new__(IndexService)
             host.made.__init__(config, storage=host.client, clock=host.clock, disk=host.disk)

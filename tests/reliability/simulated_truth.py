@@ -3,7 +3,8 @@
 The reference model decides; nothing here is clever.
 
 Entries are known by numbers, in the order in which they were made. Of each root it is known what was declared durable
-on it; of the storage what each log record names, taken from the objects by the format's codec alone.
+on it; of the storage what each log record names, taken from the objects by the format's codec alone, and what it says
+has expired or was erased: that is in no answer, and nothing else may go.
 """
 
 from __future__ import annotations
@@ -11,13 +12,16 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from typing import NoReturn
 
 from tests.property.published import Mark, Published, mark
 from tiered_index.format.names import DATA_PREFIX, LOG_PREFIX, SEGMENTS_PREFIX
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.testing.model import Answer, ModelEntry, OrderKey, ReferenceModel
+from tiered_index.tombstones import Tombstone
 from tiered_index.types import QueryResult
 
 __all__ = ["KEYS", "SOURCE", "TOPICS", "Failed", "Lost", "Truth", "Wrong"]
@@ -70,6 +74,9 @@ class Truth:
         self.failure: Failed | None = None
         # after a write that failed, what it wrote and what was written instead may both come to light
         self.may_double = False
+        self.grace_s = 0.0  # how long the bytes of what a record removed stay, whoever's clock it was
+        self._removed_ms: dict[str, int] = {}
+        self._expired: list[Expired] = [NOTHING]  # by the record's number
         self._by_mark: dict[Mark, list[int]] = defaultdict(list)
         self._appended_ms: list[int] = []  # when each record was
         self._named: Counter[Mark] = Counter()  # entries of the objects that the log names
@@ -124,6 +131,9 @@ class Truth:
     def deleted(self, name: str) -> None:
         """An object is gone."""
         self._here.discard(name)
+        age_s = (self._now_ms() - self._removed_ms.get(name, -(2**60))) / 1000
+        if age_s < self.grace_s:
+            self.fail(Wrong(f"{name} was deleted {age_s:.0f} s after a record removed it"))
         if name in self.state.objects or name in self.state.archive or name.startswith(LOG_PREFIX):
             self.fail(Lost(f"{name} was deleted, which the log names"))
 
@@ -135,6 +145,8 @@ class Truth:
             )
         before, self.state = self.state, self.state.apply(record, name)
         self._appended_ms.append(self._now_ms())
+        self._expired.append(self.state.expired)
+        self._removed_ms |= dict.fromkeys(record.remove, self._now_ms())
         for stored in (*record.add, *record.archive):
             if stored.name not in self._here:
                 self.fail(Lost(f"{name} names {stored.name}, which isn't there"))
@@ -142,17 +154,41 @@ class Truth:
         removed = Counter(
             m for gone in record.remove if gone in before.objects for m in self._marks_of(before.objects[gone])
         )
-        if removed - added:
-            self.fail(Lost(f"{name} removes what nothing else holds: {removed - added}"))
+        gone = self._gone(self.state.expired)
+        if lost := [m for m in removed - added if not gone.has_expired(self.entries[self._by_mark[m][0]])]:
+            self.fail(Lost(f"{name} removes what nothing else holds: {lost}"))
         self._named += added
         self._named -= removed
         if not self.may_double and self._named - self.puts:
             self.fail(Wrong(f"{name} names more than was put: {self._named - self.puts}"))
         position = self.state.positions.get(SOURCE)
         if position is not None and record.positions:
-            missing = [n for n in self.up_to(position) if not self._named[self.marks[n]]]
+            missing = [n for n in self.kept(self.up_to(position)) if not self._named[self.marks[n]]]
             if missing:
                 self.fail(Lost(f"{name}: the position {position} runs ahead of entries {missing}"))
+
+    def kept(self, numbers: Iterable[int]) -> set[int]:
+        """Return those of some entries that, as the log says by now, have not expired, and were not erased."""
+        gone = self._gone(self.state.expired)
+        return {n for n in numbers if not gone.has_expired(self.entries[n])}
+
+    def _gone(self, expired: Expired) -> ReferenceModel:
+        """Return a model without entries that knows what has expired."""
+        model = ReferenceModel(keyed=self.keyed)
+        for horizon in expired.horizons:
+            model.expire(horizon.before_ms, dict(horizon.topics))
+        for stone in expired.tombstones:
+            model.erase(stone.topic, stone.before_ms, key=self._key_of(stone), queue_id=stone.queue_id)
+        return model
+
+    def _key_of(self, stone: Tombstone) -> str | None:
+        """Return the key that a tombstone is about, or one that is taken for it; None: it is about all keys."""
+        if not stone.hashes:
+            return None
+        (key, *_) = [
+            key for key in KEYS if stone == Tombstone.of(stone.topic, stone.before_ms, key=key, keyed=self.keyed)
+        ]
+        return key
 
     def number_at(self, ms: int) -> int:
         """Return the number of the last record that was there by then."""
@@ -183,9 +219,11 @@ class Truth:
         limits: tuple[int | None, int | None],
         count: int,
         after: OrderKey | None,
+        since: int,
+        until: int | None = None,
     ) -> set[int]:
-        """Check an answer: all of `must`, of `may` what it will, as the model orders and cuts them. Return the entries
-        that it holds.
+        """Check an answer: all of `must`, of `may` what it will, as the model orders and cuts them, without what one
+        of the log records `since` to `until` (None: the last) says is gone. Return the entries that it holds.
         """
         self.checked += 1
         found = [Answer.of(item) for item in result]
@@ -196,14 +234,19 @@ class Truth:
             for n in may
             if self.marks[n][:3] == asked and ((e := self.entries[n]).queue_id, e.offset, e.second, e.size) in places
         }
+        known = self._expired[since : (self.state.number if until is None else until) + 1]
+        views = [known[0], *(following for one, following in pairwise(known) if following != one)]
         if result.status == "partial":
-            expected = self._model(hits, topic).query(topic, key, *limits, None, after)
+            expected = self._model(hits, topic, views[0]).query(topic, key, *limits, None, after)
             if not result.failed or not set(found) <= set(expected):
                 self.fail(Wrong(f"a partial answer holds {set(found) - set(expected)}"))
             return set()
         chosen = hits.union(must)
-        expected = self._model(chosen, topic).query(topic, key, *limits, count + 1, after)
-        if found != expected[:count]:
+        for expired in views:
+            expected = self._model(chosen, topic, expired).query(topic, key, *limits, count + 1, after)
+            if found == expected[:count]:
+                break
+        else:
             missing, strange = [a for a in expected[:count] if a not in found], [a for a in found if a not in expected]
             kind = Lost if missing and not strange else Wrong
             self.fail(
@@ -218,8 +261,8 @@ class Truth:
             )
         return hits
 
-    def _model(self, numbers: Iterable[int], topic: str) -> ReferenceModel:
-        model = ReferenceModel(keyed=self.keyed)
+    def _model(self, numbers: Iterable[int], topic: str, expired: Expired) -> ReferenceModel:
+        model = self._gone(expired)
         model.entries = [entry for entry in (self.entries[n] for n in sorted(numbers)) if entry.topic == topic]
         return model
 

@@ -1,5 +1,5 @@
-"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs and sweeps, beside faults of every
-kind.
+"""A seeded simulation: two hosts that write one index in turn, readers, merges, jobs, expiry, erasures and sweeps,
+beside faults of every kind.
 
     python -m tests.reliability.simulation --seeds 10000
     python -m tests.reliability.simulation --seed 4711 --trace
@@ -8,7 +8,8 @@ One seed is one life of an index, of some hundred to some thousand steps; `sched
 any of them a process is killed, a host loses its power, a disk or the storage fails, is full, answers wrongly or not at
 all, listings are stale, clocks jump. All the time `simulated_truth` holds every answer, every log record and every
 durable position to what is known. At the end all faults are over, each host goes on once more, and everything that was
-ever durable is found in the storage. What a life is made of is its seed's, too.
+ever durable is found in the storage, but for what the log says has expired or was erased. What a life is made of is its
+seed's, too.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ from tests.reliability.tally import Tally, main
 from tests.support.staging import Job
 from tiered_index import IndexConfig, IndexReader, IndexService, Lookup
 from tiered_index.errors import BudgetExceeded, CorruptFile, NotAnIndex, PartialAnswer, StorageError, TieredIndexError
+from tiered_index.retention import LEAST_GRACE_S, Retention
+from tiered_index.service.erasure.erase import EraseRequest, erase
+from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import JobOverdue
 from tiered_index.service.log.log import StorageLog
@@ -54,6 +58,14 @@ np.random.default_rng()
 _ROUNDS = 12
 _JUMP_S = 3000
 # less than what an upload is published before it may be swept
+_SKEW_S = 600
+_RULES = (
+    Retention(),
+    Retention(topics={"t": 10}, grace_s=LEAST_GRACE_S),
+    Retention(age_s=20, topics={"o*": 10**9}, segments_age_s=50),
+    Retention(age_s=2000),
+    Retention(max_bytes=8_000),
+)
 
 
 class World(Writers):
@@ -73,7 +85,7 @@ class World(Writers):
         self.hosts = [Host(name, self) for name in ("A", "B")]
         self.has = {
             what
-            for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside")
+            for what in ("jobs", "merges", "orphans", "archive", "second", "reader", "beside", "expiry", "erasures")
             if chance.random() < 0.5
         }
         self.faults = {
@@ -96,6 +108,9 @@ class World(Writers):
         }
         self.kills = self.struck = 0
         self.oldest_ms = 1000 * (self.settings["refresh_interval_s"] + 30) + 1  # that what is answered may be
+        self.grace_s = chance.choice([0.0, LEAST_GRACE_S])
+        self.truth.grace_s = max(0.0, self.grace_s - 2 * _SKEW_S)
+        self.rules = chance.choices(_RULES, k=2) if "expiry" in self.has else [Retention()] * 2
         self.archived: dict[int, bytes] = {}
         self.working = 0  # actors that are not yet done
         self.clients: list[Client] = []
@@ -112,6 +127,8 @@ class World(Writers):
             "orphans": self.sweep,
             "reader": self.read,
             "beside": self.read_beside,
+            "expiry": self.expire,
+            "erasures": self.erase,
         }
         actors = [("host A", partial(self.host, self.hosts[0]))]
         if "second" in self.has:
@@ -166,7 +183,7 @@ class World(Writers):
         many = chance.random() < 0.2
         cursor, after, pages = None, None, 0
         while True:
-            before = set() if exact else must()
+            before, since = (set[int](), None) if exact else (must(), index.log_state.number)
             if many:
                 lookup = Lookup(
                     topic=topic, key=key, begin_ms=limits[0], end_ms=limits[1], max_count=count, cursor=cursor
@@ -175,10 +192,12 @@ class World(Writers):
             else:
                 result = index.query(topic, key, *limits, count, cursor, allow_partial=partial)
             self.scheduler.note(f"answer {result.status} {[(i.queue_id, i.offset, i.size) for i in result]}")
-            known = must() if exact else before & must()
-            hits = self.truth.check(
-                result, known, known if exact else self.truth.begun, topic, key, limits, count, after
-            )
+            if exact:
+                known, number = must(), index.log_state.number
+                hits = self.truth.check(result, known, known, topic, key, limits, count, after, number, number)
+            else:
+                known, begun = before & must(), self.truth.begun
+                hits = self.truth.check(result, known, begun, topic, key, limits, count, after, since)
             seen |= hits
             cursor, pages = result.cursor, pages + 1
             if cursor is None or pages == 3:
@@ -256,6 +275,32 @@ class World(Writers):
             log.open()
             delete_orphans(client, find_orphans(client, log, clock))
 
+    def expire(self, process: Process) -> None:
+        """A job's rule, which is not the writer's."""
+        client = self.client()
+        with self.working_on(client):
+            clock = self.host_clock()
+            log = StorageLog(client, clock)
+            log.open()
+            expire(client, log, self.rules[1], clock, yes=True)
+
+    def erase(self, process: Process) -> None:
+        client = self.client()
+        chance = random.Random(self.chance.random())
+        moment = NOW_MS + 1000 * chance.randrange(-5, 40)
+        more: dict[str, Any] = chance.choice([{"keys": ("Aa",)}, {"keys": ("BB", "y")}, {"queue_id": 1}, {}])
+        request = EraseRequest(chance.choice(TOPICS), before_ms=moment, **more)
+        with self.working_on(client):
+            clock = self.host_clock()
+            log = StorageLog(client, clock)
+            log.open()
+            now, threads = chance.random() < 0.7, chance.choice([1, 2])
+            done = erase(client, log, request, clock, yes=True, now=now, grace_s=self.grace_s, threads=threads)
+            self.scheduler.note(f"erasure of {request}: {done.status}")
+            left = self.truth.named_by(log.state)
+            if not done.remaining and (shown := left - self.truth.kept(left)):
+                self.truth.fail(Wrong(f"nothing remains, says the certificate of {request}, but {shown} does"))
+
     def host_clock(self) -> HostClock:
         return HostClock(self.scheduler, self.clock)
 
@@ -291,7 +336,7 @@ class World(Writers):
                 disk.clear()
             elif kind == "clocks":
                 if chance.random() < 0.5:
-                    host.clock.skew_ms = chance.randrange(-600_000, 600_000)
+                    host.clock.skew_ms = 1000 * chance.randrange(-_SKEW_S, _SKEW_S)
                 else:
                     seconds = chance.choice([2, 25, 100, _JUMP_S, 100_000])
                     if seconds <= _JUMP_S or not self.is_publishing():
@@ -359,7 +404,7 @@ class World(Writers):
             host.client, host.closing = self.client(), False
             host.accepted, host.seen = set(), set()
             host.service = IndexService.open(
-                self.config(root=host.root, compaction="local"),
+                self.config(root=host.root, compaction="local", retention=self.rules[0]),
                 storage_backend=host.client,
                 clock=host.clock,
                 disk=host.disk,
@@ -376,7 +421,7 @@ class World(Writers):
             host.service.close()
             host.service = None
         durable = self.hosts[0].durable | self.hosts[1].durable
-        missing = {n for n in durable if n not in self.truth.named_by(self.truth.state)}
+        missing = self.truth.kept(durable) - self.truth.named_by(self.truth.state)
         if missing:
             self.truth.fail(Lost(f"durable entries never came into the storage: {missing}"))
         self.clock.ms += 2 * 86_400_000
@@ -385,6 +430,8 @@ class World(Writers):
             with self.reading(self.client()) as (reader, _):
                 self.ask_all(reader, durable)
                 for number, data in self.archived.items():
+                    if (number + 1) * SEGMENT_BYTES <= self.truth.state.expired.segments.get("store", 0):
+                        continue
                     (segment,) = [s for s in self.truth.state.segments_of("store") if s.start == number * SEGMENT_BYTES]
                     if self.server.get_range(segment.name, 0, SEGMENT_BYTES) != data:
                         self.truth.fail(Lost(f"{segment.name} is not what was archived"))
@@ -393,7 +440,8 @@ class World(Writers):
         questions = [(topic, key) for topic in TOPICS for key in KEYS]
         results = index.query_many([Lookup(topic=topic, key=key, max_count=ALL) for topic, key in questions])
         for (topic, key), result in zip(questions, results, strict=True):
-            self.truth.check(result, must, self.truth.begun, topic, key, (None, None), ALL, None)
+            since = index.log_state.number
+            self.truth.check(result, must, self.truth.begun, topic, key, (None, None), ALL, None, since)
 
     def config(self, **more: Any) -> IndexConfig:
         return _config(tuple(sorted(self.settings.items()))).model_copy(update=more)

@@ -4,6 +4,7 @@ them back.
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from tests.rocketmq.archived_store import open_index, put
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.errors import StorageUnavailable
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
@@ -29,10 +31,12 @@ from tiered_index.service.lifecycle.copying import copy_index
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 SEGMENT = 2 * PIECE_BYTES + 513
 BEGIN_MS = 1_700_000_000_000
+WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete_many")
 
 
 @pytest.fixture(scope="module")
@@ -195,6 +199,46 @@ def test_a_damaged_segment_is_not_written_again(life):
     assert done.status == "remains" and name in done.remaining
     assert any(name in said for said in done.unchecked)
     assert name in {info.name for info in storage.list("segments/")}
+
+
+def erase_by_key(storage, to):
+    log, request = StorageLog(to, SystemClock()), EraseRequest("orders", ("k-3",), before_ms=BEGIN_MS + 300_000)
+    log.open()
+    find = MessagesToErase.of(request, 0)
+    return erase_by(to, log, request, SystemClock(), yes=True, now=True, grace_s=0, threads=1, messages=find)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_storage_that_fails_at_any_call_leaves_each_message_as_it_was_or_erased(life, when):
+    local, _, messages = life
+    begun = {info.name: local.get(info.name) for info in local.list("")}
+    before = read_all(local)
+    gone = {
+        m.physical_offset
+        for m in messages
+        if m.topic == "orders" and "k-3" in m.index_keys and m.store_ms < BEGIN_MS + 300_000
+    }
+    struck, nth = True, 0
+    while struck:
+        nth += 1
+        storage = MemoryStorage()
+        for name, data in begun.items():
+            storage.put(name, data)
+        faulty = FaultStorage(storage)
+        for operation in WRITING:
+            faulty.fail(operation, nth=nth, when=when)
+        with contextlib.suppress(StorageUnavailable):
+            erase_by_key(storage, faulty)
+        struck = any(faulty.calls(operation) >= nth for operation in WRITING)
+        for done in (False, True):
+            after = read_all(storage)
+            assert after.keys() == before.keys()
+            assert all(after[at] == before[at] or (at in gone and after[at].is_erased) for at in before)
+            assert not done or all(after[at].is_erased for at in gone & after.keys())
+            if not done:
+                # an upload that no record names goes after a day
+                assert erase_by_key(storage, storage).remaining == ()
+    assert nth > 3
 
 
 def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, monkeypatch):

@@ -1,0 +1,148 @@
+"""Two jobs that change one index at once: one is stopped before a write, another one runs, the first one wakes. The log
+decides: what is gone is what either says, no entry of anything else is lost or there twice.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.property.published import Published, mark
+from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging
+from tiered_index.clock import ManualClock
+from tiered_index.retention import Retention
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
+from tiered_index.service.lifecycle.expiry import expire
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.migrate import migrate
+from tiered_index.service.merge.run import merge
+from tiered_index.storage.base import Call, Storage, WrapperStorage
+
+KEYS = ("k", "k2")
+TOPICS = ("orders", "t")
+LATER_MS = BASE_MS + 3 * HOUR_MS
+
+
+def put(life: Merging, hours: range) -> None:
+    for hour in hours:
+        for topic in TOPICS:
+            life.put([(BASE_MS + hour * HOUR_MS, key) for key in KEYS], topic)
+    life.publish()
+
+
+@pytest.fixture
+def make_life(tmp_path: Path) -> Iterator[Callable[[], Merging]]:
+    """Return what makes two files and a table of two more."""
+    lives: list[Merging] = []
+
+    def make() -> Merging:
+        life = Merging(tmp_path / str(len(lives)))
+        lives.append(life)
+        for hour in range(2):
+            put(life, range(hour, hour + 1))
+        life.later()
+        life.merge(4 * HOUR_S)
+        for hour in range(2, 4):
+            put(life, range(hour, hour + 1))
+        return life
+
+    yield make
+    for life in lives:
+        life.close()
+
+
+def merging(life: Merging, storage: Storage, log: StorageLog) -> None:
+    merge(storage, log, life.clock, life.options(), threads=1)
+
+
+def migrating(life: Merging, storage: Storage, log: StorageLog) -> None:
+    migrate(storage, log, life.clock, "plain", threads=1)
+
+
+def expiring(life: Merging, storage: Storage, log: StorageLog) -> None:
+    rule, clock = Retention(topics={"t": HOUR_S, "o*": 4 * HOUR_S}), ManualClock(LATER_MS)
+    expire(storage, log, rule, clock, yes=True)
+    horizon = rule.horizon(LATER_MS)
+    life.model.expire(horizon.before_ms, dict(horizon.topics))
+
+
+def erasing(life: Merging, storage: Storage, log: StorageLog) -> Erasure:
+    request = EraseRequest("orders", ("k",), before_ms=LATER_MS)
+    done = erase(storage, log, request, life.clock, yes=True, now=True, grace_s=0, threads=1)
+    life.model.erase("orders", LATER_MS, key="k")
+    return done
+
+
+def writing(life: Merging, storage: Storage, log: StorageLog) -> None:
+    """A writer publishes some more, old ones, too, that are erased or have expired by now or later."""
+    put(life, range(1, 6))
+
+
+JOBS = {job.__name__: job for job in (merging, migrating, expiring, erasing)}
+BESIDE = {**JOBS, "writing": writing}
+
+
+class Stopping(WrapperStorage):
+    """Before the `nth` deed, `meanwhile` happens: a deed is a record, a deletion, or the first object that is sent."""
+
+    def __init__(self, inner: Storage, nth: int, meanwhile: Callable[[], None]) -> None:
+        super().__init__(inner)
+        self.left, self.meanwhile = nth, meanwhile
+        self.sent = False
+
+    def _around(self, call: Call, act: Callable[[], Any]) -> Any:
+        sends = call.operation == "put" and call.name.startswith("data/")
+        records = call.operation == "put_if_absent" and call.name.startswith("log/")
+        if records or (sends and not self.sent) or call.operation == "delete_many":
+            self.sent |= sends
+            self.left -= 1
+            if not self.left:
+                self.meanwhile()
+        return act()
+
+
+def run(job: Callable[..., None], life: Merging, storage: Storage) -> None:
+    log = StorageLog(storage, life.clock)
+    log.open()
+    job(life, storage, log)
+
+
+@pytest.mark.parametrize("second", BESIDE.values(), ids=BESIDE.keys())
+@pytest.mark.parametrize("first", JOBS.values(), ids=JOBS.keys())
+def test_one_runs_while_another_is_stopped_before_a_write(
+    make_life: Callable[[], Merging], first: Callable[..., None], second: Callable[..., None]
+) -> None:
+    for nth in range(1, 100):
+        life = make_life()
+        storage = Stopping(life.storage, nth, lambda life=life: run(second, life, life.storage))  # type: ignore[misc]
+        run(first, life, storage)
+        if storage.left > 0:
+            break
+        check(life)
+        if erasing in (first, second):
+            # what came behind its last look it has not seen
+            assert not erasing(life, life.storage, life.log()).remaining
+            check(life)
+    assert nth > 1
+
+
+def check(life: Merging) -> None:
+    """Everything that is not gone is there once, what is gone at most once, and every byte and answer is right."""
+    gone = life.model.has_expired
+    published = Published(life.storage, KEYS, keyed=True)
+    stored = Counter(mark(e, keyed=True) for one in life.state.objects.values() for e in published.entries(one))
+    put = Counter(mark(entry, keyed=True) for entry in life.model.entries)
+    kept = Counter(mark(entry, keyed=True) for entry in life.model.entries if not gone(entry))
+    assert kept <= stored <= put
+    report = Report()
+    check_storage(life.storage, {}, report, lambda *_: None, deep=True, threads=1)
+    assert not report.findings
+    life.check()
+    life.index._lifecycle.refresh()
+    life.check(life.index)
