@@ -262,6 +262,7 @@ class World(Writers):
         chance = random.Random(self.chance.random())
         with self.working_on(client):
             clock = self.host_clock()
+            clock.skew_ms = chance.choice([0, 60_000])  # whose clock is fast takes windows for over
             log = StorageLog(client, clock)
             log.open()
             options = MergeOptions(window_s=chance.choice([1, 3600, 86_400]), min_age_s=0, shard_bytes=1 << 20)
@@ -427,6 +428,8 @@ class World(Writers):
         self.clock.ms += 2 * 86_400_000
         if self.truth.state.number:
             self.sweep(Process("end"))
+            if "merges" in self.has:
+                self.merge(Process("end"))
             with self.reading(self.client()) as (reader, _):
                 self.ask_all(reader, durable)
                 for number, data in self.archived.items():

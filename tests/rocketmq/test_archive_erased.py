@@ -204,7 +204,7 @@ def test_a_damaged_segment_is_not_written_again(life):
 def erase_by_key(storage, to):
     log, request = StorageLog(to, SystemClock()), EraseRequest("orders", ("k-3",), before_ms=BEGIN_MS + 300_000)
     log.open()
-    find = MessagesToErase.of(request, 0)
+    find = partial(MessagesToErase, request)
     return erase_by(to, log, request, SystemClock(), yes=True, now=True, grace_s=0, threads=1, messages=find)
 
 

@@ -66,7 +66,8 @@ def rebuild(
     file family are the other index's. Give what it was made with: --topics, --exclude-topics, --index-tags,
     --index-prepared. What has expired or was erased there is left out, and stays so in the new index. Without --root a
     temporary folder is used, and everything is uploaded before exit. The same command again goes on where it stopped,
-    and takes what was archived since. The segments themselves stay where they are.
+    and takes what was archived since; what went on in a temporary folder that is gone is done again, or, where the new
+    index does not say how far it was, refused until its prefix is empty. The segments themselves stay where they are.
 
     --check reads both indexes whole, and compares count and checksum of the entries that lie in the archived segments;
     exit code 1: they differ.
@@ -194,7 +195,10 @@ def _check_target(index: IndexService, old: IndexReader, stores: dict[str, list[
         raise ConfigError("--storage is the index at --from: a rebuilt one needs a storage and a root of its own")
     known = index.durable_positions()
     if known.keys() - {SOURCE_PREFIX + name for name in stores} or (index.files() and not known):
-        raise ConfigError(f"{index.storage.uri} holds entries of something else: an empty prefix is needed")
+        raise ConfigError(
+            f"{index.storage.uri} holds entries of something else, or of a rebuild without --root that was stopped "
+            f"before it knew how far it was: an empty prefix is needed"
+        )
 
 
 def _shown(columns: Any, hidden: Expired, like: IndexDescriptor) -> Any:

@@ -11,6 +11,8 @@ import pytest
 from tests.rocketmq import golden_store
 from tiered_index import IndexReader
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
+from tiered_index.service import opening
+from tiered_index.testing.storage_faults import FaultStorage
 
 SMALL = ("--slots", 97, "--items", 150)
 
@@ -237,6 +239,32 @@ def test_a_rebuild_that_was_stopped_goes_on_where_it_was(run_here, place, tmp_pa
     assert done.code == 0 and done.document["check"]["same"], done.err
     resumed = done.document["stores"]["b"]["resumed_from"]
     assert resumed == 2 * golden_store.SEGMENT_BYTES if root else resumed is None
+
+
+@pytest.mark.parametrize("root", [True, False])
+@pytest.mark.parametrize("calls", [(29, 37), pytest.param(range(1, 60), marks=pytest.mark.slow)], ids=["some", "all"])
+def test_a_rebuild_whose_storage_dies_at_a_call_goes_on(run_here, archived, tmp_path, monkeypatch, calls, root):
+    open_storage = opening.open_storage
+    for nth in calls:
+        new = f"file://{tmp_path}/{nth}/new"
+
+        def mortal(uri, *, new=new, nth=nth, **more):
+            storage = FaultStorage(open_storage(uri, **more))
+            if uri == new:
+                storage.fail("*", nth=nth, times=None)
+            return storage
+
+        where = ["rebuild", "--from", f"file://{archived}/store", "--storage", new, "--json", "--patience", 0, *SMALL]
+        where += ["--root", tmp_path / str(nth) / "root", "--wait"] if root else []
+        with monkeypatch.context() as patched:
+            patched.setattr(opening, "open_storage", mortal)
+            run_here(*where)
+        shutil.rmtree(tmp_path / str(nth) / "new" / "lease%", ignore_errors=True)  # as if it had ended
+        done = run_here(*where, "--check")
+        if done.code == 2:
+            assert not root and "stopped before it knew how far it was" in done.err
+        else:
+            assert done.code == 0 and done.document["check"]["same"], (nth, done.err)
 
 
 def test_rebuild_takes_an_empty_place_and_another_one(run_here, archived, damaged, tmp_path):
