@@ -59,12 +59,12 @@ class _Graveyard:
 
 
 class Truth:
-    """All that was ever put, and the log. `checked` counts answers."""
+    """All that was ever put, and the log. `checked` counts answers, `stated` records of what is gone."""
 
     def __init__(self, *, keyed: bool, now_ms: Callable[[], int]) -> None:
         self.keyed = keyed
         self._now_ms = now_ms
-        self.checked = 0
+        self.checked = self.stated = 0
         self.entries: list[ModelEntry] = []
         self.marks: list[Mark] = []
         self.messages: list[tuple[int, ...]] = []  # numbers of entries, by position in the source
@@ -146,6 +146,7 @@ class Truth:
         before, self.state = self.state, self.state.apply(record, name)
         self._appended_ms.append(self._now_ms())
         self._expired.append(self.state.expired)
+        self.stated += self.state.expired != before.expired
         self._removed_ms |= dict.fromkeys(record.remove, self._now_ms())
         for stored in (*record.add, *record.archive):
             if stored.name not in self._here:
@@ -167,9 +168,9 @@ class Truth:
             if missing:
                 self.fail(Lost(f"{name}: the position {position} runs ahead of entries {missing}"))
 
-    def kept(self, numbers: Iterable[int]) -> set[int]:
-        """Return those of some entries that, as the log says by now, have not expired, and were not erased."""
-        gone = self._gone(self.state.expired)
+    def kept(self, numbers: Iterable[int], expired: Expired | None = None) -> set[int]:
+        """Return those of some entries that are not gone by `expired` (None: as the log says by now)."""
+        gone = self._gone(self.state.expired if expired is None else expired)
         return {n for n in numbers if not gone.has_expired(self.entries[n])}
 
     def _gone(self, expired: Expired) -> ReferenceModel:
