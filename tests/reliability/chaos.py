@@ -1,5 +1,5 @@
-"""Chaos on a real S3 server: two writers of one index that take over from each other, readers, a merger, all killed,
-stopped, cut off.
+"""Chaos on a real S3 server: two writers of one index that take over from each other, readers, a merger, an eraser, all
+killed, stopped, cut off.
 
     python -m tests.reliability.chaos --minutes 10 [--seed S] [--endpoint URL]
 
@@ -48,9 +48,9 @@ from tests.support.counting_proxy import Action, CountingProxy, Request, countin
 from tiered_index.errors import TieredIndexError
 from tiered_index.storage.opening import open_storage
 
-CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1}
+CREW = {"writer-a": 0, "writer-b": 1, "reader-stored": 0, "reader-local": 1, "merger": 1, "eraser": 0}
 """Its members, and the host that each is on."""
-_PUBLISHERS = ("writer-a", "writer-b", "merger")
+_PUBLISHERS = ("writer-a", "writer-b", "merger", "eraser")
 _LOOK_S = 0.05
 _PATIENCE_S = 60.0
 _TRIES = 5

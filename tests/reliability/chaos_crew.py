@@ -1,5 +1,5 @@
 """The crew of the chaos campaign, each a process of its own that is stopped, killed and started again: a writer, a
-reader, a merger.
+reader, a merger, an eraser.
 
 `python -m tests.reliability.chaos_crew ROLE PARENT JSON`: PARENT is the campaign's process, the document holds the
 fields of `Place`. Each meets typed errors and goes on; any other exception ends it, and its traceback on stderr is a
@@ -26,12 +26,16 @@ from typing import Any
 
 import numpy as np
 
-from tests.reliability.chaos_oracle import KEYS, Declared, Journal, Notes, batch, problem_with, seconds
+from tests.reliability.chaos_oracle import KEYS, QUEUES, Declared, Gone, Journal, Notes, batch, problem_with, seconds
 from tiered_index import IndexReader, IndexService, Lookup, QueryResult
 from tiered_index.clock import SystemClock
 from tiered_index.errors import BackPressure, CorruptFile, InvalidArgument, TieredIndexError, WriterFenced
+from tiered_index.retention import LEAST_GRACE_S, Retention
+from tiered_index.service.erasure.erase import EraseRequest, erase
+from tiered_index.service.lifecycle.expiry import expire
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
@@ -61,6 +65,10 @@ class Place:
     def journal(self, writer: str) -> Path:
         return Path(self.folder) / f"journal-{writer}"
 
+    def gone(self) -> Gone:
+        """Return what was erased so far, and has expired."""
+        return Gone(Path(self.folder) / "journal-gone")
+
 
 class Member:
     """What all roles share: randomness, notes, and what becomes of an error."""
@@ -69,6 +77,7 @@ class Member:
         self.place = place
         self.random = random.Random(place.seed)
         self.notes = Notes(Path(place.folder) / f"notes-{place.name}")
+        self.gone = place.gone()
         self.ending = threading.Event()
         signal.signal(signal.SIGTERM, lambda number, frame: self.ending.set())
 
@@ -170,10 +179,10 @@ class Writer(Member):
                 index.run_lifecycle()
         elif chance < 0.7:
             with self.trying("lookup"):
-                key = self.random.randrange(KEYS)
-                found = problem_with(
-                    index.query(self.topic, f"key-{key}", max_count=10**6).items, self.topic, key, last, last
-                )
+                key, number = self.random.randrange(KEYS), index.log_state.number
+                items = index.query(self.topic, f"key-{key}", max_count=10**6).items
+                self.gone.look()
+                found = problem_with(items, self.topic, key, last, last, gone=self.gone, log_number=number)
                 self.notes.count("answers checked")
                 if found is not None:
                     self.notes.fail(found[0], f"{self.place.name} itself: {found[1]}")
@@ -232,7 +241,7 @@ class Reader(Member):
         times = {"begin_ms": begin_s * 1000, "end_ms": min(end_s * 1000, 253_402_300_799_999)}
         asked = {"topic": topic, "key": f"key-{key}", **times}
         timeout_s = self.random.choice((None, None, 1.0, 10.0))
-        bounds = {"begin_s": begin_s, "end_s": end_s}
+        bounds = {"begin_s": begin_s, "end_s": end_s, "log_number": reader.log_state.number}
         chance = self.random.random()
         if chance < 0.2:
             keys = self.random.sample(range(KEYS), 5)
@@ -280,10 +289,11 @@ class Reader(Member):
         self, result: QueryResult, topic: str, key: int, durable: int, *, partial: bool = False, **bounds: Any
     ) -> None:
         self.declared[topic].look()
+        self.gone.look()
         if (result.status == "partial") != partial:
             self.notes.fail("wrong", f"{self.place.name}: {topic} key-{key} is {result.status}")
         offered, truncated = self.declared[topic].offered, result.status == "truncated"
-        found = problem_with(result.items, topic, key, durable, offered, truncated=truncated, **bounds)
+        found = problem_with(result.items, topic, key, durable, offered, truncated=truncated, gone=self.gone, **bounds)
         self.notes.count("answers checked")
         self.notes.count("entries in answers", len(result.items))
         if found is not None:
@@ -314,7 +324,48 @@ class Merger(Member):
                 self.ending.wait(self.random.uniform(0, 2))
 
 
-ROLES: dict[str, type[Member]] = {"writer": Writer, "reader": Reader, "merger": Merger}
+class Eraser(Member):
+    """Erases keys and a queue, hidden alone or out of the bytes, and lets expire what is old."""
+
+    def __init__(self, place: Place) -> None:
+        super().__init__(place)
+        self.declared = {name: Declared(place.journal(name)) for name in WRITERS}
+
+    def session(self) -> None:
+        with open_storage(self.place.uri, options=IMPATIENT) as storage:
+            log = StorageLog(storage, SystemClock())
+            log.open()
+            while not self.ending.is_set():
+                self.step()
+                topic, said = self.random.choice(list(self.declared.items()))
+                said.look()
+                if said.durable >= 0:
+                    with self.trying("erasure"):
+                        self._erase(storage, log, topic, said.durable)
+                self.ending.wait(self.random.uniform(0, 4))
+
+    def _erase(self, storage: Storage, log: StorageLog, topic: str, durable: int) -> None:
+        what = self.random.choice(("key", "key", "queue", "age"))
+        newest = self.random.randint(0, durable if what == "key" else durable // 4)
+        before_s, now, grace_s = int(seconds(np.array([newest]))[0]), self.random.random() < 0.5, LEAST_GRACE_S
+        if what == "age":
+            rule = Retention(topics={topic: time.time() - before_s}, grace_s=grace_s)
+            self.gone.ask(topic, before_s)
+            expire(storage, log, rule, SystemClock(), yes=True)
+            before_s, asked = log.state.expired.before_ms(topic) // 1000, {}
+        else:
+            # the others are looked for whole
+            asked = {"key": self.random.randrange(KEYS - 9, KEYS)} if what == "key" else {"queue": QUEUES - 1}
+            self.gone.ask(topic, before_s, **asked)
+            keys = (f"key-{asked['key']}",) if "key" in asked else ()
+            request = EraseRequest(topic, keys, asked.get("queue"), before_s * 1000)
+            grace_s = self.random.choice((0.0, grace_s))
+            erase(storage, log, request, SystemClock(), yes=True, now=now, grace_s=grace_s)
+        self.gone.state(topic, before_s, log.state.number, **asked)
+        self.notes.count(f"erasures by {what}" if what != "age" else "expiries")
+
+
+ROLES: dict[str, type[Member]] = {"writer": Writer, "reader": Reader, "merger": Merger, "eraser": Eraser}
 
 
 def main(role: str, parent: str, document: str) -> None:

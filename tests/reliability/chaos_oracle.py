@@ -1,11 +1,13 @@
-"""What the chaos campaign's writers put, what they declared durable, and what every answer must therefore hold.
+"""What the chaos campaign's writers put, what they declared durable, what was erased, and what every answer must
+therefore hold.
 
 A writer's messages are a function of its name and their number, so that the oracle needs two numbers of each writer:
 the greatest that it declared durable, and the greatest that it ever offered to `put`. Both stand in its journal, a file
 that outlives the writer. An answer holds every message up to the first, and none beyond the second, nor any that is not
-just as it was put.
+just as it was put. What somebody has begun to erase, or to let expire, may be missing; none of it is there once the log
+says so.
 
-The functions are pure; a `Journal` is its writer's alone, `Declared` is for one thread.
+The functions are pure; a `Journal` is its writer's alone, `Declared` and `Gone` are for one thread.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ import numpy.typing as npt
 
 from tiered_index import IndexItem
 
-__all__ = ["KEYS", "Declared", "Journal", "Notes", "batch", "problem_with", "seconds"]
+__all__ = ["KEYS", "QUEUES", "Declared", "Gone", "Journal", "Notes", "batch", "problem_with", "seconds"]
 
 KEYS = 199
 QUEUES = 4
@@ -61,10 +63,12 @@ def problem_with(
     end_s: int = 1 << 40,
     truncated: bool = False,
     after: _Row | None = None,
+    gone: Gone | None = None,
+    log_number: int = -1,
 ) -> tuple[str, str] | None:
     """Return what is wrong with an answer (its kind, and a sentence), or None.
 
-    `after` is the last row of the page before it.
+    `after` is the last row of the page before it; `log_number` the record at which it was asked, or an earlier one.
     """
     rows: list[_Row] = [(-(item.timestamp_ms // 1000), -item.offset, item.queue_id) for item in items]
     numbers = np.fromiter((item.offset for item in items), np.int64, len(items))
@@ -81,6 +85,10 @@ def problem_with(
     if not all(one < other for one, other in pairwise(rows)) or (after is not None and rows and rows[0] <= after):
         return "wrong", f"out of order or twice: {where}"
     expected = np.arange(key, durable + 1, KEYS)
+    if gone is not None:
+        if (shown := gone.stated(topic, numbers, log_number)).any():
+            return "wrong", f"erased or expired: {numbers[shown][:3].tolist()}: {where}"
+        expected = expected[~gone.asked(topic, expected)]
     at_s = seconds(expected)
     inside = (at_s >= begin_s) & (at_s <= end_s)
     missing = set(expected[inside].tolist()) - set(numbers.tolist())
@@ -141,6 +149,53 @@ class Declared:
                 self.puts += int(numbers[1]) - int(numbers[0]) + 1
             else:
                 self.durable = max(self.durable, int(numbers[0]))
+
+
+class Gone:
+    """What was erased of the writers' messages, or has expired, before a second of theirs: of a topic all, or those of
+    a key or a queue. A journal that outlives whoever writes it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # topic, key, queue (-1: all), before when, and the record by which the log says so (-1: it may not)
+        self.said: list[tuple[str, int, int, int, int]] = []
+
+    def ask(self, topic: str, before_s: int, *, key: int = -1, queue: int = -1) -> None:
+        """Note that the log may say so from now on."""
+        self._write(topic, key, queue, before_s, -1)
+
+    def state(self, topic: str, before_s: int, log_number: int, *, key: int = -1, queue: int = -1) -> None:
+        """Note that the log says so at a record."""
+        self._write(topic, key, queue, before_s, log_number)
+
+    def look(self) -> None:
+        """Read the journal."""
+        lines = self._path.read_bytes().rpartition(b"\n")[0].decode().splitlines() if self._path.exists() else []
+        self.said = [(topic, *map(int, numbers)) for topic, *numbers in map(str.split, lines)]  # type: ignore[misc]
+
+    def asked(self, topic: str, numbers: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """Return which messages may be gone."""
+        return self._hidden(topic, numbers, self.said)
+
+    def stated(self, topic: str, numbers: npt.NDArray[np.int64], log_number: int) -> npt.NDArray[np.bool_]:
+        """Return which messages are gone for whoever knows the log up to a record."""
+        return self._hidden(topic, numbers, [one for one in self.said if 0 <= one[-1] <= log_number])
+
+    def _hidden(
+        self, topic: str, numbers: npt.NDArray[np.int64], said: Sequence[tuple[str, int, int, int, int]]
+    ) -> npt.NDArray[np.bool_]:
+        hidden, at_s = np.zeros(len(numbers), np.bool_), seconds(numbers)
+        for of, key, queue, before_s, _ in said:
+            if of == topic:
+                of_key, of_queue = (key < 0) | (numbers % KEYS == key), (queue < 0) | (numbers % QUEUES == queue)
+                hidden |= of_key & of_queue & (at_s < before_s)
+        return hidden
+
+    def _write(self, topic: str, *numbers: int) -> None:
+        with self._path.open("ab", buffering=0) as file:
+            file.write(" ".join([topic, *map(str, numbers)]).encode() + b"\n")
+            os.fsync(file.fileno())
 
 
 class Notes:

@@ -2,7 +2,8 @@
 nothing else.
 
 The index must hold all that the journals declare durable and nothing that was never put, before and after a last merge;
-counts must agree; orphans must leave nothing; verify must find nothing. One thread; the crew has ended.
+what was begun to be erased is erased; counts must agree; orphans must leave nothing; verify must find nothing. One
+thread; the crew has ended.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests.reliability.chaos_crew import LEASE_TTL_S, SETTINGS, WRITERS
-from tests.reliability.chaos_oracle import KEYS, Declared, problem_with
+from tests.reliability.chaos_oracle import KEYS, Declared, Gone, problem_with
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, StorageError
+from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
@@ -46,12 +48,14 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
         log = StorageLog(storage, SystemClock())
         log.open()
         count("writers' epochs", log.state.epoch)
+        gone = Gone(folder / "journal-gone")
+        _erase_all(storage, log, gone, fail)
         entries = _entries(log.state)
-        _check_all(declared, entries, uri, count, fail)
+        _check_all(declared, gone, log.state.number, entries, uri, count, fail)
         for window_s in (86400, 30 * 86400):
-            merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0))
+            entries -= merge(storage, log, SystemClock(), MergeOptions(window_s=window_s, min_age_s=0)).expired
         if _entries(log.refresh()) != entries:
-            fail("wrong", f"{entries} entries before the last merge, {_entries(log.state)} after it")
+            fail("wrong", f"{entries} entries to be left by the last merge, {_entries(log.state)} are")
         count("orphans deleted", sum(sweep(storage)))
         left = {info.name for prefix in ("data/", "staging/", "segments/", "probe/") for info in storage.list(prefix)}
         if left != set(log.refresh().objects) or any(sweep(storage)) or list(storage.list_uploads()):
@@ -59,7 +63,7 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
                 "wrong",
                 f"after the sweep: {sorted(left ^ set(log.state.objects))[:5]}, {list(storage.list_uploads())[:5]}",
             )
-        _check_all(declared, entries, uri, count, fail)
+        _check_all(declared, gone, log.state.number, entries, uri, count, fail)
     for place in (["--storage", uri], *(["--root", str(folder / f"root-{name}")] for name in WRITERS)):
         _verify(place, fail)
 
@@ -71,6 +75,21 @@ def sweep(storage: Storage) -> tuple[int, int]:
     log.open()
     found = delete_orphans(storage, find_orphans(storage, log, clock))
     return len(found.objects), len(found.uploads)
+
+
+def _erase_all(storage: Storage, log: StorageLog, gone: Gone, fail: Fail) -> None:
+    """Erase once more whatever was begun to be erased: nothing of it may remain then."""
+    gone.look()
+    for topic, key, queue, before_s in {one[:4] for one in gone.said}:
+        if key < 0 and queue < 0:
+            continue
+        keys = (f"key-{key}",) if key >= 0 else ()
+        request = EraseRequest(topic, keys, None if keys else queue, before_s * 1000)
+        done = erase(storage, log, request, SystemClock(), yes=True, now=True, grace_s=0)
+        if done.remaining:
+            fail("wrong", f"{request} leaves {done.remaining[:3]} at the end")
+        gone.state(topic, before_s, done.log_number, key=key, queue=queue)
+    gone.look()
 
 
 def _entries(state: LogState) -> int:
@@ -106,14 +125,18 @@ def _publish(name: str, said: Declared, folder: Path, uri: str, fail: Fail) -> N
             fail("wrong", f"writer {name} has problems at the end: {problems}")
 
 
-def _check_all(declared: dict[str, Declared], entries: int, uri: str, count: Count, fail: Fail) -> None:
+def _check_all(
+    declared: dict[str, Declared], gone: Gone, log_number: int, entries: int, uri: str, count: Count, fail: Fail
+) -> None:
     """Ask a fresh reader for every key of every writer."""
     answers = 0
     with IndexReader.open(uri, **SETTINGS) as reader:
         for topic, said in declared.items():
             for key in range(KEYS):
                 result = reader.query(topic, f"key-{key}", max_count=10**7)
-                found = problem_with(result.items, topic, key, said.durable, said.offered)
+                found = problem_with(
+                    result.items, topic, key, said.durable, said.offered, gone=gone, log_number=log_number
+                )
                 if result.status != "complete":
                     found = "wrong", f"{topic} key-{key} is {result.status} at the end"
                 if found is not None:

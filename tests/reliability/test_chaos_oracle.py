@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
-from tests.reliability.chaos_oracle import KEYS, Declared, Journal, batch, problem_with
+from tests.reliability.chaos_oracle import KEYS, QUEUES, Declared, Gone, Journal, batch, problem_with, seconds
 from tiered_index import IndexItem, IndexService
 
 LAST = 6000
@@ -60,6 +61,24 @@ def test_what_was_never_put_is_seen(items: list[IndexItem]) -> None:
     assert kind(items[9:], after=(-(items[9].timestamp_ms // 1000), -items[9].offset, items[9].queue_id)) == "wrong"
     assert problem_with(items, TOPIC, KEY + 1, -1, LAST) is not None
     assert problem_with(items, "b", KEY, -1, LAST) is not None
+
+
+@pytest.mark.parametrize("what", [{}, {"key": KEY}, {"queue": 1}, {"key": KEY + 1}], ids=str)
+def test_what_is_erased_may_be_missing_and_then_must_be(items: list[IndexItem], tmp_path: Path, what: dict) -> None:
+    gone = Gone(tmp_path / "journal")
+    before_s = sorted(item.timestamp_ms // 1000 for item in items)[len(items) // 2]
+    gone.ask(TOPIC, before_s, **what)
+    gone.look()
+    numbers = np.array([item.offset for item in items])
+    hidden = (seconds(numbers) < before_s) & (numbers % KEYS == what.get("key", KEY))
+    hidden &= numbers % QUEUES == what["queue"] if "queue" in what else True
+    left = [item for item, is_hidden in zip(items, hidden.tolist(), strict=True) if not is_hidden]
+    assert kind(items, gone=gone, log_number=9) is kind(left, gone=gone, log_number=9) is None
+    assert kind(left[1:], gone=gone) == "lost"
+    gone.state(TOPIC, before_s, 7, **what)
+    gone.look()
+    assert kind(items, gone=gone, log_number=6) is kind(left, gone=gone, log_number=7) is None
+    assert (kind(items, gone=gone, log_number=7) == "wrong") == (len(left) < len(items))
 
 
 def test_a_journal_tells_what_is_whole(tmp_path: Path) -> None:
