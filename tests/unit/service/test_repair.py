@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import zlib
 from collections import Counter
 from collections.abc import Iterator
@@ -25,9 +26,11 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk
+from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
 WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list", "get_suffix")
@@ -412,6 +415,53 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
         if faulty.calls(operation) < nth:
             break
     assert outcomes["new"] and sum(outcomes.values()) > 1
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("how", ["rebuild", "salvage", "give up"])
+def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(life, log, how, when):
+    if how == "salvage":
+        # of several groups of slots, one of which is damaged
+        rows = {"queue_id": [1] * 4000, "size": [9] * 4000, "timestamp_ms": [BASE_MS] * 4000, "topic": ["t"] * 4000}
+        life.index.put_batch({**rows, "offset": range(4000), "key": [f"k{n}" for n in range(4000)]})
+        life.messages += 4000
+        life.publish()
+    *others, first = sorted(life.state.objects.values(), key=lambda stored: stored.size_bytes)
+    begun = {info.name: life.storage.get(info.name) for info in life.storage.list()}
+    if how == "salvage":
+        data = bytearray(begun[first.name])
+        data[first.trailer_position // 2] ^= 1
+        begun[first.name] = bytes(data)
+    else:
+        del begun[first.name]
+    entries = log.entries if how == "rebuild" else None
+    nth, struck = 0, True
+    while struck:
+        nth += 1
+        storage = MemoryStorage(clock=life.clock)
+        for name, data in begun.items():
+            storage.put(name, data)
+        faulty = FaultStorage(storage)
+        for operation in ("put", "put_if_absent"):
+            faulty.fail(operation, nth=nth, when=when)
+        for on in (faulty, storage):
+            found, records = Report(), StorageLog(on, life.clock)
+            check_storage(storage, {}, found, lambda *_: None, deep=True, threads=1)
+            with contextlib.suppress(StorageUnavailable):
+                records.open()
+                done = Repairs(on, records, entries=entries).run(found, yes=True)
+                assert on is faulty or all(one.action == how for one in done)
+            state = StorageLog(storage, life.clock).open()
+            assert {name: state.objects[name] for name in state.objects if name in {o.name for o in others}} == {
+                stored.name: stored for stored in others
+            }
+            lost = sum(one.count for one in state.lost.values())
+            # of what a record replaced or gave up nothing is unsaid
+            assert sum(stored.count for stored in state.objects.values()) + lost == life.messages
+        assert first.name not in state.objects
+        assert bool(lost) == (how != "rebuild")
+        struck = faulty.calls("put") >= nth or faulty.calls("put_if_absent") >= nth
+    assert nth > 1
 
 
 def test_a_damaged_copy_is_fetched_from_its_object(life):
