@@ -30,6 +30,7 @@ from tiered_index.service.erasure.erase import erase as erase_by
 from tiered_index.service.lifecycle.copying import copy_index
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -201,8 +202,8 @@ def test_a_damaged_segment_is_not_written_again(life):
     assert name in {info.name for info in storage.list("segments/")}
 
 
-def erase_by_key(storage, to):
-    log, request = StorageLog(to, SystemClock()), EraseRequest("orders", ("k-3",), before_ms=BEGIN_MS + 300_000)
+def erase_by_key(to, key="k-3"):
+    log, request = StorageLog(to, SystemClock()), EraseRequest("orders", (key,), before_ms=BEGIN_MS + 300_000)
     log.open()
     find = partial(MessagesToErase, request)
     return erase_by(to, log, request, SystemClock(), yes=True, now=True, grace_s=0, threads=1, messages=find)
@@ -228,7 +229,7 @@ def test_a_storage_that_fails_at_any_call_leaves_each_message_as_it_was_or_erase
         for operation in WRITING:
             faulty.fail(operation, nth=nth, when=when)
         with contextlib.suppress(StorageUnavailable):
-            erase_by_key(storage, faulty)
+            erase_by_key(faulty)
         struck = any(faulty.calls(operation) >= nth for operation in WRITING)
         for done in (False, True):
             after = read_all(storage)
@@ -237,8 +238,34 @@ def test_a_storage_that_fails_at_any_call_leaves_each_message_as_it_was_or_erase
             assert not done or all(after[at].is_erased for at in gone & after.keys())
             if not done:
                 # an upload that no record names goes after a day
-                assert erase_by_key(storage, storage).remaining == ()
+                assert erase_by_key(storage).remaining == ()
     assert nth > 3
+
+
+def test_of_two_that_rewrite_one_segment_at_once_the_second_leaves_it_and_says_so(life):
+    local, _, messages = life
+    before = read_all(local)
+
+    class Overtaken(WrapperStorage):
+        sent = done = False
+
+        def _around(self, call, act):
+            if self.sent and not self.done and call.operation == "put_if_absent":
+                self.done = True
+                erase_by_key(local, "k-4")
+            self.sent |= call.name.startswith("segments/") and call.operation in ("put", "complete_upload")
+            return act()
+
+    done = erase_by_key(Overtaken(local))
+    assert done.status == "remains" and len(done.segments_remaining) == 1
+    assert erase_by_key(local).remaining == ()
+    after = read_all(local)
+    for message in messages:
+        gone = message.topic == "orders" and message.store_ms < BEGIN_MS + 300_000
+        gone &= not {"k-3", "k-4"}.isdisjoint(message.index_keys)
+        if message.physical_offset in before:
+            found = after[message.physical_offset]
+            assert found.is_erased if gone else found == before[message.physical_offset]
 
 
 def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store, monkeypatch):

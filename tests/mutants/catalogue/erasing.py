@@ -158,6 +158,18 @@ MUTANTS = (
         (f"{ARCHIVE}::test_a_starting_writer_does_not_sweep_what_is_about_to_be_named",),
     ),
     Mutant(
+        "erased-segment-over-another",
+        "a segment is put in the place of one that was rewritten meanwhile, and what was erased there comes back",
+        "service/erasure/segments.py",
+        "        if there is None or there.name != segment.name:\n"
+        "            return None\n"
+        '        return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(segment.name,))\n',
+        "        if there is None:\n"
+        "            return None\n"
+        '        return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(there.name,))\n',
+        (f"{ARCHIVE}::test_of_two_that_rewrite_one_segment_at_once_the_second_leaves_it_and_says_so",),
+    ),
+    Mutant(
         "erased-messages-of-other-keys",
         "messages of other keys are overwritten",
         "rocketmq/archive/erasure.py",

@@ -36,6 +36,17 @@ MUTANTS = (
         (f"{EXPIRY}::test_a_writer_asks_once_what_objects_hold_of_topics",),
     ),
     Mutant(
+        "expiry-planned-before-a-merge",
+        "a record removes what a merge has removed since the plan was made",
+        "service/lifecycle/expiry.py",
+        "        plan = plan_expiry(rule, state, now_ms, stats)\n        plans.append(plan)\n",
+        "        plan = plans[0] if plans else plan_expiry(rule, state, now_ms, stats)\n        plans.append(plan)\n",
+        (
+            "tests/faults/test_jobs_side_by_side.py::test_one_runs_while_another_is_stopped_before_a_write"
+            "[expiring-merging]",
+        ),
+    ),
+    Mutant(
         "expiry-forgets-the-grace",
         "bytes are deleted though readers may still read them",
         "service/lifecycle/expiry.py",
