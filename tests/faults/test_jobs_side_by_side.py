@@ -65,7 +65,8 @@ def migrating(life: Merging, storage: Storage, log: StorageLog) -> None:
 
 
 def expiring(life: Merging, storage: Storage, log: StorageLog) -> None:
-    rule, clock = Retention(topics={"t": HOUR_S, "o*": 4 * HOUR_S}), ManualClock(LATER_MS)
+    # the table goes whole, of a file one topic
+    rule, clock = Retention(topics={"t": HOUR_S // 2, "o*": HOUR_S * 3 // 2}), ManualClock(LATER_MS)
     expire(storage, log, rule, clock, yes=True)
     horizon = rule.horizon(LATER_MS)
     life.model.expire(horizon.before_ms, dict(horizon.topics))
