@@ -46,14 +46,12 @@ SAID = {
     "interrupts": "An exception strikes every line of every public call, in the caller's thread and (as "
     "`MemoryError`) in the service's "
     "own, in eight states of an index; real timer signals strike a service with background workers.",
-    "simulation": "Writers on two hosts, readers, life cycle, merges, jobs, clocks, kills and faults of disk and "
-    "storage under one seeded "
-    "scheduler, one thread at a time; a seed is one life and replays exactly.",
+    "simulation": "Writers on two hosts, readers, life cycle, merges, jobs, expiry, erasures, clocks, kills and faults "
+    "of disk and storage under one seeded scheduler, one thread at a time; a seed is one life and replays exactly.",
     "mutations": "Stored bytes are changed within their checksums, format by format, and read by everything that "
     "reads them.",
-    "chaos": "Processes on a real S3 server (Ceph's gateway), killed, stopped and cut off, while the server is "
-    "restarted, filled and "
-    "reached through a faulty network.",
+    "chaos": "Processes on a real S3 server (Ceph's gateway), an eraser among them, killed, stopped and cut off, while "
+    "the server is restarted, filled and reached through a faulty network.",
 }
 
 

@@ -38,7 +38,8 @@ def test_a_sample_of_crashes(life):
     [
         ("again", "lifecycle", 0.002),
         ("again", "reopening", 0.002),
-        ("fault", "lifecycle", 0.002),
+        ("fault", "lifecycle", 0.001),
+        ("fault", "erasing", 0.001),
         ("burst", "writing", 0.001),
     ],
 )

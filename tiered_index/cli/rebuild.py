@@ -66,8 +66,8 @@ def rebuild(
     file family are the other index's. Give what it was made with: --topics, --exclude-topics, --index-tags,
     --index-prepared. What has expired or was erased there is left out, and stays so in the new index. Without --root a
     temporary folder is used, and everything is uploaded before exit. The same command again goes on where it stopped,
-    and takes what was archived since; what went on in a temporary folder that is gone is done again, or, where the new
-    index does not say how far it was, refused until its prefix is empty. The segments themselves stay where they are.
+    and takes what was archived since; without --root it may have to begin anew, in an empty prefix. The segments
+    themselves stay where they are.
 
     --check reads both indexes whole, and compares count and checksum of the entries that lie in the archived segments;
     exit code 1: they differ.
