@@ -24,8 +24,10 @@ from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
+from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.base import Bytes, Storage, WrapperStorage
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -252,6 +254,40 @@ class FencingScenarios:
             # it looked again at what it wanted: the object that the winner added is not added twice
             assert [[o.name for o in record.add] for record in records(storage)[start:]] == [[common.name], [own.name]]
             assert first.state == second.refresh()
+
+    def test_an_eraser_that_wakes_behind_a_merge_and_another_eraser(
+        self, uri: str, storage: Storage, tmp_path: Path
+    ) -> None:
+        clock = ManualClock(NOW_MS)
+        with open_index(tmp_path / "root", uri, clock, local_keep_s=0) as index:
+            for topic in ("old", "new"):
+                put_many(index, topic, 70)
+            index.seal()
+            index.run_lifecycle()
+        clock.advance(86_400)
+
+        def run(through: Storage, *keys: str) -> Erasure:
+            log = StorageLog(through, clock)
+            log.open()
+            if not keys:
+                merge(through, log, clock, MergeOptions(window_s=3600, min_age_s=0), threads=1)
+            request = EraseRequest("old", keys or ("key-1",), before_ms=NOW_MS + 10**6)
+            return erase(through, log, request, clock, yes=True, now=True, grace_s=0, threads=1)
+
+        slow = FaultStorage(storage)
+        hang = slow.hang("put", name_prefix="data/")  # the first object without what was erased
+        with open_storage(uri) as other:
+            with raised_in_thread(lambda: run(slow, "key-0")) as raised:
+                assert hang.entered.wait(TIMEOUT_S)
+                run(other)
+                hang.release.set()
+            assert raised == []
+            assert run(other, "key-0", "key-1").remaining == ()
+        records(storage)
+        objects(storage)
+        with IndexReader.open(uri, clock=clock) as reader:
+            assert offsets(reader, "new") == list(range(70))
+            assert offsets(reader, "old") == [number for number in range(70) if number % KEYS > 1]
 
     def test_a_record_that_loses_its_number_to_a_fence_is_none(
         self, uri: str, storage: Storage, tmp_path: Path
