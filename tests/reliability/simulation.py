@@ -212,7 +212,7 @@ class World(Writers):
                 if chance.random() < 0.3:
                     reader.refresh()
                 known = self.truth.number_at(self.clock.ms - self.oldest_ms)
-                whole = self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
+                whole = self.ask_storage(reader, chance)
                 if whole and reader.log_state.number < known and not client.mangled:
                     self.truth.fail(
                         Wrong(
@@ -220,6 +220,9 @@ class World(Writers):
                         )
                     )
                 self.scheduler.sleep(chance.randrange(60))
+
+    def ask_storage(self, reader: IndexReader, chance: random.Random) -> bool:
+        return self.ask(reader, chance, lambda: set(self.truth.named_by(reader.log_state)), set(), exact=True)
 
     def read_beside(self, process: Process) -> None:
         """A reader of a root: it answers what was durable there, and what it knows of the log.
@@ -295,7 +298,7 @@ class World(Writers):
             clock = self.host_clock()
             log = StorageLog(client, clock)
             log.open()
-            now, threads = chance.random() < 0.7, chance.choice([1, 2])
+            now, threads = chance.random() < 0.5, chance.choice([1, 2])
             done = erase(client, log, request, clock, yes=True, now=now, grace_s=self.grace_s, threads=threads)
             self.scheduler.note(f"erasure of {request}: {done.status}")
             left = self.truth.named_by(log.state)
@@ -432,8 +435,10 @@ class World(Writers):
                 self.merge(Process("end"))
             if "erasures" in self.has:
                 self.erase(Process("end"))
-            with self.reading(self.client()) as (reader, _):
+            with self.reading(self.client()) as (reader, chance):
                 self.ask_all(reader, durable)
+                for _ in range(6):
+                    self.ask_storage(reader, chance)
                 for number, data in self.archived.items():
                     if (number + 1) * SEGMENT_BYTES <= self.truth.state.expired.segments.get("store", 0):
                         continue
