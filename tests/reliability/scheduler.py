@@ -313,12 +313,17 @@ class _SimThread(_RealThread):
     """A thread that runs when it is its turn."""
 
     def __init__(self, scheduler: Scheduler, name: str, process: Process, act: Callable[[], None]) -> None:
+        scheduler._started += 1
+        self._number = scheduler._started
         with _outside():  # what a thread needs to start is not scheduled
             super().__init__(name=name, daemon=True)
-        scheduler._started += 1
         self._scheduler = scheduler
         self._sim_task = _Task(f"{process.name}/{name}.{scheduler._started}", process)
         self._act = act
+
+    def __hash__(self) -> int:
+        """An executor joins the threads of a set: in one order, wherever they lie in memory."""
+        return self._number
 
     def start(self) -> None:
         self._sim_task.thread = self
