@@ -267,7 +267,7 @@ def _write(url: str, begun: Event, end: Event, count: Any) -> None:
     first, began_s = 1 << 40, time.monotonic()
     with IndexClient(url) as client:
         while not end.is_set():
-            client.put_batch(_columns(1 << 42, first + count.value, first + count.value + _WRITTEN_AT_ONCE))
+            client.put_batch(_columns(1 << 62, first + count.value, first + count.value + _WRITTEN_AT_ONCE))
             count.value += _WRITTEN_AT_ONCE
             begun.set()
             end.wait(max(0.0, began_s + count.value / _WRITTEN_PER_S - time.monotonic()))
