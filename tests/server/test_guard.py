@@ -84,6 +84,8 @@ def test_a_token_sees_its_topics_only(guarded, made):
     assert guarded.post("/v1/query:batch", json=both, headers=reader).status_code == 200
     topics = [topic["topic"] for topic in guarded.get("/v1/topics", headers=pay).json()["topics"]]
     assert topics == ["payments"]
+    rows = {name: guarded.get("/v1/du", headers=who).json()["rows"] for name, who in (("pay", pay), ("all", reader))}
+    assert {row["topic"] for row in rows["pay"]} == {"payments"} and len(rows["all"]) == 2
     for path in ("/v1/files", "/v1/files/x", "/metrics"):
         assert guarded.get(path, headers=pay).status_code == 403
         assert guarded.get(path, headers=reader).status_code in (200, 404)

@@ -206,6 +206,20 @@ def test_what_a_path_does_not_take_is_said(client):
     assert (got.status_code, "'gzip'" in got.json()["detail"]) == (415, True)
 
 
+def test_what_is_stored_is_summed_up_by_some_columns(client, index):
+    whole = client.get("/v1/du").json()
+    assert (whole["by"], whole["totals"]["entries"]) == (["topic", "day", "state"], 4)
+    assert [(row["topic"], row["day"], row["state"]) for row in whole["rows"]] == [
+        ("orders", "2025-11-01", "unsealed"),
+        ("payments", "2025-11-01", "unsealed"),
+    ]
+    (row,) = client.get("/v1/du", params={"by": "state"}).json()["rows"]
+    assert (row["state"], row["bytes"], row["estimated"]) == ("unsealed", whole["totals"]["bytes"], False)
+    for by in ("", "topic,topic", "size"):
+        got = client.get("/v1/du", params={"by": by})
+        assert got.status_code == 400 and "topic, day, state" in got.json()["detail"]
+
+
 def raising(error):
     """Return a method that raises."""
 

@@ -9,10 +9,7 @@ from typer import Option
 from tiered_index.cli.options import CacheDir
 from tiered_index.cli.output import counted, human_bytes, human_count
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import InvalidArgument
-
-_GROUPS = ("topic", "day", "state")
-_SUMS = ("entries", "bytes", "usd_a_month")
+from tiered_index.service.lookup.inventory import du_document, du_groups
 
 
 @command
@@ -36,36 +33,13 @@ def du(
 
       tiered-index du --root /data/index --json
     """
-    groups = [name.strip() for name in by.split(",")]
-    if len(set(groups)) < len(groups) or not set(groups) <= set(_GROUPS):
-        raise InvalidArgument(f"--by {by!r}: give some of {', '.join(_GROUPS)}, each once, with commas between them")
+    groups = du_groups(by)
     config = session.config(cache_dir=cache_dir)
     with session.open_reader(config) as reader:
         table = reader.du()
-        state, genesis = reader.log_state, reader.genesis
-    sums = [(name, "sum") for name in _SUMS]
-    table = table.group_by(groups).aggregate([*sums, ("estimated", "any")])
-    table = table.select([*groups, *(f"{name}_sum" for name in _SUMS), "estimated_any"])
-    table = table.rename_columns([*groups, *_SUMS, "estimated"]).sort_by([(name, "ascending") for name in groups])
-    rows = table.to_pylist()
-    for row in rows:
-        if "day" not in groups:
-            row["estimated"] = False
-        elif row["day"] is not None:
-            row["day"] = row["day"].isoformat()
-    totals = {name: sum(row[name] for row in rows) for name in _SUMS}
-    session.out.answer(
-        {
-            "status": "complete",
-            "index_id": genesis.index_id,
-            "log_number": state.number,
-            "by": groups,
-            "prices_as_of": config.prices.as_of,
-            "usd_per_gib_month": config.prices.storage_per_gib_month_usd,
-            "rows": rows,
-            "totals": totals,
-        }
-    )
+        document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
+    rows, totals = document["rows"], document["totals"]
+    session.out.answer(document)
     session.out.table(
         (*groups, "entries", "bytes", "$ a month"),
         [_shown(row, groups) for row in rows],

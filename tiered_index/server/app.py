@@ -5,10 +5,12 @@ Handlers run on the event loop and never wait there for index or storage; errors
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any, Self
 
+import pyarrow as pa
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -29,7 +31,8 @@ from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import Served
 from tiered_index.server.verifying import Verification, Verifications
-from tiered_index.service.lookup.inventory import describe_handle, files_document
+from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
+from tiered_index.storage.metering import deadline_at
 
 
 class Routes(LookupRoutes):
@@ -74,6 +77,24 @@ class Routes(LookupRoutes):
 
         body = await self.calls.run(request, Allowance(self.served.caps, self.prices), act)
         return Response(body, media_type=wire.JSON)
+
+    async def du(self, request: Request) -> Response:
+        """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."""
+        asked = of_query(parameters.DuParameters, request.query_params)
+        caller, lookups = caller_of(request), self.served.lookups
+        allowance = Allowance(self.served.caps, self.prices)
+
+        def act() -> bytes:
+            by = du_groups(asked.by)
+            with deadline_at(time.monotonic() + allowance.left_s()):
+                table = lookups.du()
+            if caller.topics is not None:
+                # rows without a topic are of all of them
+                seen = [topic is not None and caller.sees(topic) for topic in table["topic"].to_pylist()]
+                table = table.filter(pa.array(seen, pa.bool_()))
+            return wire.encode(du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices))
+
+        return Response(await self.calls.run(request, allowance, act), media_type=wire.JSON)
 
     # Entries
 

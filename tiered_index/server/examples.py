@@ -123,6 +123,19 @@ EXAMPLES = Examples(
             "archived": [],
         },
         "GET /v1/files/{id}": {**_FILE, "topics": ["orders", "payments"]},
+        "GET /v1/du": {
+            "status": "complete",
+            "index_id": "47b54056aa827d3f",
+            "log_number": 2,
+            "by": ["topic"],
+            "prices_as_of": "2026-11",
+            "usd_per_gib_month": 0.023,
+            "rows": [
+                {"topic": "orders", "entries": 3, "bytes": 30_234, "usd_a_month": 0.0, "estimated": False},
+                {"topic": "payments", "entries": 1, "bytes": 10_078, "usd_a_month": 0.0, "estimated": False},
+            ],
+            "totals": {"entries": 4, "bytes": 40_312, "usd_a_month": 0.0},
+        },
         "POST /v1/entries": {
             "entries": 1,
             "messages": 1,

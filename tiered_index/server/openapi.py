@@ -104,6 +104,16 @@ _FILE = _record(
     topics={"type": ["array", "null"], "items": _TEXT},
     optional=("topics",),
 )
+_DU_ROW = _record(
+    topic=_ANY_TEXT,
+    day=_ANY_TEXT,
+    state=_TEXT,
+    entries=_NUMBER,
+    bytes=_NUMBER,
+    usd_a_month={"type": "number"},
+    estimated={"type": "boolean"},
+    optional=("topic", "day", "state"),
+)
 _MESSAGE = _record(
     state={"enum": list(get_args(MessageState))},
     item={"anyOf": [_ref("IndexItem"), {"type": "null"}]},
@@ -155,6 +165,16 @@ def schemas() -> dict[str, Any]:
             files=_list("File"),
             totals={"type": "object"},
             archived={"type": "array", "items": {"type": "object"}},
+        ),
+        "Du": _record(
+            status=_STATUS,
+            index_id=_TEXT,
+            log_number=_NUMBER,
+            by={"type": "array", "items": _TEXT},
+            prices_as_of=_TEXT,
+            usd_per_gib_month={"type": "number"},
+            rows={"type": "array", "items": _DU_ROW},
+            totals={"type": "object"},
         ),
         "Health": _record(status=_TEXT, reasons={"type": "array", "items": _TEXT}, optional=("reasons",)),
         "Taken": _record(
@@ -273,6 +293,7 @@ def add_routes(app: FastAPI, api: Any) -> None:
     add("GET", "/v1/topics", api.topics, "TopicsResult", model=parameters.Range, codes=(422,))
     add("GET", "/v1/files", api.files, "Files", forms=(wire.JSON, wire.NDJSON))
     add("GET", "/v1/files/{id}", api.file, "File", codes=(404,))
+    add("GET", "/v1/du", api.du, "Du", model=parameters.DuParameters, codes=(422,))
     lines = {wire.NDJSON: {"schema": {"type": "string"}, "example": EXAMPLES.entries}}
     lines |= {wire.ARROW: {"schema": {"type": "string", "format": "binary"}}}
     add(

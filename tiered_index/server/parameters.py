@@ -96,6 +96,18 @@ class QueryParameters(OneKey):
         return given
 
 
+class DuParameters(BaseModel):
+    """Parameters of `GET /v1/du`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    by: str = Field(
+        "topic,day,state",
+        description="What rows are of: some of these words, with commas between them.",
+        examples=["topic"],
+    )
+
+
 class EntriesParameters(BaseModel):
     """Parameters of `POST /v1/entries`."""
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol, cast
 import numpy as np
 
 from tiered_index.clock import SystemClock
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.names import COMPACTED, UNSEALED, UPLOADED
 from tiered_index.service.catalog.catalog import Handle
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 _DAY_S = 86400
 _EPOCH = dt.date(1970, 1, 1)
 _QUARANTINE = "quarantine"
+_GROUPS = ("topic", "day", "state")
+_SUMS = ("entries", "bytes", "usd_a_month")
 # a topic, a day since the epoch, how many entries, and whether that is an estimate
 Piece = tuple[str | None, int | None, int, bool]
 
@@ -176,6 +179,40 @@ def du_table(stats: Sequence[tuple[Handle, NamedStats]], state: LogState, prices
     kinds |= {"usd_a_month": pa.float64(), "estimated": pa.bool_()}
     order = [(name, "ascending") for name in ("topic", "day", "state")]
     return pa.Table.from_pylist(rows, pa.schema(kinds)).sort_by(order)
+
+
+def du_groups(text: str) -> list[str]:
+    """Return the columns that rows of `du_document` are of, as people list them. Raises `InvalidArgument`."""
+    groups = [name.strip() for name in text.split(",")]
+    if len(set(groups)) < len(groups) or not set(groups) <= set(_GROUPS):
+        raise InvalidArgument(
+            f"by {text!r:.80}: give some of {', '.join(_GROUPS)}, each once, with commas between them"
+        )
+    return groups
+
+
+def du_document(table: pa.Table, by: list[str], index_id: str, log_number: int, prices: PriceTable) -> dict[str, Any]:
+    """Return `Lookups.du`'s table summed up `by` some of its columns, JSON-ready: rows in their order, and totals."""
+    sums = [(name, "sum") for name in _SUMS]
+    table = table.group_by(by).aggregate([*sums, ("estimated", "any")])
+    table = table.select([*by, *(f"{name}_sum" for name in _SUMS), "estimated_any"])
+    table = table.rename_columns([*by, *_SUMS, "estimated"]).sort_by([(name, "ascending") for name in by])
+    rows = table.to_pylist()
+    for row in rows:
+        # of whole files only the days are a guess
+        row["estimated"] = bool(row["estimated"]) and "day" in by
+        if row.get("day") is not None:
+            row["day"] = row["day"].isoformat()
+    return {
+        "status": "complete",
+        "index_id": index_id,
+        "log_number": log_number,
+        "by": by,
+        "prices_as_of": prices.as_of,
+        "usd_per_gib_month": prices.storage_per_gib_month_usd,
+        "rows": rows,
+        "totals": {name: sum(row[name] for row in rows) for name in _SUMS},
+    }
 
 
 def _pieces(handle: Handle, named: NamedStats) -> Iterator[Piece]:
