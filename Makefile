@@ -26,14 +26,15 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-python pyproject.toml requirements.lock
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[demo]'
 	@touch $@
 
-# Spark and its Java are needed by development only: the demo installs neither. Java comes while pip is at work, and all cores compile.
-$(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock deploy/find-java.sh
+# Spark, its Java and a browser are needed by development only: the demo installs none. Java and browser come while pip is at work, and all
+# cores compile.
+$(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock deploy/find-java.sh deploy/find-chromium.sh
 	@echo "installing tiered_index with the extras 'bench', 'demo', 'fast', 'server', 'spark' and 'test' (versions from requirements.lock)"
-	@bash deploy/find-java.sh & java=$$!; \
+	@{ bash deploy/find-java.sh && bash deploy/find-chromium.sh; } & found=$$!; \
 	$(BIN)/python -m pip install -q --disable-pip-version-check --no-compile -c requirements.lock -e '.[bench,demo,fast,server,spark,test]' \
-		|| { wait $$java; exit 1; }; \
+		|| { wait $$found; exit 1; }; \
 	$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true; \
-	wait $$java
+	wait $$found
 	@touch $@ $(VENV)/.stamp-demo $(VENV)/.stamp-serve
 
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs

@@ -12,8 +12,8 @@ PACKAGE = "tiered_index"
 
 
 class OutOfDate(Exception):
-    """The mutant's snippet isn't in the code exactly once, or what comes of it is no Python: the catalogue must follow
-    the code.
+    """The mutant's snippet isn't in the code exactly once, or what comes of a module is no Python: the catalogue must
+    follow the code.
     """
 
 
@@ -70,7 +70,8 @@ def mutate(mutant: Mutant, source: str) -> tuple[str, int]:
         raise OutOfDate("out of date: it changes nothing")
     mutated = source.replace(mutant.old, mutant.new)
     try:
-        ast.parse(mutated)
+        if mutant.file.endswith(".py"):
+            ast.parse(mutated)
     except SyntaxError as error:
         raise OutOfDate(f"out of date: no Python with the defect in it ({error})") from error
     return mutated, source[: source.index(mutant.old)].count("\n") + 1

@@ -33,6 +33,7 @@ def serving(
     store: Path | None = None,
     host: str = "127.0.0.1",
     problems: Callable[[], list[str]] = list,
+    gauges: Callable[[], dict[str, tuple[str, float]]] = dict,
     **bounds: Any,
 ) -> Iterator[httpx.Client]:
     """Serve until the block ends, on a free port; yields a client of it."""
@@ -46,6 +47,7 @@ def serving(
             stack.enter_context(contextlib.closing(Audit(audit))),
             Tokens(tokens) if tokens is not None else None,
             problems,
+            gauges,
             stopping=stopping,
         )
         service = stack.enter_context(Service(served, hosts=own_names(host), **bounds))

@@ -141,7 +141,7 @@ def test_several_storages_are_one_index_over_tls(storage, tmp_path):
         index.run_lifecycle()
     file = certificate(tmp_path)
     tls = ("--tls-cert", file, "--tls-key", file)
-    with started("--storage", storage, "--storage", uri, *tls) as (_, client):
+    with started("--storage", storage, "--storage", uri, "--no-console", *tls) as (_, client):
         url = client.base_url
         assert url.scheme == "https"
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE"):
@@ -153,6 +153,7 @@ def test_several_storages_are_one_index_over_tls(storage, tmp_path):
             assert [item["source"] for item in got.json()["items"]] == ["file:///other", *["file:///storage"] * 2]
             assert str(tmp_path) not in got.text
             assert trusting.get("/readyz").status_code == 200
+            assert trusting.get("/console/").status_code == 404
             got = trusting.get("/v1/files")
             assert (got.status_code, got.json()["error"]) == (400, "InvalidArgument")
         with pytest.raises(httpx.TransportError):

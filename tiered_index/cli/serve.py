@@ -41,6 +41,7 @@ def serve(
         Path | None,
         _listen(metavar="FILE", help="Who may ask for what; made by tiered-index token.", show_default=False),
     ] = None,
+    console: Annotated[bool, _listen(help="Serve the console, a page for browsers, at /console/.")] = True,
     insecure: Annotated[bool, _listen("--insecure", help="Serve other hosts without tokens.")] = False,
     tls_cert: Annotated[Path | None, _listen(help="Certificate (PEM).", show_default=False)] = None,
     tls_key: Annotated[Path | None, _listen(help="Its key (PEM).", show_default=False)] = None,
@@ -106,8 +107,8 @@ def serve(
 ) -> int:
     """Serve lookups over HTTP until ended.
 
-    GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, POST /v1/entries, /v1/verify, GET
-    /metrics, /livez and /readyz; /openapi.json describes them.
+    GET /v1/query, POST /v1/query:batch, GET /v1/messages, /v1/topics, /v1/files, /v1/du, POST /v1/entries, /v1/verify,
+    GET /metrics, /livez and /readyz; /openapi.json describes them. /console/ is a page for browsers.
 
     With --storage alone, of which there may be several, the process keeps nothing: any number of them answer alike
     behind a load balancer. With --root, on the writer's host, answers have what was flushed, too. With --write or
@@ -199,7 +200,14 @@ def serve(
         if following is not None:
             served.problems, served.gauges = following.problems, following.gauges
         service = stack.enter_context(
-            Service(served, threads=threads, waiting=waiting, rate=rate, hosts=None if insecure else own_names(host))
+            Service(
+                served,
+                threads=threads,
+                waiting=waiting,
+                rate=rate,
+                hosts=None if insecure else own_names(host),
+                console=console,
+            )
         )
         front.app = service.app
         # each further protocol of this process is one more listener

@@ -22,6 +22,7 @@ from tiered_index._version import __version__
 from tiered_index.errors import TieredIndexError
 from tiered_index.server import openapi, parameters, wire
 from tiered_index.server.calls import Allowance, Calls
+from tiered_index.server.console import Console
 from tiered_index.server.entries import Intake, need_topics, parsed
 from tiered_index.server.gate import Gate, Rate
 from tiered_index.server.health import caller_of
@@ -159,13 +160,20 @@ class Service:
         rate: float = 0.0,
         hosts: frozenset[str] | None = None,
         only_health: bool = False,
+        console: bool = True,
     ) -> None:
-        """Take what is served; `Calls`, `Rate` and `Gate` say what the rest means. `only_health`: no lookups."""
+        """Take what is served; `Calls`, `Rate` and `Gate` say what the rest means. `only_health`: no lookups, and then
+        no console, which asks for them.
+        """
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.gauges)
         self._routes = Routes(served, self._calls, metrics)
+        app = create_app(self._routes, openapi.add_health_routes if only_health else openapi.add_routes)
+        page = Console() if console and not only_health else None
+        if page is not None:
+            page.add_routes(app)
         self.app = Gate(
-            _Dispatch(create_app(self._routes, openapi.add_health_routes if only_health else openapi.add_routes)),
+            _Dispatch(app),
             served.tokens,
             Rate(rate),
             served.caps.body_bytes,
@@ -173,6 +181,7 @@ class Service:
             metrics.request,
             served.audit.refused,
             hosts,
+            page.paths if page is not None else frozenset(),
         )
 
     def __enter__(self) -> Self:

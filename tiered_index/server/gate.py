@@ -68,7 +68,9 @@ class Rate:
 
 
 class Gate:
-    """Lets requests pass to `app`. `hosts` are the names by which it may be asked without tokens; None: any."""
+    """Lets requests pass to `app`. `hosts` are the names by which it may be asked without tokens; None: any.
+    `unguarded` are further paths that need no token.
+    """
 
     def __init__(
         self,
@@ -80,6 +82,7 @@ class Gate:
         observe: Observe,
         refused: Callable[[str, str | None, str, str], None],
         hosts: frozenset[str] | None = None,
+        unguarded: frozenset[str] = frozenset(),
     ) -> None:
         self._app = app
         self._tokens = tokens
@@ -89,6 +92,7 @@ class Gate:
         self._observe = observe
         self._refused = refused
         self._hosts = hosts
+        self._unguarded = _OPEN | unguarded
         self.held_bytes = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -147,7 +151,7 @@ class Gate:
                 _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
 
     def _caller(self, scope: Scope, headers: dict[bytes, bytes]) -> Caller:
-        if scope["path"] in _OPEN:
+        if scope["path"] in self._unguarded:
             return ANYONE
         client = scope.get("client")
         if self._tokens is None:

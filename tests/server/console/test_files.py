@@ -1,0 +1,83 @@
+"""The console's files as they are sent, and shipped: whole, for everybody, under a strict policy, from nowhere else."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from urllib.parse import urljoin
+
+import pytest
+
+from tests.server.conftest import serving
+from tiered_index.server.console import FOLDER
+from tiered_index.server.tokens import add_token
+
+OWN = [path for path in FOLDER.iterdir() if path.suffix in (".html", ".css", ".js", ".svg")]
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def guarded(index, tmp_path_factory):
+    """A client without a token, of a service that wants one."""
+    path = tmp_path_factory.mktemp("tokens") / "tokens.json"
+    add_token(path, "reader", "read", None)
+    with serving(index, tokens=path) as client:
+        yield client
+
+
+def test_the_page_needs_no_token_and_has_a_strict_policy(guarded):
+    got = guarded.get("/", follow_redirects=True)
+    assert (got.status_code, got.url.path) == (200, "/console/")
+    assert got.headers["content-type"] == "text/html; charset=utf-8"
+    policy = got.headers["content-security-policy"]
+    assert "default-src 'none'" in policy and "frame-ancestors 'none'" in policy and "unsafe" not in policy
+    assert got.headers["x-content-type-options"] == "nosniff"
+    assert guarded.get("/console").headers["location"] == "console/"
+    for path in ("/console/none.js", "/console/__init__.py", "/console/vendor/README.md", "/v1/topics"):
+        assert guarded.get(path).status_code == 401
+    assert guarded.post("/console/").status_code == 405
+
+
+def test_what_was_seen_already_is_not_sent_again(guarded):
+    first = guarded.get("/console/main.js")
+    assert first.headers["cache-control"] == "no-cache" and first.headers["content-type"].startswith("text/javascript")
+    again = guarded.get("/console/main.js", headers={"if-none-match": first.headers["etag"]})
+    assert (again.status_code, again.content) == (304, b"")
+    assert guarded.get("/console/style.css", headers={"if-none-match": first.headers["etag"]}).status_code == 200
+
+
+def test_everything_it_uses_comes_from_the_service(guarded):
+    for path in OWN:
+        text = path.read_text()
+        # inline code and style, which the policy forbids, and texts read as HTML
+        assert not re.search(r"\son\w+=|\sstyle=|javascript:|innerHTML|outerHTML|insertAdjacentHTML|\beval\(", text), (
+            path
+        )
+        text = text.replace("http://www.w3.org/2000/svg", "")
+        assert "http://" not in text and "https://" not in text, path
+        for used in re.findall(r'(?:src|href)="([^"#]+)"|from "(\./[^"]+)"', text):
+            at = urljoin(f"/console/{path.name}", next(filter(None, used)))
+            assert guarded.get(at).status_code == 200, at
+
+
+def test_it_can_be_left_out(index):
+    with serving(index, console=False) as client:
+        for path in ("/", "/console/", "/console/main.js"):
+            assert client.get(path).status_code == 404
+
+
+def test_other_paths_are_no_files(client):
+    for path in ("/console/none.js", "/console/../app.py", "/console/%2e%2e/app.py", "/console/__init__.py"):
+        assert client.get(path).status_code == 404
+
+
+def test_the_wheel_has_every_file_and_the_licence():
+    """As setuptools reads the patterns: the build itself needs an environment of its own."""
+    described = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    patterns = described["tool"]["setuptools"]["package-data"]["tiered_index"]
+    shipped = {path for one in patterns for path in (ROOT / "tiered_index").glob(one)}
+    files = {path for path in FOLDER.rglob("*") if path.is_file() and path.suffix not in (".py", ".pyc")}
+    assert len(files) > 10 and files <= shipped
+    licences = {path for one in described["project"]["license-files"] for path in ROOT.glob(one)}
+    assert FOLDER / "vendor" / "uplot" / "LICENSE" in licences

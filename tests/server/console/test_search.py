@@ -1,0 +1,226 @@
+"""The console's search in a browser, over real sockets: what it shows of answers, of what they lack, and of errors."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import threading
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import expect
+
+from tests.server.conftest import PATIENCE_S, serving
+from tests.server.console.pages import BEGIN_MS, HOSTILE, check_access, drawn, rows, search, status
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import StorageUnavailable
+
+
+def test_a_search_shows_entries_and_what_was_read(opened, service):
+    page = opened(service)
+    search(page, key="order-4711")
+    expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    expect(rows(page)).to_contain_text("2025-11-01 03:00:00Z")
+    # the address is the question
+    assert page.url.endswith("#search?topic=orders&key=order-4711")
+    sums = page.locator("#explain-sums")
+    expect(sums).to_contain_text(re.compile(r"\d files? read.*excluded by filter: \d requests?, .*¢"))
+    picture = page.locator("#explain-chart [role=img]")
+    expect(picture).to_have_attribute(
+        "aria-label", re.compile(r"Files on a time axis: \d files read, \d files excluded by filter")
+    )
+    assert drawn(page, "#explain-chart", "--read") and drawn(page, "#explain-chart", "--filter")
+    # a bar tells which file it is: the one from three to half past in a picture of nine hours
+    plot = page.locator("#explain-chart .u-over").bounding_box()
+    page.mouse.move(plot["x"] + plot["width"] * 0.356, plot["y"] + 23)
+    note = page.locator("#explain-chart .under")
+    expect(note).to_contain_text("2025-11-01 03:00:00Z to 2025-11-01 03:30:00Z: read, storage")
+    page.get_by_text("The files as a table").click()
+    expect(page.locator("#explain-table tbody tr")).to_have_count(9)
+    check_access(page)
+
+
+def test_results_come_as_they_are_found_and_can_be_stopped(opened, service, monkeypatch):
+    go_on, real = threading.Event(), IndexService.query
+
+    def held(self, topic, key, begin_ms, end_ms, max_count, cursor, *rest, **more):
+        pages.append(max_count)
+        if pages.count(1000) == 2:
+            assert go_on.wait(PATIENCE_S)
+        return real(self, topic, key, begin_ms, end_ms, max_count, cursor, *rest, **more)
+
+    pages = []
+    page = opened(service, "#search?topic=orders&key=busy")
+    every = page.get_by_role("button", name="Read all of them")
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    monkeypatch.setattr(IndexService, "query", held)
+    every.click()
+    expect(page.locator("#entries .pages")).to_contain_text("1 to 25 of 1,025")
+    expect(status(page)).to_have_text("Searching…")
+    go_on.set()
+    expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
+    # and once more, ended before its end
+    go_on.clear()
+    pages.clear()
+    page.reload()
+    every.click()
+    expect(page.locator("#entries .pages")).to_contain_text("1 to 25 of 1,025")
+    page.get_by_role("button", name="Stop").click()
+    expect(status(page)).to_have_text("Stopped: 1,025 entries so far, and there may be more.")
+    go_on.set()
+
+
+def test_a_stream_that_breaks_off_is_no_whole_answer(opened, service, monkeypatch):
+    real = IndexService.query
+
+    def failing(self, topic, key, begin_ms, end_ms, max_count, *rest, **more):
+        pages.append(max_count)
+        if pages.count(1000) == 2:
+            raise StorageUnavailable("the storage went away")
+        return real(self, topic, key, begin_ms, end_ms, max_count, *rest, **more)
+
+    pages = []
+    monkeypatch.setattr(IndexService, "query", failing)
+    page = opened(service, "#search?topic=orders&key=busy")
+    page.get_by_role("button", name="Read all of them").click()
+    expect(status(page)).to_have_text("It went wrong: 1,025 entries so far, and there may be more.")
+    expect(page.locator("#said [role=alert]")).to_contain_text("the storage went away")
+    # what came of it already does not come twice
+    page.get_by_role("button", name="Try again").click()
+    expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
+
+
+def test_pages_go_on_by_the_cursor(opened, service):
+    page = opened(service)
+    search(page)
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    first = rows(page).first.inner_text()
+    page.get_by_role("button", name="Next").click()
+    expect(status(page)).to_have_text("32 entries: the answer is complete.")
+    expect(rows(page)).to_have_count(7)
+    expect(page.locator("#entries .pages")).to_contain_text("26 to 32 of 32")
+    # the focus is where the next step is
+    expect(page.get_by_role("button", name="Previous")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(rows(page)).to_have_count(25)
+    assert rows(page).first.inner_text() == first
+    page.get_by_role("button", name="Size").click()
+    expect(page.get_by_role("columnheader", name="Size")).to_have_attribute("aria-sort", "ascending")
+
+
+def test_no_match_says_what_was_looked_at_and_what_has_expired(opened, service, monkeypatch):
+    real = IndexService.query
+    monkeypatch.setattr(IndexService, "query", lambda *a, **k: replace(real(*a, **k), expired_before_ms=BEGIN_MS))
+    page = opened(service)
+    search(page, "oders", "order-1")
+    expect(status(page)).to_have_text("No match for key order-1 of topic oders: the answer is complete.")
+    said = page.locator("#said")
+    expect(said).to_contain_text("Looked at 9 files; below is what was done with each.")
+    expect(said).to_contain_text("No file that was read has topic oders")
+    expect(said).to_contain_text("What was before 2025-11-01 00:00:00Z has expired, and is in no answer.")
+    expect(rows(page)).to_have_count(0)
+
+
+def test_a_partial_answer_names_what_it_lacks(opened, made, tmp_path):
+    copied = tmp_path / "storage"
+    shutil.copytree(made.storage, copied)
+    gone = sorted(copied.rglob("*.index"))[2]
+    gone.unlink()
+    with IndexReader.open(copied.as_uri()) as reader, serving(reader, store=made.store) as client:
+        page = opened(str(client.base_url))
+        search(page)
+        alert = page.get_by_role("alert").filter(has_text="(502)")
+        expect(alert).to_contain_text(gone.parent.name.removesuffix("%"))
+        expect(alert).to_contain_text("tiered-index verify")
+        expect(status(page)).to_have_text("It went wrong.")
+        page.get_by_role("button", name="Show what can be read").click()
+        expect(status(page)).to_have_text(re.compile(r"^\d+ entries, and some may be missing\.$"))
+        expect(page.locator("#said")).to_contain_text("This answer is partial: these files could not be read")
+        expect(page.locator("#said li")).to_contain_text(gone.parent.name.removesuffix("%"))
+        assert drawn(page, "#explain-chart", "--failed")
+        check_access(page)
+
+
+def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
+    page = opened(service)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(IndexService, "query", raising(StorageUnavailable("the storage is away <b>now</b>")))
+        search(page)
+        alert = page.get_by_role("alert").filter(has_text="Bad Gateway (502)")
+        expect(alert).to_contain_text("the storage is away <b>now</b>")
+        expect(alert).to_contain_text("Request ")
+    page.get_by_role("button", name="Try again").click()
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    expect(alert).to_have_count(0)
+    page.get_by_label("From (UTC)").fill("yesterday")
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("alert").filter(has_text="(400)")).to_contain_text("yesterday")
+    page.context.set_offline(True)
+    page.get_by_role("button", name="Search").click()
+    expect(page.get_by_role("alert").filter(has_text="can’t be reached")).to_contain_text("Check that the service runs")
+
+
+def raising(error):
+    def method(*_, **__):
+        raise error
+
+    return method
+
+
+def test_what_an_index_holds_is_never_html(opened, service):
+    page = opened(service)
+    search(page, "orders", HOSTILE)
+    rows(page).get_by_role("button").click()
+    expect(page.locator("#message pre")).to_have_text(f"<script>window.hacked=1</script>{HOSTILE}")
+    expect(page.locator("#message dl").first).to_contain_text(HOSTILE)
+    search(page, HOSTILE, HOSTILE + "2")
+    expect(status(page)).to_contain_text(f"No match for key {HOSTILE}2 of topic {HOSTILE}")
+    search(page, f"{HOSTILE}3", HOSTILE)
+    expect(page.locator("#said")).to_contain_text(f"has topic {HOSTILE}3")
+    page.get_by_role("link", name="Cost").click()
+    expect(page.locator("#cost-table")).to_contain_text(HOSTILE)
+    assert page.evaluate("window.hacked") is None
+    assert page.locator("main img, main script").count() == 0
+
+
+def test_a_message_is_shown_as_text_json_or_digits(opened, service):
+    page = opened(service, "#search?topic=orders&key=order-4711")
+    rows(page).get_by_role("button").click()
+    body, panel = page.locator("#message pre"), page.locator("#message")
+    expect(page.get_by_label("JSON")).to_be_checked()
+    # digits that a number of JavaScript does not have
+    lines = [
+        "{",
+        '  "id": 12345678901234567890,',
+        '  "note": "a, b: c",',
+        '  "lines": [',
+        "    {},",
+        "    [],",
+        "    {",
+    ]
+    lines += ['      "sku": "A-1",', '      "eur": 1.5', "    }", "  ]", "}"]
+    assert body.inner_text().splitlines() == lines
+    expect(panel).to_contain_text("read from the store’s own files")
+    expect(panel).to_contain_text("2025-11-01 03:00:00Z (1761966000000)")
+    page.get_by_label("Text", exact=True).check()
+    expect(body).to_have_text(re.compile(r'^\{"id": 12345678901234567890, "note"'))
+    page.get_by_label("Hex").check()
+    assert body.inner_text().startswith('00000000  7b 22 69 64 22 3a 20 31 32 33 34 35 36 37 38 39  {"id": 123456789\n')
+    search(page, key="order-text")
+    expect(status(page)).to_have_text("1 entry: the answer is complete.")
+    rows(page).get_by_role("button").click()
+    expect(body).to_have_text("Grüße, <b>kein JSON</b>")
+    expect(page.get_by_label("JSON")).to_be_disabled()
+    search(page, key="order-bytes")
+    rows(page).get_by_role("button").click()
+    expect(page.get_by_label("Hex")).to_be_checked()
+    expect(page.get_by_label("Text", exact=True)).to_be_disabled()
+    # by its id, whatever its key
+    msg_id = panel.locator("dt", has_text="msg_id").first.locator("+ dd").inner_text()
+    page.get_by_text("By message id instead").click()
+    page.get_by_label("Message id").fill(msg_id)
+    page.get_by_role("button", name="Show", exact=True).click()
+    expect(panel).to_contain_text(msg_id)
+    search(page, key="busy")
+    rows(page).first.get_by_role("button").click()
+    expect(panel).to_contain_text("missing: it should be there and is not")

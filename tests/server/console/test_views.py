@@ -1,0 +1,200 @@
+"""The console's views in a browser: who may see them, however many files there are, and however one looks.
+
+`CONSOLE_IMAGES=docs/images` has the pictures of docs/service.md made anew.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from types import SimpleNamespace
+
+from playwright.sync_api import expect
+
+from tests.server.conftest import serving
+from tests.server.console.pages import BEGIN_MS, HOUR_MS, check_access, drawn, fits, rows, search, status
+from tiered_index import IndexReader, IndexService
+from tiered_index.server.tokens import add_token
+from tiered_index.types import Explain, FileReport, QueryResult
+
+
+def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path):
+    path = tmp_path / "tokens.json"
+    some = add_token(path, "some", "read", ["pay"])
+    with serving(made.index, tokens=path, store=made.store) as client:
+        page = opened(str(client.base_url), "#search?topic=payments&key=payment-1")
+        field = page.get_by_label("Token", exact=True)
+        expect(field).to_be_focused()
+        check_access(page)
+        field.fill("ti_wrong")
+        page.keyboard.press("Enter")
+        expect(page.get_by_role("alert").filter(has_text="does not know this token")).to_be_visible()
+        field.fill(some)
+        page.keyboard.press("Enter")
+        # what was asked for is asked again
+        expect(status(page)).to_have_text("1 entry: the answer is complete.")
+        page.reload()
+        expect(status(page)).to_have_text("1 entry: the answer is complete.")
+        assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 1, ""]
+        assert some not in page.url
+        search(page, "orders", "customer-7")
+        expect(page.get_by_role("alert").filter(has_text="(403)")).to_contain_text(
+            "the token is not for topic 'orders'"
+        )
+        page.get_by_role("link", name="Cost").click()
+        expect(page.locator("#cost-table tbody tr")).to_have_count(1)
+        expect(page.locator("#cost-table tbody")).to_contain_text("payments")
+        page.get_by_role("link", name="Files").click()
+        expect(page.locator("#files-said")).to_contain_text("the token is for some of them")
+        page.get_by_role("button", name="Forget the token").click()
+        expect(field).to_be_visible()
+        assert page.evaluate("sessionStorage.length") == 0
+
+
+def test_an_empty_index_says_so(opened, tmp_path):
+    storage = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=storage, slots=100, items=1000, background=False) as index:
+        with serving(index) as client:
+            page = opened(str(client.base_url))
+            search(page)
+            expect(status(page)).to_have_text("No match for key customer-7 of topic orders: the answer is complete.")
+            expect(page.locator("#said")).to_contain_text("The index has no entries yet.")
+            for view, said in (("Files", "The index has no files yet."), ("Cost", "Nothing is stored yet.")):
+                page.get_by_role("link", name=view).click()
+                expect(page.get_by_text(said)).to_be_visible()
+
+
+def test_ten_thousand_files_stay_a_page_of_rows(opened, service, monkeypatch):
+    lanes = ["unsealed", "compacted", "uploaded", "storage"]
+    files = [
+        SimpleNamespace(
+            file_id=f"{BEGIN_MS + n * HOUR_MS:015d}-{n:012x}",
+            place=lanes[n % 4] if n % 4 else "storage",
+            lane="main",
+            sequence=n,
+            second_min=BEGIN_MS // 1000 + n * 3600,
+            second_max=BEGIN_MS // 1000 + n * 3600 + 3599,
+        )
+        for n in range(10_000)
+    ]
+    reports = tuple(
+        FileReport(
+            file=file.file_id,
+            place="storage",
+            outcome=("read", "skipped_filter", "skipped_time")[file.sequence % 3],
+            begin_ms=file.second_min * 1000,
+            end_ms=file.second_max * 1000,
+            requests=file.sequence % 3 == 0,
+        )
+        for file in files
+    )
+    monkeypatch.setattr(IndexService, "files", lambda self: files)
+    answer = QueryResult(items=(), status="complete", explain=Explain(files=reports, requests=3334))
+    monkeypatch.setattr(IndexService, "query", lambda *_, **__: answer)
+    page = opened(service, "#files")
+    expect(page.locator("#files-sums")).to_contain_text("10,000 files (2,500 compacted, 2,500 uploaded, 5,000 storage)")
+    table = page.locator("#files-table")
+    expect(table.locator("tbody tr")).to_have_count(25)
+    assert drawn(page, "#files-chart", "--filter")
+    table.get_by_role("button", name="From").click()
+    table.get_by_role("button", name="From").click()
+    expect(table.locator("tbody tr").first).to_contain_text(files[-1].file_id)
+    table.get_by_role("button", name="Next").click()
+    expect(table).to_contain_text("26 to 50 of 10,000")
+    page.get_by_role("link", name="Search").click()
+    search(page)
+    expect(page.locator("#said")).to_contain_text("Looked at 10,000 files")
+    page.get_by_text("The files as a table").click()
+    expect(page.locator("#explain-table tbody tr")).to_have_count(25)
+    assert page.locator("tr").count() < 150
+
+
+def test_a_narrow_window_needs_no_scrolling_sideways(opened, service):
+    page = opened(service, "#search?topic=orders&key=customer-7", viewport={"width": 360, "height": 640})
+    expect(status(page)).to_have_text("25 entries so far; there are more.")
+    rows(page).first.get_by_role("button").click()
+    expect(page.locator("#message dl").first).to_be_visible()
+    assert fits(page)
+    for view in ("Files", "Health", "Cost"):
+        page.get_by_role("link", name=view).click()
+        expect(page.locator(f"#{view.lower()}-view tbody tr").first).to_be_visible()
+        assert fits(page)
+
+
+def test_the_keyboard_is_enough(opened, service):
+    page = opened(service)
+    expect(page.get_by_label("Topic", exact=True)).to_be_focused()
+    page.keyboard.type("orders")
+    page.keyboard.press("Tab")
+    page.keyboard.type("order-4711")
+    page.keyboard.press("Enter")
+    expect(rows(page)).to_have_count(1)
+    button = rows(page).get_by_role("button")
+    for _ in range(20):
+        page.keyboard.press("Tab")
+        if button.evaluate("one => one === document.activeElement"):
+            break
+    outline = button.evaluate("one => getComputedStyle(one).outlineStyle")
+    assert outline == "solid"
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Message", exact=True)).to_be_focused()
+    expect(page.locator("#message dl").first).to_be_visible()
+    page.keyboard.press("Escape")
+    expect(page.locator("#message")).to_be_hidden()
+    expect(button).to_be_focused()
+    # from the top: past the head to the content at once
+    page.get_by_role("link", name="Skip to the content").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("main")).to_be_focused()
+
+
+def test_every_view_is_readable_in_the_dark(opened, service):
+    page = opened(service, "#search?topic=orders&key=order-4711", color_scheme="dark", reduced_motion="reduce")
+    rows(page).first.get_by_role("button").click()
+    expect(page.locator("#message pre")).to_be_visible()
+    shade = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert max(map(int, re.findall(r"\d+", shade))) < 60
+    assert drawn(page, "#explain-chart", "--read")
+    check_access(page)
+    page.emulate_media(color_scheme="light")
+    page.wait_for_function("getComputedStyle(document.body).backgroundColor === 'rgb(251, 251, 250)'")
+    assert drawn(page, "#explain-chart", "--read")
+    page.emulate_media(color_scheme="dark")
+    for view in ("Files", "Health", "Cost"):
+        page.get_by_role("link", name=view).click()
+        expect(page.locator(f"#{view.lower()}-view tbody tr").first).to_be_visible()
+        check_access(page)
+
+
+def test_health_tells_reasons_lag_and_how_far_answers_reach(opened, made):
+    reasons, behind = [], {"follow_lag_seconds": ("Seconds behind.", 7.0), "follow_lag_bytes": ("Bytes.", 2048.0)}
+    with serving(made.index, problems=lambda: reasons, gauges=lambda: behind) as client:
+        page = opened(str(client.base_url), "#health")
+        expect(page.locator("#ready")).to_have_text("ready")
+        expect(page.locator("#lag-now")).to_have_text("2.0 KiB and 7 seconds behind the end of the store’s log.")
+        page.get_by_text("The lag as a table").click()
+        expect(page.locator("#lag-table tbody tr").first).to_contain_text("7")
+        check_access(page)
+        reasons.append("follow: it is 9 GB behind")
+        page.get_by_role("link", name="Files").click()
+        page.get_by_role("link", name="Health").click()
+        expect(page.locator("#reasons")).to_contain_text("follow: it is 9 GB behind")
+        expect(page.locator("#ready")).to_have_text("not ready: follow: it is 9 GB behind")
+    with IndexReader.open(made.storage.as_uri()) as reader, serving(reader) as client:
+        page = opened(str(client.base_url), "#health")
+        expect(page.locator("#fresh")).to_contain_text("/storage: the newest published entry is of 2025-11-01 0")
+
+
+def test_the_pictures_of_the_docs(opened, service, tmp_path):
+    folder = Path(os.environ.get("CONSOLE_IMAGES", tmp_path))
+    page = opened(service, "#search?topic=orders&key=order-2", viewport={"width": 1040, "height": 700})
+    rows(page).last.get_by_role("button").click()
+    expect(page.locator("#message pre")).to_be_visible()
+    page.screenshot(path=folder / "console-search.png", full_page=True)
+    page.emulate_media(color_scheme="dark")
+    page.get_by_role("link", name="Files").click()
+    expect(page.locator("#files-table tbody tr")).to_have_count(9)
+    page.screenshot(path=folder / "console-files.png", clip={"x": 0, "y": 0, "width": 1040, "height": 420})
+    for image in ("console-search.png", "console-files.png"):
+        assert 5_000 < (folder / image).stat().st_size < 300_000

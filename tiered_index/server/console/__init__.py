@@ -1,0 +1,79 @@
+"""The console: static files of a page that asks the service which it came from, and how they are sent.
+
+They hold no data and need no token: the page asks for one. Nothing in them is run or styled inline, so that the policy
+they are sent with allows the service's own files only. Threads: any; files are read once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from tiered_index.server.problems import Refused
+
+FOLDER = Path(__file__).parent
+_AT = "/console/"
+_INDEX = "index.html"
+_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    # asked for again each time, so that an upgraded service is not asked by the page of another one
+    "cache-control": "no-cache",
+    "content-security-policy": _POLICY,
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
+
+
+@dataclass(frozen=True)
+class _File:
+    content: bytes
+    media_type: str
+    etag: str
+
+
+class Console:
+    """The files, by their paths below `/console/`."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, _File] = {}
+        for path in FOLDER.rglob("*"):
+            if path.suffix in _TYPES:
+                content = path.read_bytes()
+                etag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+                name = path.relative_to(FOLDER).as_posix()
+                self._files[name] = _File(content, _TYPES[path.suffix], etag)
+
+    @property
+    def paths(self) -> frozenset[str]:
+        """What needs no token."""
+        return frozenset({"/", _AT.rstrip("/"), _AT, *(_AT + name for name in self._files)})
+
+    def add_routes(self, app: FastAPI) -> None:
+        """Add the routes. They are no part of the described service."""
+        methods = ["GET", "HEAD"]
+        app.add_api_route(_AT + "{name:path}", self._send, methods=methods, include_in_schema=False)
+        for path in ("/", _AT.rstrip("/")):
+            app.add_api_route(path, self._lead, methods=methods, include_in_schema=False)
+
+    async def _lead(self, request: Request) -> Response:
+        # relative, since something before the service may have put a path before it
+        return RedirectResponse(_AT.lstrip("/"), 307)
+
+    async def _send(self, request: Request) -> Response:
+        file = self._files.get(str(request.path_params["name"]) or _INDEX)
+        if file is None:
+            raise Refused(404, "the console has no such file")
+        headers = _HEADERS | {"etag": file.etag}
+        if file.etag in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=headers)
+        return Response(file.content, headers=headers, media_type=file.media_type)

@@ -1,0 +1,95 @@
+// Asks the service that this page came from. The token lives in this tab's session alone.
+const TOKEN = "tiered-index-token";
+const ADVICE = {
+  0: "Check that the service runs and that this host reaches it, then try again.",
+  400: "Change what you ask for.",
+  401: "Give a token that the service knows.",
+  403: "Use a token that is for this.",
+  422: "Ask for a shorter time, or have the service allow more (its --lookup-… options).",
+  500: "Look the request id up in the service’s log.",
+  502: "Try again; if it stays so, look at Health, and check the index with tiered-index verify.",
+};
+
+export const token = {
+  get: () => sessionStorage.getItem(TOKEN),
+  set: (text) => sessionStorage.setItem(TOKEN, text),
+  forget: () => sessionStorage.removeItem(TOKEN),
+};
+
+// An error as the service tells it (RFC 9457), or why there is no answer at all.
+export class Problem extends Error {
+  constructor(said, retryAfterS = null) {
+    super(said.detail);
+    Object.assign(this, { failed: [] }, said);
+    const wait = retryAfterS ? `Wait ${retryAfterS} s, then try again.` : "Try again later.";
+    this.advice = ADVICE[said.status] ?? ([429, 503].includes(said.status) ? wait : "");
+  }
+}
+
+// JSON whose whole numbers keep all their digits: those that JavaScript's numbers would round are texts.
+export function exact(text) {
+  return JSON.parse(text, (_, value, context) =>
+    Number.isInteger(value) && !Number.isSafeInteger(value) && context?.source ? context.source : value);
+}
+
+async function ask(path, asked, { accept = "application/json", signal, also = [] } = {}) {
+  const url = new URL(`../${path}`, document.baseURI);
+  const given = Object.entries(asked).filter(([, value]) => value !== "" && value !== null);
+  for (const [name, value] of given) url.searchParams.set(name, value);
+  const sent = token.get();
+  const headers = { accept, ...(sent ? { authorization: `Bearer ${sent}` } : {}) };
+  let response;
+  try {
+    response = await fetch(url, { headers, signal, cache: "no-store" });
+  } catch (error) {
+    if (signal?.aborted) throw error;
+    throw new Problem({ status: 0, title: "No answer", detail: "The service can’t be reached." });
+  }
+  if (response.ok || also.includes(response.status)) return response;
+  const { status, headers: got } = response;
+  let said = { status, title: response.statusText || "Error", detail: `The answer has status ${status}.` };
+  if (got.get("content-type")?.startsWith("application/problem+json")) said = exact(await response.text());
+  // an answer that comes late says nothing of a token that was given meanwhile
+  const isOld = token.get() !== null && token.get() !== sent;
+  if (status === 401 && !isOld) document.dispatchEvent(new CustomEvent("token-wanted", { detail: sent }));
+  throw new Problem(said, got.get("retry-after"));
+}
+
+export const text = async (path, asked = {}, more = {}) => (await ask(path, asked, more)).text();
+export const json = async (path, asked = {}, more = {}) => exact(await text(path, asked, more));
+
+// Yields each line of a stream as it comes.
+export async function* lines(path, asked, signal) {
+  const response = await ask(path, asked, { accept: "application/x-ndjson", signal });
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    let read;
+    try {
+      read = await reader.read();
+    } catch (error) {
+      if (signal.aborted) throw error;
+      return;
+    }
+    if (read.done) return;
+    const parts = (rest + read.value).split("\n");
+    rest = parts.pop();
+    for (const part of parts) yield exact(part);
+  }
+}
+
+// Returns [{name, labels, value, meaning}] of Prometheus's text format, without the buckets of histograms.
+export function metrics(page) {
+  const meanings = {};
+  const found = [];
+  for (const line of page.split("\n")) {
+    const help = /^# HELP (\S+) (.*)/.exec(line);
+    if (help) meanings[help[1]] = help[2];
+    const sample = /^(\w+)(?:\{(.*)\})? (\S+)$/.exec(line);
+    if (sample && !/_(bucket|created)$/.test(sample[1])) {
+      const meaning = meanings[sample[1]] ?? meanings[sample[1].replace(/_(sum|count|total)$/, "")] ?? "";
+      found.push({ name: sample[1], labels: sample[2] ?? "", value: Number(sample[3]), meaning });
+    }
+  }
+  return found;
+}

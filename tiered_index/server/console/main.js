@@ -1,0 +1,64 @@
+// The page put together: which view is shown, by the address, and the token where the service wants one.
+import { token } from "./api.js";
+import * as health from "./health.js";
+import { find } from "./page.js";
+import * as search from "./search.js";
+import * as stored from "./stored.js";
+
+const READY_EVERY_MS = 15000;
+const VIEWS = { search: search.show, files: stored.showFiles, health: health.show, cost: stored.showCost };
+let shown = null;
+
+function show() {
+  const [name, params] = location.hash.slice(1).split(/\?(.*)/s);
+  const view = name in VIEWS ? name : "search";
+  stored.leave();
+  health.leave();
+  find("token-view").hidden = true;
+  for (const one of Object.keys(VIEWS)) find(`${one}-view`).hidden = one !== view;
+  for (const link of document.querySelectorAll("nav a")) {
+    if (link.hash === `#${view}`) link.setAttribute("aria-current", "page"); else link.removeAttribute("aria-current");
+  }
+  find("forget").hidden = !token.get();
+  document.title = `${document.querySelector(`#${view}-view h2`).textContent} · tiered_index`;
+  // the reader of a screen goes on where the new view begins
+  if (shown && shown !== view) find("main").focus({ preventScroll: true });
+  shown = view;
+  VIEWS[view](new URLSearchParams(params));
+}
+
+function askForToken({ detail: refused }) {
+  stored.leave();
+  health.leave();
+  for (const one of Object.keys(VIEWS)) find(`${one}-view`).hidden = true;
+  find("token-said").textContent = refused ? "The service does not know this token." : "";
+  find("token").setAttribute("aria-invalid", String(Boolean(refused)));
+  token.forget();
+  find("forget").hidden = true;
+  find("token-view").hidden = false;
+  find("token").focus();
+}
+
+document.addEventListener("token-wanted", askForToken);
+find("token-form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  token.set(find("token").value.trim());
+  find("token").value = "";
+  show();
+});
+find("forget").addEventListener("click", () => {
+  token.forget();
+  location.hash = "#search";
+  location.reload();
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  find("main").focus();
+});
+addEventListener("hashchange", show);
+search.start();
+stored.start();
+health.start();
+show();
+health.ready();
+setInterval(() => document.hidden || health.ready(), READY_EVERY_MS);

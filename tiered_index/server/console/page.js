@@ -1,0 +1,143 @@
+// What views are made of: elements, texts for people, problems, and tables that are shown a page at a time.
+const ROWS = 25;
+const NAMED = 20;
+const UNITS = ["B", "KiB", "MiB", "GiB", "TiB"];
+const AGES = [[86400, "day"], [3600, "hour"], [60, "minute"], [1, "second"]];
+
+export const find = (id) => document.getElementById(id);
+
+// Makes an element. Texts are text nodes always: what an index holds is never read as HTML.
+export function make(tag, more = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(more)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== null && value !== false) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children.filter((child) => child !== null && child !== undefined));
+  return made;
+}
+
+export const count = (number) => Number(number).toLocaleString("en");
+export const counted = (number, one, many = `${one}s`) => `${count(number)} ${Number(number) === 1 ? one : many}`;
+const rounded = (number) =>
+  number.toLocaleString("en", number < 1 ? { maximumSignificantDigits: 2 } : { maximumFractionDigits: 2 });
+export const usd = (dollars) => `$${rounded(dollars)}`;
+export const cents = (dollars) => `${rounded(100 * dollars)} ¢`;
+
+export function time(ms) {
+  const moment = new Date(Number(ms));
+  return Number.isNaN(moment.valueOf()) ? String(ms) : `${moment.toISOString().slice(0, 19).replace("T", " ")}Z`;
+}
+
+export function bytes(size) {
+  const unit = Math.min(UNITS.length - 1, Math.floor(Math.log2(Math.max(1, size)) / 10));
+  return `${unit ? (size / 1024 ** unit).toFixed(1) : size} ${UNITS[unit]}`;
+}
+
+export function ago(ms) {
+  const seconds = Math.max(0, (Date.now() - ms) / 1000);
+  const [unit, name] = AGES.find(([size]) => seconds >= 2 * size || size === 1);
+  return `${counted(Math.floor(seconds / unit), name)} ago`;
+}
+
+// Names files that were not read, for people.
+export function fileList(files) {
+  const said = ({ file, place, begin_ms: begin, end_ms: end, error, source }) =>
+    `${file} (${place}), ${time(begin)} to ${time(end)}${error ? `: ${error}` : ""}${source ? `, of ${source}` : ""}`;
+  const shown = files.slice(0, NAMED).map((one) => make("li", {}, said(one)));
+  const left = files.length - shown.length;
+  return make("ul", {}, ...shown, left ? make("li", {}, `and ${count(left)} more`) : null);
+}
+
+// Shows what went wrong and what to do, with buttons for it; nothing for null.
+export function tell(box, problem, ...buttons) {
+  const said = problem?.message ?? "";
+  // what is told again and again would be read aloud each time
+  if (said && box.dataset.said === said && box.firstChild?.className === "problem" && !buttons.length) return;
+  box.dataset.said = said;
+  box.replaceChildren(...(problem ? [make("div", { class: "problem", role: "alert" },
+    make("h3", {}, problem.status ? `${problem.title} (${problem.status})` : (problem.title ?? "Error")),
+    make("p", {}, said),
+    problem.failed?.length ? fileList(problem.failed) : null,
+    problem.advice ? make("p", {}, problem.advice) : null,
+    problem.request_id ? make("p", { class: "hint" }, `Request ${problem.request_id}`) : null,
+    buttons.length ? make("p", { class: "buttons" }, ...buttons) : null)] : []));
+}
+
+// A column shows `row[name]` as `shown` makes it, a text or a node, and rows can be sorted by it.
+export const column = (title, name, shown = String, more = {}) =>
+  ({ title, of: (row) => shown(row[name]), by: (row) => row[name], ...more });
+export const NUMBER = { number: true };
+
+// A table of any number of rows, of which a page is in the document. With `more` its end is open: that reads on.
+export class Table {
+  constructor(box, label, columns, { marked = () => false } = {}) {
+    Object.assign(this, { columns, marked, page: 0, sorted: null, descending: false, more: null });
+    this.body = make("tbody");
+    this.head = make("tr");
+    this.said = make("span", { role: "status" });
+    this.back = make("button", { type: "button", onclick: () => this.turn(-1) }, "Previous");
+    this.on = make("button", { type: "button", onclick: () => this.turn(1) }, "Next");
+    this.pages = make("div", { class: "pages" }, this.back, this.said, this.on);
+    const table = make("table", {}, make("caption", { class: "skip" }, label), make("thead", {}, this.head), this.body);
+    const scroll = { class: "scroll", role: "region", tabindex: "0", "aria-label": label };
+    box.replaceChildren(make("div", scroll, table), this.pages);
+    this.show([]);
+  }
+
+  turn(pages) {
+    this.page += pages;
+    if (this.page > this.last && this.more) this.more();
+    else this.draw();
+  }
+
+  sort(title) {
+    this.descending = this.sorted === title && !this.descending;
+    this.sorted = title;
+    this.page = 0;
+    this.draw();
+  }
+
+  show(rows, columns = this.columns) {
+    Object.assign(this, { rows, columns });
+    this.draw();
+  }
+
+  draw() {
+    this.last = Math.max(0, Math.ceil(this.rows.length / ROWS) - 1);
+    this.page = Math.min(Math.max(this.page, 0), this.last);
+    const [first, focus] = [this.page * ROWS, document.activeElement];
+    const parts = [this.head, this.body];
+    const focused = parts.map((part) => [...part.children].findIndex((one) => one.contains(focus)));
+    this.head.replaceChildren(...this.columns.map((one) => this.title(one)));
+    this.body.replaceChildren(...this.ordered().slice(first, first + ROWS).map((row) => this.row(row)));
+    parts.forEach((part, n) => part.children[focused[n]]?.querySelector("button")?.focus());
+    this.pages.hidden = this.last === 0 && !this.more;
+    this.back.disabled = this.page === 0;
+    this.on.disabled = this.page === this.last && !this.more;
+    // a button that can't be used any more must not take the focus with it
+    if (focus === this.on && focus.disabled) this.back.focus();
+    if (focus === this.back && focus.disabled) this.on.focus();
+    const total = this.rows.length;
+    const range = `${count(Math.min(first + 1, total))} to ${count(Math.min(first + ROWS, total))}`;
+    this.said.textContent = `${range} of ${count(total)}${this.more ? " so far" : ""}`;
+  }
+
+  ordered() {
+    const by = this.columns.find(({ title }) => title === this.sorted)?.by;
+    if (!by) return this.rows;
+    const sign = this.descending ? -1 : 1;
+    return [...this.rows].sort((a, b) => sign * (by(a) < by(b) ? -1 : by(a) > by(b) ? 1 : 0));
+  }
+
+  title({ title, number, by }) {
+    const sorted = this.sorted === title ? (this.descending ? "descending" : "ascending") : null;
+    return make("th", { scope: "col", class: number ? "number" : null, "aria-sort": sorted },
+      by ? make("button", { type: "button", onclick: () => this.sort(title) }, title) : title);
+  }
+
+  row(row) {
+    return make("tr", { class: this.marked(row) ? "chosen" : null }, ...this.columns.map(({ of, number, text }) =>
+      make("td", { class: number ? "number" : text ? "text" : null }, of(row))));
+  }
+}

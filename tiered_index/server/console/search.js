@@ -1,0 +1,244 @@
+// The search: entries of a key as they come, what the answer lacks, and what was done with each file.
+import { Problem, json, lines } from "./api.js";
+import { Lanes } from "./chart.js";
+import * as message from "./message.js";
+import { NUMBER, Table, ago, bytes, cents, column, count, counted, fileList, find, make, tell, time } from "./page.js";
+
+const PAGE = 25;
+const MANY = 1000;
+const HOUR_MS = 3_600_000;
+const NAMES = ["topic", "key", "begin_ms", "end_ms"];
+const COSTS = ["requests", "bytes", "cost_usd", "elapsed_ms", "matched"];
+const STANDARD = new Set(["topic", "topic_id", "queue_id", "offset", "size", "timestamp_ms", "key_hash", "fingerprint",
+  "source"]);
+// outcomes of files, as lanes of the picture; what has no color is no file
+const OUTCOMES = [
+  ["read", "read", "--read"],
+  ["failed", "could not be read", "--failed"],
+  ["skipped_filter", "excluded by filter", "--filter"],
+  ["skipped_time", "outside the time", "--skipped"],
+  ["skipped_topic", "without the topic", "--skipped"],
+  ["skipped_budget", "not needed for these answers", "--skipped"],
+  ["outdated", "read again, as the log had moved on", "--skipped"],
+  ["refreshed", "the storage’s log, read anew", ""],
+];
+const words = Object.fromEntries(OUTCOMES.map(([outcome, name]) => [outcome, name]));
+const entries = (number) => counted(number, "entry", "entries");
+const costs = ({ requests, bytes: size, cost_usd: cost }) =>
+  `${counted(requests, "request")}, ${bytes(size)}, ${cents(cost)}`;
+
+// what is shown: the question, its entries (those before `known` are of pages that ended), and what was done
+let asked = {};
+let items, known, cursor, partial, reports, sums, chosen;
+let stopping = null;
+let table, chart, files, suggested;
+
+export function start() {
+  table = new Table(find("entries-table"), "Entries", columnsOf([]), { marked: (item) => item === chosen });
+  files = new Table(find("explain-table"), "What was done with each file", [
+    column("File", "file"), column("Outcome", "outcome", (outcome) => words[outcome] ?? outcome),
+    column("Place", "place"), column("From", "begin_ms", time), column("To", "end_ms", time),
+    column("Requests", "requests", count, NUMBER), column("Read", "bytes", bytes, NUMBER),
+    column("Cost", "cost_usd", cents, NUMBER), column("ms", "elapsed_ms", (ms) => ms.toFixed(2), NUMBER),
+    column("Matched", "matched", count, NUMBER), column("Error", "error", (error) => error ?? "", { text: true }),
+  ]);
+  find("search-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    const named = NAMES.map((name) => [name, event.target.elements[name].value]).filter(([, value]) => value);
+    const place = `#search?${new URLSearchParams(named)}`;
+    // the address is the question, to be sent to somebody else
+    if (location.hash === place) search();
+    else location.hash = place;
+  });
+  find("id-form").addEventListener("submit", (event) => {
+    event.preventDefault();
+    forget();
+    find("status").textContent = "";
+    message.showId(find("message-id").value.trim(), find("id-topic").value, find("message-id"));
+  });
+  find("within").addEventListener("change", ({ target }) => {
+    const since = target.value && new Date(Date.now() - target.value * HOUR_MS).toISOString();
+    find("begin").value = since ? `${since.slice(0, 19)}Z` : "";
+    find("end").value = "";
+  });
+  find("every").addEventListener("click", () => read(true));
+  find("stop").addEventListener("click", () => stopping?.abort());
+  find("close").addEventListener("click", message.close);
+  find("message").addEventListener("keydown", ({ key }) => key === "Escape" && message.close());
+}
+
+// Is called with the question in the page's address.
+export function show(params) {
+  suggestTopics();
+  // without a question the one before stays
+  if (!params.has("topic")) return find("topic").focus();
+  for (const name of NAMES) find("search-form").elements[name].value = params.get(name) ?? "";
+  find("within").value = "";
+  return search();
+}
+
+async function suggestTopics() {
+  if (suggested) return;
+  // a few requests at most: a topic can be typed, too
+  const bounds = { allow_partial: true, max_requests: 16, timeout_s: 5 };
+  suggested = await json("v1/topics", bounds).catch(() => null);
+  find("topics").replaceChildren(...(suggested?.topics ?? []).map(({ topic }) => make("option", { value: topic })));
+}
+
+function forget() {
+  stopping?.abort();
+  stopping = null;
+  [items, known, cursor, partial, reports, chosen] = [[], 0, null, false, new Map(), null];
+  sums = Object.fromEntries(COSTS.map((name) => [name, 0]));
+  table.page = 0;
+  message.close();
+  tell(find("said"), null);
+  for (const id of ["entries", "explain", "every"]) find(id).hidden = true;
+}
+
+function search() {
+  forget();
+  asked = Object.fromEntries(NAMES.map((name) => [name, find("search-form").elements[name].value]));
+  read(false);
+}
+
+// Reads the next answers of the question, or every one.
+async function read(every) {
+  stopping?.abort();
+  const mine = (stopping = new AbortController());
+  find("answer").hidden = find("stop").hidden = false;
+  find("every").hidden = true;
+  find("status").textContent = "Searching…";
+  table.more = null;
+  let end = null;
+  let waiting = 0;
+  const draw = () => {
+    waiting = 0;
+    find("entries").hidden = !items.length;
+    table.show(items, columnsOf(items));
+  };
+  try {
+    const more = { cursor, explain: true, allow_partial: partial || null, all: every || null };
+    for await (const line of lines("v1/query", { ...asked, ...more, max_count: every ? MANY : PAGE }, mine.signal)) {
+      if (!("key_hash" in line)) end = line;
+      else if (items.push(line) && !waiting) waiting = requestAnimationFrame(draw);
+    }
+    if (!end) throw new Problem({ status: 0, title: "The answer broke off", detail: "Its end did not come." });
+    if (end.error) throw new Problem(end.error);
+    [cursor, known] = [end.cursor, items.length];
+    explain(end.explain);
+    conclude(end);
+  } catch (problem) {
+    if (mine !== stopping) return;
+    const so = mine.signal.aborted ? "Stopped" : "It went wrong";
+    const sofar = items.length ? `: ${entries(items.length)} so far, and there may be more` : "";
+    find("status").textContent = `${so}${sofar}.`;
+    if (!mine.signal.aborted) fail(problem, every);
+  } finally {
+    if (mine === stopping) {
+      cancelAnimationFrame(waiting);
+      draw();
+      find("stop").hidden = true;
+    }
+  }
+}
+
+function fail(problem, every) {
+  const again = (allowed) => {
+    tell(find("said"), null);
+    items.length = known;
+    partial = allowed;
+    read(every);
+  };
+  const button = (text, allowed) => make("button", { type: "button", onclick: () => again(allowed) }, text);
+  const may = !partial && [422, 502].includes(problem.status);
+  tell(find("said"), problem, button("Try again", partial), ...(may ? [button("Show what can be read", true)] : []));
+}
+
+// Adds what a request cost and did. Of several requests a file has one report: one that any of them read is read.
+function explain(more) {
+  for (const name of COSTS) sums[name] += more[name] ?? 0;
+  for (const report of more.files ?? []) {
+    const id = `${report.source ?? ""} ${report.file}`;
+    const before = reports.get(id);
+    if (before) {
+      for (const name of COSTS) before[name] += report[name];
+      const { outcome, place, error } = report;
+      const isNews = outcome === "failed" || before.outcome.startsWith("skipped");
+      if (isNews) Object.assign(before, { outcome, place, error });
+    } else reports.set(id, report);
+  }
+  const all = [...reports.values()];
+  const of = (outcome) => all.filter((file) => file.outcome === outcome);
+  const lanes = OUTCOMES.map(([outcome, name, color]) => ({ name, color, files: of(outcome) }))
+    .filter((lane) => lane.color && lane.files.length);
+  const said = lanes.map((lane) => `${counted(lane.files.length, "file")} ${lane.name}`).join(", ") || "no file";
+  find("explain").hidden = false;
+  find("explain-sums").textContent = `${said}: ${costs(sums)}, ${sums.elapsed_ms.toFixed(1)} ms.`;
+  chart ??= new Lanes(find("explain-chart"), (file) => `${file.file}, ${time(file.begin_ms)} to ${time(file.end_ms)}: `
+    + `${words[file.outcome]}, ${file.place}, ${costs(file)}`);
+  chart.show(lanes.map((lane) => ({ ...lane, name: title(lane) })), `Files on a time axis: ${said}. A table is below.`);
+  files.show(all);
+}
+
+function title({ name, files: some }) {
+  const sum = { requests: 0, bytes: 0, cost_usd: 0 };
+  for (const file of some) for (const cost of Object.keys(sum)) sum[cost] += file[cost];
+  return `${name}: ${counted(some.length, "file")}${sum.requests ? `, ${costs(sum)}` : ""}`;
+}
+
+// Says what an answer is, and what it lacks.
+function conclude(end) {
+  const { as_of_ms: until, expired_before_ms: expired } = end;
+  const found = items.length ? entries(items.length) : `No match for key ${asked.key} of topic ${asked.topic}`;
+  const state = {
+    complete: `: the answer is complete${until === null ? "" : ` as of ${time(until)} (${ago(until)})`}.`,
+    truncated: items.length ? " so far; there are more." : " so far; the search is not at its end.",
+    partial: items.length ? ", and some may be missing." : " in what could be read; the rest may have some.",
+  };
+  find("status").textContent = found + state[end.status];
+  find("every").hidden = cursor === null;
+  table.more = cursor === null ? null : () => read(false);
+  const notes = [];
+  if (!items.length) {
+    const looked = [...reports.values()].filter(({ outcome }) => outcome !== "refreshed").length;
+    const timed = asked.begin_ms || asked.end_ms;
+    if (timed) notes.push(`Asked for from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
+    if (looked) notes.push(`Looked at ${counted(looked, "file")}; below is what was done with each.`);
+    else if (timed || expired !== null || until !== null) notes.push("No file has entries of this time.");
+    else notes.push("The index has no entries yet.");
+    for (const topic of end.unknown_topics) notes.push(`No file that was read has topic ${topic}: is it spelled so?`);
+    if (asked.key !== asked.key.trim()) notes.push("The key has a space at its beginning or end: is it meant?");
+  }
+  if (expired !== null) notes.push(`What was before ${time(expired)} has expired, and is in no answer.`);
+  for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
+  find("said").replaceChildren(...notes.map((note) => make("p", {}, note)));
+  const lost = end.lost.map((one) => ({ ...one, place: entries(one.entries) }));
+  warn("This answer is partial: these files could not be read", end.failed);
+  warn("The storage has lost these for good, and they were given up", lost);
+}
+
+function warn(said, some) {
+  if (some.length) find("said").append(make("div", { class: "warning" }, make("h3", {}, said), fileList(some)));
+}
+
+function columnsOf(rows) {
+  const extra = Object.keys(rows[0] ?? {}).filter((name) => !STANDARD.has(name));
+  return [
+    column("Message of (UTC)", "timestamp_ms", time, { of: opening }), column("Queue", "queue_id", count, NUMBER),
+    column("Offset", "offset", count, NUMBER), column("Size", "size", bytes, NUMBER),
+    ...extra.map((name) => column(name, name)),
+    ...(rows.some((item) => item.source) ? [column("Index", "source")] : []),
+  ];
+}
+
+function opening(item) {
+  const at = time(item.timestamp_ms);
+  const open = ({ target }) => {
+    chosen = item;
+    for (const row of target.closest("tbody").rows) row.className = row.contains(target) ? "chosen" : "";
+    message.showEntry(item, asked, target);
+  };
+  const label = `Message of ${at}, queue ${item.queue_id}, offset ${item.offset}`;
+  return make("button", { type: "button", class: "link", onclick: open, "aria-label": label }, at);
+}

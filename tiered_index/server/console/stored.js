@@ -1,0 +1,85 @@
+// What is stored: files by state on a time axis, kept up to date, and what the month costs by topic.
+import { json } from "./api.js";
+import { Lanes } from "./chart.js";
+import { NUMBER, Table, bytes, column, count, counted, find, make, tell, time, usd } from "./page.js";
+
+const EVERY_MS = 5000;
+const STATES = { unsealed: "--hot", compacted: "--local", uploaded: "--read", storage: "--filter",
+  "window table": "--table", damaged: "--failed" };
+const known = (shown) => (value) => (value === null ? "–" : shown(value));
+const NOBODYS = "(archived segments, and files that name no topic)";
+let timer, chart, table, costTable;
+let paused = false;
+
+export function start() {
+  table = new Table(find("files-table"), "Files", [
+    column("File", "file_id"), column("State", "state"), column("Lane", "lane"), column("From", "begin_ms", time),
+    column("To", "end_ms", time), column("Entries", "entries", known(count), NUMBER),
+    column("Bytes", "bytes", known(bytes), NUMBER), column("Error", "error", (error) => error ?? "", { text: true }),
+  ]);
+  find("pause").addEventListener("click", ({ target }) => {
+    paused = !paused;
+    target.setAttribute("aria-pressed", String(paused));
+    if (!paused) showFiles();
+  });
+  costTable = new Table(find("cost-table"), "Topics", [
+    column("Topic", "topic", (topic) => topic ?? NOBODYS, { text: true }), column("Entries", "entries", count, NUMBER),
+    column("Bytes", "bytes", bytes, NUMBER), column("$ a month", "usd_a_month", usd, NUMBER),
+    column("Share", "share", bar),
+  ]);
+}
+
+export function leave() {
+  clearTimeout(timer);
+}
+
+export async function showFiles() {
+  clearTimeout(timer);
+  const began = performance.now();
+  try {
+    const { files, totals } = await json("v1/files");
+    for (const file of files) file.state = file.error ? "damaged" : file.table ? "window table" : file.state;
+    const states = [...new Set([...Object.keys(STATES), ...files.map((file) => file.state)])];
+    const lanes = states.map((state) => ({ state, files: files.filter((file) => file.state === state) }))
+      .filter((lane) => lane.files.length)
+      .map((lane) => ({ ...lane, color: STATES[lane.state] ?? "--skipped",
+        name: `${lane.state}: ${counted(lane.files.length, "file")}` }));
+    const said = lanes.map((lane) => `${count(lane.files.length)} ${lane.state}`).join(", ");
+    const sums = `${counted(totals.entries, "entry", "entries")}, ${bytes(totals.bytes)}`;
+    find("files-sums").textContent = files.length ? `${counted(files.length, "file")} (${said}), ${sums}.`
+      : "The index has no files yet.";
+    chart ??= new Lanes(find("files-chart"), (file) => `${file.file_id}: ${file.state}, ${time(file.begin_ms)} to `
+      + `${time(file.end_ms)}, ${known(count)(file.entries)} entries, ${known(bytes)(file.bytes)}`);
+    chart.show(lanes, `Files by state on a time axis: ${said || "none"}. A table is below.`);
+    table.show(files.reverse());
+    tell(find("files-said"), null);
+  } catch (problem) {
+    tell(find("files-said"), problem);
+  }
+  // many files take a while to list, and the service has other things to do
+  const wait = Math.max(EVERY_MS, 20 * (performance.now() - began));
+  if (!paused && !find("files-view").hidden) timer = setTimeout(showFiles, wait);
+}
+
+export async function showCost() {
+  const said = find("cost-sums");
+  said.textContent = "Adding up…";
+  try {
+    const { rows, totals, prices_as_of: when, usd_per_gib_month: price } = await json("v1/du", { by: "topic" });
+    rows.sort((a, b) => b.usd_a_month - a.usd_a_month || b.bytes - a.bytes);
+    for (const row of rows) row.share = totals.bytes ? row.bytes / totals.bytes : 0;
+    said.textContent = rows.length ? `${usd(totals.usd_a_month)} a month for ${bytes(totals.bytes)} at $${price} a GiB `
+      + `(prices of ${when}); ${counted(totals.entries, "entry", "entries")}.` : "Nothing is stored yet.";
+    costTable.show(rows);
+    tell(find("cost-said"), null);
+  } catch (problem) {
+    said.textContent = "";
+    tell(find("cost-said"), problem);
+  }
+}
+
+function bar(share) {
+  const made = make("span", { class: "bar", role: "img", "aria-label": `${(100 * share).toFixed(1)} % of the bytes` });
+  made.style.width = `${100 * share}%`;
+  return made;
+}
