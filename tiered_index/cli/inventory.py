@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from typer import Option
 
-from tiered_index.cli.options import CacheDir
+from tiered_index.cli.asking import asked_service
+from tiered_index.cli.options import CacheDir, TokenFile, Url
 from tiered_index.cli.output import counted, human_bytes, human_count
 from tiered_index.cli.session import Session, command
 from tiered_index.service.lookup.inventory import du_document, du_groups
@@ -19,6 +20,8 @@ def du(
         str, Option(metavar="topic,day,state", help="What rows are of: one of these words, or several by commas.")
     ] = "topic,day,state",
     cache_dir: CacheDir = None,
+    url: Url = None,
+    token_file: TokenFile = None,
 ) -> int:
     """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state.
 
@@ -32,12 +35,18 @@ def du(
       tiered-index du --storage s3://bucket/index --by topic
 
       tiered-index du --root /data/index --json
+
+      tiered-index du --url http://localhost:8080 --token-file token
     """
     groups = du_groups(by)
-    config = session.config(cache_dir=cache_dir)
-    with session.open_reader(config) as reader:
-        table = reader.du()
-        document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
+    if (client := asked_service(session, url, token_file, cache_dir=cache_dir)) is not None:
+        with client:
+            document = client.du(",".join(groups))
+    else:
+        config = session.config(cache_dir=cache_dir)
+        with session.open_reader(config) as reader:
+            table = reader.du()
+            document = du_document(table, groups, reader.genesis.index_id, reader.log_state.number, config.prices)
     rows, totals = document["rows"], document["totals"]
     session.out.answer(document)
     session.out.table(
@@ -48,7 +57,7 @@ def du(
     )
     session.out.line(
         f"{counted(totals['entries'], 'entry', 'entries')}, {human_bytes(totals['bytes'])}, "
-        f"${_dollars(totals['usd_a_month'])} a month at ${config.prices.storage_per_gib_month_usd:g} a GiB"
+        f"${_dollars(totals['usd_a_month'])} a month at ${document['usd_per_gib_month']:g} a GiB"
     )
     return 0
 

@@ -195,6 +195,10 @@ class IndexClient:
         """List every file of the index: the document of ``tiered-index files --json``."""
         return self._json("GET", "/v1/files", {})
 
+    def du(self, by: str = "topic,day,state") -> dict[str, Any]:
+        """Return what is stored and what it costs: the document of ``tiered-index du --json``."""
+        return self._json("GET", "/v1/du", {"by": by})
+
     def verify(self, *, deep: bool = False) -> dict[str, Any]:
         """Begin to check every checksum of the index; return the job, whose ``id`` `verification` takes."""
         body = json.dumps({"deep": deep}).encode()
