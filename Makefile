@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve-demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-peers lock dist clean
+.PHONY: help setup demo serve-demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -108,6 +108,9 @@ bench-s3: $(VENV)/.stamp-test ## cold lookups on a real S3 server, started for t
 $(VENV)/.stamp-peers: $(VENV)/.stamp-test
 	@$(BIN)/python -m pip install -q --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@
+
+bench-service: $(VENV)/.stamp-test ## load on the service over sockets: lookups/s, latencies, slow readers, memory
+	@$(BIN)/python -m tests.benchmarks.service $(BENCH_ARGS)
 
 bench-peers: $(VENV)/.stamp-peers ## the same entries in RocksDB, LMDB, SQLite, InnoDB, DuckDB and here, into build/peers.json (BENCH_ARGS: --entries ...)
 	@$(BIN)/python -m tests.benchmarks.peers $(BENCH_ARGS)

@@ -82,6 +82,10 @@ def _least(asked: N | None, cap: N) -> N:
     return cap if asked is None else min(asked, cap)
 
 
+# of streams, behind their first ones, that are made at once, lest single lookups wait for them
+_LATER_PAGES = 2
+
+
 class Calls:
     """Runs up to `threads` calls at once; up to `waiting` more wait for their turn, others are refused."""
 
@@ -89,6 +93,7 @@ class Calls:
         self._pool = DaemonPool(threads, "tiered-index-http")
         self._most = threads + waiting
         self.under_way = 0
+        self.later_pages = asyncio.Semaphore(_LATER_PAGES)
 
     async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
         """Return what `call` returns in a thread. Raises as it does, and `Refused` where the client has gone, or where

@@ -26,6 +26,8 @@ _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # connections that wait to be accepted
 _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
+# that the kernel holds of an answer
+_SENT_BYTES = 512 << 10
 # for the head of a request to come whole, and for a client to take what fills the buffer to it
 _HEAD_S = _TAKE_S = 30.0
 # of a head, which the parser does not bound
@@ -281,6 +283,8 @@ def _bound(host: str, port: int) -> socket.socket:
     bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # connections have it, too: what a slow reader does not take is not made
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, _SENT_BYTES)
         bound.bind((host, port))
         bound.listen(_BACKLOG)
     except (OSError, OverflowError) as error:

@@ -6,6 +6,7 @@ audit log, also where it fails. Threads: handlers run on the event loop and neve
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -129,7 +130,8 @@ class LookupRoutes(HealthRoutes):
                     return once, arrow.table(wire.items_table(once, redaction))
                 return once, b"".join(map(wire.encode, wire.item_documents(once, redaction)))
 
-            return await self.calls.run(request, allowance, act)
+            async with self.calls.later_pages if cursor is not None else contextlib.nullcontext():
+                return await self.calls.run(request, allowance, act)
 
         first = await page(None)
 

@@ -51,17 +51,19 @@ class Load:
 
 
 class Connection(asyncio.Protocol):
-    """One connection, which asks `requests` until the load ends; with a `pause_s` it waits between them."""
+    """One connection, which asks `requests` until the load ends; it waits before the first one, and between them."""
 
-    def __init__(self, load: Load, requests: Iterator[Request], until_s: float, pause_s: float = 0.0) -> None:
+    def __init__(
+        self, load: Load, requests: Iterator[Request], until_s: float, first_s: float = 0.0, pause_s: float = 0.0
+    ) -> None:
         self._load, self._requests = load, requests
-        self._until_s, self._pause_s = until_s, pause_s
+        self._until_s, self._first_s, self._pause_s = until_s, first_s, pause_s
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         assert isinstance(transport, asyncio.Transport)
         self._transport = transport
-        self._ask()
+        asyncio.get_running_loop().call_later(self._first_s, self._ask)
 
     def _ask(self) -> None:
         if time.perf_counter() >= self._until_s or self._transport.is_closing():
@@ -116,10 +118,10 @@ async def drive(
     began_s = time.perf_counter()
     made = []
     for number in range(connections):
-        until_s = began_s + seconds
-        _, one = await loop.create_connection(
-            lambda number=number, until_s=until_s: Connection(load, requests(number), until_s, pause_s), *address
-        )
+        # not all at once
+        first_s = pause_s * number / connections
+        one = Connection(load, requests(number), began_s + seconds, first_s, pause_s)
+        await loop.create_connection(lambda one=one: one, *address)
         made.append(one)
     await asyncio.gather(*(one.ended for one in made))
     load.elapsed_s = time.perf_counter() - began_s

@@ -41,8 +41,10 @@ PLACES = ("hot", "cached", "cold")
 T = TypeVar("T")
 
 
-def measure(folder: Path, entries: int, seconds: float, soak_s: float) -> list[dict[str, Any]]:
-    """Return the figures of each measurement, in the order in which they were made."""
+def measure(
+    folder: Path, entries: int, seconds: float, soak_s: float, connections: int = _MANY
+) -> list[dict[str, Any]]:
+    """Return the figures of each measurement, in the order in which they were made; `connections`: the most at once."""
     rows = []
     uri = (folder / "storage").as_uri()
     with IndexService.open(
@@ -70,8 +72,10 @@ def measure(folder: Path, entries: int, seconds: float, soak_s: float) -> list[d
             rows.append(row | {"keys_per_s": row["answers_per_s"] * _BATCH_KEYS})
             if place == "cached":
                 # a quarter of what one connection after the other gets
-                pause_s = _MANY / max(1.0, rows[-2]["answers_per_s"] / 4)
-                many = service.run(f"{_MANY:,} connections", service.lookups, keys, connections=_MANY, pause_s=pause_s)
+                pause_s = connections / max(1.0, rows[-2]["answers_per_s"] / 4)
+                many = service.run(
+                    f"{connections:,} connections", service.lookups, keys, connections=connections, pause_s=pause_s
+                )
                 rows += [many, service.beside_slow_readers(), service.soak(soak_s)]
     return rows
 
