@@ -268,3 +268,36 @@ def unpack_bits(packed, begin, widths, least, start, stop, columns, to):
                 value |= (word >> (bit & uint64(7)) & ((uint64(1) << some) - uint64(1))) << done
                 bit, done, left = bit + some, done + some, left - some
             columns[column, place] = value + least[column]
+
+
+@njit(int64(_IN[uint64], *5 * [_IN[int64]], int64, _IN[int64], _I64, _I64, _I64), **_OPTIONS)
+def find_ranks(words, begins, row_bits, widths, least, keys, limit, wanted, runs, places, ranks):
+    """Set run, place in it and rank of each key of packed runs whose rank is among the rising `wanted`; return how many
+    there are, or -1 where a rank is `limit` or more. A run's first row begins at bit `begins` and with a step from rank
+    to rank; a word must follow the last one.
+    """
+    found = 0
+    for run in range(len(begins)):
+        bit, rank = uint64(begins[run]), least[run]
+        mask = (uint64(1) << uint64(widths[run])) - uint64(1)
+        low, high = 0, len(wanted)
+        while low < high:
+            middle = (low + high) >> 1
+            if wanted[middle] < rank:
+                low = middle + 1
+            else:
+                high = middle
+        for place in range(keys[run]):
+            at, shift = bit >> uint64(6), bit & uint64(63)
+            # the word behind goes above; two shifts, as none is by 64
+            step = words[at] >> shift | words[at + uint64(1)] << uint64(1) << (uint64(63) - shift)
+            rank += int64(step & mask)
+            bit += uint64(row_bits[run])
+            while low < len(wanted) and wanted[low] < rank:
+                low += 1
+            if low < len(wanted) and wanted[low] == rank:
+                runs[found], places[found], ranks[found] = run, place, rank
+                found += 1
+        if rank >= limit:
+            return -1
+    return found

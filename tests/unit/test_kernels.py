@@ -20,6 +20,7 @@ from tiered_index.format.compacted import Compaction
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import Packing
+from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.format.time_line import TimeLine
 from tiered_index.format.unsealed import UnsealedTable
@@ -160,7 +161,9 @@ def test_packing(loops, seed, counts, most, ordered):
         # more than are read one by one
         one = packing.unpack(packed[0], counts[0], "file")
         assert one.tobytes() == items[: counts[0]].tobytes()
-        return b"".join(packed)
+        asked = asked_ranks(packing, items["key_hash"][::3].astype(np.int32))
+        found, of_runs = find_asked(packing, zip(packed, counts, strict=True), asked, "file")
+        return b"".join([*packed, found.tobytes(), of_runs.tobytes()])
 
     both(loops, make)
 

@@ -52,29 +52,36 @@ def packed_bytes(schema: Schema, count: int) -> int:
 
 
 class Packing:
-    """How the runs of one file are packed: `base` are the base slots, by which hashes have their rank."""
+    """How the runs of one file are packed: `base` are the base slots, by which hashes have their rank, of `ranks`.
+
+    A run is `header`, its keys, marks of their first items unless each has one, its items; `order` are the columns.
+    """
 
     def __init__(self, schema: Schema, base: int, line: TimeLine) -> None:
-        self._schema, self._base, self._line = schema, base, line
-        self._words = _words_of(schema)
-        names = self._words.names or ()
-        self._of_keys = [name for name in names if name in _OF_KEYS]
-        self._of_items = [name for name in names if name not in (*_OF_KEYS, "key_hash", "offset", "time_diff_s")]
-        codes = [_CODES[self._words[name].str[1:]] for name in (*self._of_keys, *self._of_items)]
-        self._order = ("key_hash", *self._of_keys, *self._of_items, "offset", "time_diff_s")
-        fields: Mapping[str, Any] = self._words.fields or {}
+        self.schema, self.base, self.line = schema, base, line
+        self.words = _words_of(schema)
+        names = self.words.names or ()
+        self.of_keys = [name for name in names if name in _OF_KEYS]
+        self.of_items = [name for name in names if name not in (*_OF_KEYS, "key_hash", "offset", "time_diff_s")]
+        codes = [_CODES[self.words[name].str[1:]] for name in (*self.of_keys, *self.of_items)]
+        self.order = ("key_hash", *self.of_keys, *self.of_items, "offset", "time_diff_s")
+        fields: Mapping[str, Any] = self.words.fields or {}
         # the same fields in the order in which they are stored
         self._ordered = np.dtype(
             {
-                "names": self._order,
-                "formats": [fields[name][0] for name in self._order],
-                "offsets": [fields[name][1] for name in self._order],
+                "names": self.order,
+                "formats": [fields[name][0] for name in self.order],
+                "offsets": [fields[name][1] for name in self.order],
                 "itemsize": schema.item.itemsize,
             }
         )
-        self._quotients = SlotMap(base).quotients
+        self.quotients = SlotMap(base).quotients
+        self.ranks = self.quotients * base
         # kind of hashes | keys | for each column its bits and its smallest value
-        self._header = struct.Struct(">BI" + "".join("B" + code for code in ("q", *codes, "q", "q")))
+        self.header = struct.Struct(">BI" + "".join("B" + code for code in ("q", *codes, "q", "q")))
+        named = zip(self.order, ("q", *codes, "q", "q"), strict=True)
+        columns = [pair for name, code in named for pair in ((f"width {name}", "u1"), (f"least {name}", f">{code}"))]
+        self.header_dtype = np.dtype([("is_ranked", "u1"), ("keys", ">u4"), *columns])
 
     def pack(self, items: Array) -> bytes:
         """Return the packed form of a run's items (structured as the schema's, n), one at least."""
@@ -83,8 +90,8 @@ class Packing:
     def pack_runs(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return the packed forms of several runs; `items` are theirs, one behind the other, `counts` of each."""
         starts = np.cumsum([0, *counts])
-        words = items.view(self._words)
-        shared = [items["key_hash"].astype(np.int64), *(_native(words[name]) for name in self._of_keys)]
+        words = items.view(self.words)
+        shared = [items["key_hash"].astype(np.int64), *(_native(words[name]) for name in self.of_keys)]
         new = np.zeros(len(items), bool)
         for column in shared:
             new[1:] |= column[1:] != column[:-1]
@@ -92,15 +99,15 @@ class Packing:
         rows = np.flatnonzero(new)
         raw, *others = shared if len(rows) == len(items) else [column[rows] for column in shared]
         key_starts = np.searchsorted(rows, starts)
-        ranks = hash_rank(normal_hashes(raw), self._base).astype(np.int64)
+        ranks = hash_rank(normal_hashes(raw), self.base).astype(np.int64)
         steps = np.diff(ranks, prepend=ranks[:1])
         steps[key_starts[:-1]] = 0
         is_ranked = (np.minimum.reduceat(np.minimum(steps, raw), key_starts[:-1]) >= 0).tolist()
         offsets = _native(items["offset"])
-        line = items["time_diff_s"] - self._line.at(offsets)
+        line = items["time_diff_s"] - self.line.at(offsets)
         loops = compiled(len(items))
         of_keys, as_steps = (_Rows([first, *others], key_starts, loops) for first in (raw, steps))
-        of_items = _Rows([*(_native(words[name]) for name in self._of_items), offsets, line], starts, loops)
+        of_items = _Rows([*(_native(words[name]) for name in self.of_items), offsets, line], starts, loops)
         packed = []
         for run, (start, stop) in enumerate(itertools.pairwise(starts.tolist())):
             mine = as_steps if is_ranked[run] else of_keys
@@ -109,7 +116,7 @@ class Packing:
                 about[1] = int(ranks[key_starts[run]])
             count = int(key_starts[run + 1] - key_starts[run])
             parts = [
-                self._header.pack(is_ranked[run], count, *about),
+                self.header.pack(is_ranked[run], count, *about),
                 mine.packed(run),
                 b"" if count == stop - start else np.packbits(new[start:stop], bitorder="little").tobytes(),
                 of_items.packed(run),
@@ -129,7 +136,7 @@ class Packing:
     def unpack_runs(self, runs: Iterable[tuple[bytes | memoryview, int]], file: str) -> Array:
         """Return the items of several runs, one behind the other, each given by its data and count, as `unpack`."""
         given = list(runs)
-        items = np.empty(sum(count for _, count in given), self._schema.item)
+        items = np.empty(sum(count for _, count in given), self.schema.item)
         at = 0
         for first in range(0, len(given), _TOGETHER):
             opened = [self._open(data, count, file) for data, count in given[first : first + _TOGETHER]]
@@ -140,13 +147,13 @@ class Packing:
         return items
 
     def _open(self, data: bytes | memoryview, count: int, file: str) -> _Run:
-        size = self._header.size
+        size = self.header.size
         try:
-            is_ranked, n, *about = self._header.unpack_from(data)
+            is_ranked, n, *about = self.header.unpack_from(data)
         except struct.error as error:
             raise CorruptFile(file, "a packed run is too short", expected=size, found=len(data)) from error
         widths, least = about[::2], about[1::2]
-        keys = 1 + len(self._of_keys)
+        keys = 1 + len(self.of_keys)
         key_widths, item_widths = widths[:keys], widths[keys:]
         starts_at = size + _bytes_of(n * sum(key_widths))
         items_at = starts_at + (_bytes_of(count) if n < count else 0)
@@ -156,7 +163,7 @@ class Packing:
         bits = _Bits(data)
         codes = bits.column(8 * size, sum(key_widths), widths[0], n).view(np.int64)
         codes = (np.cumsum(codes) if is_ranked else codes) + least[0]
-        limit = self._quotients * self._base if is_ranked else 2**31
+        limit = self.ranks if is_ranked else 2**31
         if widths[0] > 32 or not -(2**31) <= least[0] < limit or codes.max() >= limit:
             raise CorruptFile(file, "a packed run has hashes of more than 32 bits")
         starts = None
@@ -172,7 +179,7 @@ class Packing:
     def _find(self, run: _Run, key_hash: int) -> _Part:
         """Return the part of a run from the first to the last key of a hash."""
         if run.is_ranked:
-            rank = key_hash % self._base * self._quotients + key_hash // self._base
+            rank = key_hash % self.base * self.quotients + key_hash // self.base
             low, high = int(run.codes.searchsorted(rank)), int(run.codes.searchsorted(rank, "right"))
         else:
             there = np.flatnonzero(run.codes == key_hash if key_hash else run.codes <= 0)
@@ -184,7 +191,7 @@ class Packing:
 
     def _rows(self, parts: Sequence[_Part]) -> Array:
         """Return the items of parts of runs, one behind the other."""
-        items = np.empty(sum(part.stop - part.start for part in parts), self._schema.item)
+        items = np.empty(sum(part.stop - part.start for part in parts), self.schema.item)
         if not len(items):
             return items
         if (loops := compiled(len(items))) is not None:
@@ -203,9 +210,9 @@ class Packing:
             repeats = _joined([part.repeats() for part in parts])
             of_keys = [np.repeat(column, repeats) for column in of_keys]
         offsets, times = (column.view(np.int64) for column in of_items[-2:])
-        of_items[-1] = (times + self._line.at(offsets)).view(np.uint64)
-        words = items.view(self._words)
-        for name, column in zip(self._order, (*of_keys, *of_items), strict=True):
+        of_items[-1] = (times + self.line.at(offsets)).view(np.uint64)
+        words = items.view(self.words)
+        for name, column in zip(self.order, (*of_keys, *of_items), strict=True):
             words[name] = column
         return items
 
@@ -213,8 +220,8 @@ class Packing:
         """Return the hashes of a part's keys."""
         hashes = part.run.codes[part.low : part.high]
         if part.run.is_ranked:
-            slots, above = np.divmod(hashes, self._quotients)
-            hashes = above * self._base + slots
+            slots, above = np.divmod(hashes, self.quotients)
+            hashes = above * self.base + slots
         return hashes
 
     def _few(self, part: _Part) -> Array | None:
@@ -223,16 +230,16 @@ class Packing:
         for key, repeats in zip(range(part.low, part.high), part.repeats().tolist(), strict=True):
             code, values = int(run.codes[key]), run.bits.row(run.keys_at, run.key_widths, key)
             if run.is_ranked:
-                slot, above = divmod(code, self._quotients)
-                code = above * self._base + slot
+                slot, above = divmod(code, self.quotients)
+                code = above * self.base + slot
             of_keys += [(code, *map(operator.add, values[1:], run.least[1:]))] * repeats
         item_least = run.least[len(run.key_widths) :]
         for of_key, number in zip(of_keys, range(part.start, part.stop), strict=True):
             values = run.bits.row(run.items_at, run.item_widths, number)
             *values, offset, time = map(operator.add, values, item_least)
-            rows.append((*of_key, *values, offset, time + self._line.at_one(offset)))
+            rows.append((*of_key, *values, offset, time + self.line.at_one(offset)))
         try:
-            return np.array(rows, self._ordered).view(self._schema.item)
+            return np.array(rows, self._ordered).view(self.schema.item)
         except OverflowError:
             return None
 

@@ -228,10 +228,6 @@ class Directory:
             return indices
         return np.where((indices >= 0) & (self.groups["blocks"][indices] > 0), indices, -1)
 
-    def positions_of(self, slots: Array) -> npt.NDArray[np.int64]:
-        """Return where the group begins (i64, n) that holds each of `slots` (n), the first one's at least."""
-        return self.groups["offset"][np.searchsorted(self._first_slots, slots, "right") - 1].astype(np.int64)
-
     def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
         """Return the blocks of a cut group in order of position: their rows of the table, and their runs."""
         first = int(self.groups["first_block"][group])

@@ -10,6 +10,7 @@ BLOOM = "tests/unit/format/test_bloom.py"
 HASHING = "tests/unit/format/test_hashing.py"
 UNSEALED = "tests/unit/format/test_unsealed.py"
 COMPACTED = "tests/unit/format/test_compacted.py"
+FOUND = "tests/unit/format/test_packed.py::test_asked_keys_are_found_in_many_runs"
 
 MUTANTS = (
     Mutant(
@@ -256,22 +257,27 @@ MUTANTS = (
         ("tests/unit/service/test_layouts_of_files.py::test_each_start_may_have_another_layout",),
     ),
     Mutant(
-        "packed-giant-for-another-key",
-        "a giant slot behind an empty group is unpacked for the key that the empty group was asked for",
-        "service/files/search.py",
-        "for position, key_hash in each.items() if position not in owners}",
-        "for position, key_hash in each.items()}",
-        (
-            "tests/unit/service/test_layouts_of_files.py"
-            "::test_a_key_that_a_file_lacks_takes_nothing_from_a_giant_slot_beside_it[packed]",
-        ),
+        "asked-key-without-its-last-items",
+        "of a run's last key that is asked in a batch only the first item is found",
+        "format/packed_find.py",
+        "np.where(mark + 1 < high[at], following, runs.counts[found.runs[several]])",
+        "np.where(mark + 1 < high[at], following, starts[several] + 1)",
+        (FOUND,),
     ),
     Mutant(
-        "batch-asks-a-run-one-key",
-        "of two keys of a run that one batch asks only the last is found",
-        "service/files/search.py",
-        "key_hash if asked.get(position, key_hash) == key_hash else None",
-        "key_hash",
-        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[packed]",),
+        "asked-keys-of-the-first-run",
+        "keys of a batch are looked for by the first run's widths in the runs beside it",
+        "format/packed_find.py",
+        "np.repeat(_mask(runs.widths[:, 0]), runs.keys)",
+        "_mask(runs.widths[:1, 0])",
+        (FOUND,),
+    ),
+    Mutant(
+        "asked-ranks-go-on",
+        "a run's ranks begin where those of the run before it end",
+        "format/packed_find.py",
+        " - np.append(0, codes[ends[:-1] - 1])",
+        "",
+        (FOUND,),
     ),
 )

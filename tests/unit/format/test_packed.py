@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import zlib
 from typing import Any
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.packed import MOST_ITEMS, Packing, packed_bytes
+from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
 from tiered_index.format.slots import SlotMap
@@ -76,6 +78,23 @@ def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
         assert found.tobytes() in items.tobytes()
 
 
+@settings(max_examples=150)
+@given(anything(), st.lists(st.integers(1, 9), max_size=40), st.data())
+def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: list[int], data: st.DataObject) -> None:
+    packing, items = packed
+    stops = [at for at in np.cumsum(sizes).tolist() if at < len(items)]
+    counts = np.diff([0, *stops, len(items)]).tolist()
+    runs = list(zip(packing.pack_runs(items, counts), counts, strict=True))
+    hashes = normal_hashes(items["key_hash"])
+    there = hashes[hashes >= 0]
+    some = data.draw(st.sets(st.sampled_from(there.tolist()))) if len(there) else set()
+    asked = np.array([*some, *some, 0, 77, 2**31 - 1], np.int32)
+    found, of_runs = find_asked(packing, runs, asked_ranks(packing, asked), "f")
+    wanted = np.isin(hashes, asked)
+    assert found.tobytes() == items[wanted].tobytes()
+    assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
+
+
 @settings(max_examples=100)
 @given(anything(), st.data())
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
@@ -93,6 +112,11 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
             continue
         assert len(found) <= count <= MOST_ITEMS
         assert found.dtype == items.dtype
+    own = int(items["key_hash"][0]) & (2**31 - 1)
+    asked = asked_ranks(packing, np.array([0, 5, own], np.int32))
+    with contextlib.suppress(CorruptFile):
+        found, of_runs = find_asked(packing, [(cut, count), (packing.pack(items), len(items))], asked, "f")
+        assert len(found) == of_runs.sum() and (of_runs <= [count, len(items)]).all()
 
 
 @settings(max_examples=100)

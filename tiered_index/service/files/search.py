@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import attrgetter
 from typing import Protocol
 
@@ -17,7 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hash
-from tiered_index.format.trailer import Directory, Run, Trailer
+from tiered_index.format.packed_find import asked_ranks, find_asked
+from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
@@ -83,13 +84,27 @@ def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iter
         yield window
 
 
+def read_asked(source: FileBytes, runs: Sequence[Run], ranks: npt.NDArray[np.int64] | None) -> tuple[Array, list[int]]:
+    """Return as `read_items`, and how many items are of each run: of packed ones those whose hash is asked for, by
+    `asked_ranks`, as unpacking all takes several times as long.
+    """
+    packing = source.trailer().metadata.packing
+    if packing is None or ranks is None:
+        return read_items(source, runs), [run.count for run in runs]
+    pieces = zip(source.verified(runs), (run.count for run in runs), strict=True)
+    items, counts = find_asked(packing, pieces, ranks, source.file)
+    return items, counts.tolist()
+
+
 def scan_matches(
     source: FileBytes, runs: Iterable[Run], batch: LookupBatch, window_bytes: int, *, gap_bytes: int = 0
 ) -> Iterator[Matches]:
     """Yield all rows of runs that answer lookups of a batch, in no order, a bounded number at a time."""
     metadata = source.trailer().metadata
     schema, begin_s, pairs = metadata.layout.schema, metadata.begin_ms // 1000, batch.topic_pairs(metadata)
-    for _, items in scan_runs(source, runs, window_bytes, gap_bytes=gap_bytes):
+    ranks = asked_ranks(metadata.packing, batch.key_hash) if metadata.packing is not None else None
+    for window in _windows(runs, window_bytes, gap_bytes):
+        items, _ = read_asked(source, window, ranks)
         for places, lookups in batch.pairs(items["key_hash"]):
             picked = items[places]
             seconds = begin_s + picked["time_diff_s"].astype(np.int64)
@@ -272,11 +287,7 @@ def search_file_for_many(
         for group in np.unique(cut[cut >= 0]).tolist()
     ]
     owners = {run.offset: giant for giant in giants for run in giant.runs}
-    asked: dict[int, int | None] = {}
-    if metadata.packing is not None:
-        each = _asked_hashes(directory, slots[cut < 0], batch.key_hash[wanted[cut < 0]])
-        # an empty group begins where the next one does, of which others may ask
-        asked = {position: key_hash for position, key_hash in each.items() if position not in owners}
+    ranks = asked_ranks(metadata.packing, batch.key_hash[wanted]) if metadata.packing is not None else None
     done: list[int] = []
     while True:
         chosen = [*runs, *(run for giant in giants for run in giant.next_runs())]
@@ -286,7 +297,7 @@ def search_file_for_many(
         segments = list(_segments(chosen, waiting, done, source.gap_bytes))
         for segment in segments:
             for window in _windows(segment, _WINDOW_BYTES):
-                items, counts = _read_asked(source, window, asked)
+                items, counts = read_asked(source, window, ranks)
                 stop, held = 0, iter(counts)
                 for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
                     for block in [list(part)] if giant is None else [[run] for run in part]:
@@ -299,29 +310,6 @@ def search_file_for_many(
         found = gathered.first()
         for giant in giants:
             giant.settle(found)
-
-
-def _asked_hashes(directory: Directory, slots: Array, hashes: Array) -> dict[int, int | None]:
-    """Return which hash is looked up in the group at each position, of hashes and their slots (n); None: several."""
-    asked: dict[int, int | None] = {}
-    for position, key_hash in zip(directory.positions_of(slots).tolist(), hashes.tolist(), strict=True):
-        asked[position] = key_hash if asked.get(position, key_hash) == key_hash else None
-    return asked
-
-
-def _read_asked(source: FileBytes, runs: list[Run], asked: Mapping[int, int | None]) -> tuple[Array, list[int]]:
-    """Return as `read_items`, and how many items are of each run: of a packed one in which a hash is `asked` those
-    of that hash only, as unpacking them all takes several times as long.
-    """
-    metadata, counts = source.trailer().metadata, [run.count for run in runs]
-    if metadata.packing is None or not any(asked.get(run.offset) is not None for run in runs):
-        return read_items(source, runs), counts
-    parts = [
-        metadata.items_of(piece, run.count, source.file, asked.get(run.offset))
-        for piece, run in zip(source.verified(runs), runs, strict=True)
-    ]
-    items = np.frombuffer(b"".join(part.tobytes() for part in parts), metadata.layout.schema.item)
-    return items, list(map(len, parts))
 
 
 def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:

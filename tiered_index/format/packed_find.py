@@ -1,0 +1,254 @@
+"""Asked keys in many packed runs at once: of each run the keys' hashes are unpacked, and what is asked for of the rest.
+
+Runs lie side by side, and a column of all of them is read by one gather whose places and widths differ from run to run.
+A batch of lookups asks for few of a run's items, so most of its bits are never looked at. Memory: some 100 bytes a key
+of 64 runs, and 60 an item that is found. Pure; safe under threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.packed import MOST_ITEMS, Packing
+from tiered_index.format.slots import hash_rank
+from tiered_index.kernels import compiled
+
+Array = npt.NDArray[Any]
+Int64 = npt.NDArray[np.int64]
+UInt64 = npt.NDArray[np.uint64]
+
+# runs that are searched together: the keys' hashes fit the cache
+_TOGETHER = 64
+_ONE, _LAST_BIT = np.uint64(1), np.uint64(63)
+
+
+def asked_ranks(packing: Packing, hashes: npt.NDArray[np.int32]) -> Int64:
+    """Return normal hashes (n), in any order, as `find_asked` takes them: ranks (m), rising, each once."""
+    return np.unique(hash_rank(hashes, packing.base).astype(np.int64))
+
+
+def find_asked(
+    packing: Packing, runs: Iterable[tuple[bytes | memoryview, int]], ranks: Int64, file: str
+) -> tuple[Array, Int64]:
+    """Return the items (structured, n) of runs, each given by its data and count, whose hash is asked for by `ranks`;
+    and how many each run has (m). They stand as in the runs. Raises `CorruptFile` as `Packing.unpack` does.
+    """
+    given = list(runs)
+    found = [_some(packing, given[at : at + _TOGETHER], ranks, file) for at in range(0, len(given), _TOGETHER)]
+    if len(found) == 1:
+        return found[0]
+    items = np.empty(sum(len(part) for part, _ in found), packing.schema.item)
+    if len(items):
+        # as bytes, since NumPy copies records column by column
+        np.concatenate([part.view(np.void) for part, _ in found], out=items.view(np.void))
+    return items, np.concatenate([np.zeros(0, np.int64), *(counts for _, counts in found)])
+
+
+def _some(
+    packing: Packing, given: Sequence[tuple[bytes | memoryview, int]], ranks: Int64, file: str
+) -> tuple[Array, Int64]:
+    runs = _Runs.parse(packing, given)
+    found = None if runs is None else _keys(packing, runs, ranks)
+    if runs is None or found is None:
+        return _one_by_one(packing, given, ranks, file)
+    spans = _spans(runs, found)
+    if spans is None:
+        return _one_by_one(packing, given, ranks, file)
+    starts, counts = spans
+    items = _items(packing, runs, found, starts, counts)
+    return items, np.bincount(found.runs, counts, len(given)).astype(np.int64)
+
+
+def _one_by_one(
+    packing: Packing, given: Sequence[tuple[bytes | memoryview, int]], ranks: Int64, file: str
+) -> tuple[Array, Int64]:
+    """Do the same by unpacking each run, which says what is wrong with one; and takes hashes that aren't by rank."""
+    parts = []
+    for data, count in given:
+        items = packing.unpack(data, count, file)
+        of_items = hash_rank(normal_hashes(items["key_hash"]), packing.base).astype(np.int64)
+        parts.append(items[np.isin(of_items, ranks)])
+    joined = np.frombuffer(b"".join(part.tobytes() for part in parts), packing.schema.item)
+    return joined, np.array([len(part) for part in parts], np.int64)
+
+
+class _Runs(NamedTuple):
+    """Runs (r) side by side in `words` (u64): items and keys of each; `widths` and `least` (r x columns, u64) of its
+    columns; the bits where its rows of keys, its marks of first items and its rows of items begin.
+    """
+
+    words: UInt64
+    data: npt.NDArray[np.uint8]
+    counts: Int64
+    keys: Int64
+    widths: Int64
+    least: UInt64
+    keys_at: Int64
+    marks_at: Int64
+    items_at: Int64
+    key_bits: Int64
+    item_bits: Int64
+
+    @classmethod
+    def parse(cls, packing: Packing, given: Sequence[tuple[bytes | memoryview, int]]) -> _Runs | None:
+        """Return the runs; None where one is not as it should be, or its hashes are not by rank."""
+        lengths = np.array([len(data) for data, _ in given], np.int64)
+        counts = np.array([count for _, count in given], np.int64)
+        dtype = packing.header_dtype
+        if lengths.min() < dtype.itemsize:
+            return None
+        # each word can be read with the one behind it
+        padding = bytes(16 + -int(lengths.sum()) % 8)
+        data = np.frombuffer(b"".join([*(data for data, _ in given), padding]), np.uint8)
+        begins = np.cumsum(lengths) - lengths
+        heads = data[begins[:, None] + np.arange(dtype.itemsize)].view(dtype)[:, 0]
+        keys = heads["keys"].astype(np.int64)
+        widths = np.stack([heads[f"width {name}"] for name in packing.order], 1).astype(np.int64)
+        least = np.stack([_wide(heads[f"least {name}"]) for name in packing.order], 1)
+        of_keys = 1 + len(packing.of_keys)
+        key_bits, item_bits = widths[:, :of_keys].sum(1), widths[:, of_keys:].sum(1)
+        marks_at = dtype.itemsize + (keys * key_bits + 7 >> 3)
+        items_at = marks_at + np.where(keys < counts, counts + 7 >> 3, 0)
+        first = least[:, 0].view(np.int64)
+        right = (heads["is_ranked"] == 1) & (keys > 0) & (keys <= counts) & (counts <= MOST_ITEMS)
+        right &= (widths.max(1) <= 64) & (widths[:, 0] <= 32) & (lengths == items_at + (counts * item_bits + 7 >> 3))
+        right &= (first >= -(2**31)) & (first < packing.ranks)
+        if not right.all():
+            return None
+        keys_at, marks_at, items_at = (8 * (begins + part) for part in (dtype.itemsize, marks_at, items_at))
+        words = data.view("<u8")
+        return cls(words, data, counts, keys, widths, least, keys_at, marks_at, items_at, key_bits, item_bits)
+
+
+class _Keys(NamedTuple):
+    """Keys that are asked for: which run (n) each is of, its place among the run's keys (n), its rank (n)."""
+
+    runs: Int64
+    places: Int64
+    ranks: Int64
+
+
+def _keys(packing: Packing, runs: _Runs, ranks: Int64) -> _Keys | None:
+    """Return the keys whose rank is asked for; None where a run has a rank that no hash has."""
+    total = int(runs.keys.sum())
+    if (loops := compiled(total)) is not None:
+        found = np.empty((3, total), np.int64)
+        count = loops.find_ranks(
+            runs.words, runs.keys_at, runs.key_bits, runs.widths[:, 0].copy(), runs.least[:, 0].view(np.int64).copy(),
+            runs.keys, packing.ranks, ranks, *found,
+        )  # fmt: skip
+        return None if count < 0 else _Keys(*found[:, :count])
+    ends = np.cumsum(runs.keys)
+    starts = ends - runs.keys
+    bits = np.repeat(runs.keys_at - starts * runs.key_bits, runs.keys)
+    bits += np.arange(total) * np.repeat(runs.key_bits, runs.keys)
+    codes = np.cumsum(_bits(runs.words, bits, np.repeat(_mask(runs.widths[:, 0]), runs.keys)).view(np.int64))
+    # the running sum goes on over all runs: of each, what was before its first key is taken off
+    codes += np.repeat(runs.least[:, 0].view(np.int64) - np.append(0, codes[ends[:-1] - 1]), runs.keys)
+    if (codes[ends - 1] >= packing.ranks).any():
+        return None
+    if (codes[1:] < codes[:-1]).any():
+        # parts of one slot, whose hashes begin anew
+        places = np.flatnonzero(np.isin(codes, ranks))
+    else:
+        asked = ranks[np.searchsorted(ranks, codes[0]) : np.searchsorted(ranks, codes[-1], "right")]
+        low = np.searchsorted(codes, asked)
+        times = np.searchsorted(codes, asked, "right") - low
+        places = np.repeat(low - np.cumsum(times) + times, times) + np.arange(int(times.sum()))
+    of = np.searchsorted(ends, places, "right")
+    return _Keys(of, places - starts[of], codes[places])
+
+
+def _spans(runs: _Runs, found: _Keys) -> tuple[Int64, Int64] | None:
+    """Return each key's first item among the run's, and how many it has; None where a run's marks are not its keys'."""
+    starts, stops = found.places.copy(), found.places + 1
+    shared = runs.keys < runs.counts
+    several = np.flatnonzero(shared[found.runs])
+    if len(several):
+        marked = np.unique(found.runs[several])
+        sizes = runs.counts[marked] + 7 >> 3
+        ends = np.cumsum(sizes)
+        begins = ends - sizes
+        places = np.repeat((runs.marks_at[marked] >> 3) - begins, sizes) + np.arange(int(ends[-1]))
+        first = np.flatnonzero(np.unpackbits(runs.data[places], bitorder="little"))
+        # of the marks of all these runs: which are each run's, and where in its items they stand
+        low = np.searchsorted(first, 8 * begins)
+        high = np.searchsorted(first, 8 * begins + runs.counts[marked])
+        last = np.append(low[1:], len(first))
+        if (high != last).any() or (high - low != runs.keys[marked]).any() or (first[low] != 8 * begins).any():
+            return None
+        at = np.searchsorted(marked, found.runs[several])
+        mark = low[at] + found.places[several]
+        starts[several] = first[mark] - 8 * begins[at]
+        following = np.append(first, 0)[mark + 1] - 8 * begins[at]
+        stops[several] = np.where(mark + 1 < high[at], following, runs.counts[found.runs[several]])
+    return starts, stops - starts
+
+
+def _items(packing: Packing, runs: _Runs, found: _Keys, starts: Int64, counts: Int64) -> Array:
+    """Return the items of keys, each given by its first one and their number."""
+    items = np.empty(int(counts.sum()), packing.schema.item)
+    if not len(items):
+        return items
+    above, slots = found.ranks % packing.quotients, found.ranks // packing.quotients
+    columns = [(above * packing.base + slots).view(np.uint64)]
+    of_keys = 1 + len(packing.of_keys)
+    bits = runs.keys_at[found.runs] + found.places * runs.key_bits[found.runs] + runs.widths[found.runs, 0]
+    for column in range(1, of_keys):
+        columns.append(_column(runs, column, found.runs, bits))
+        bits += runs.widths[found.runs, column]
+    run = found.runs
+    if len(items) > len(run):
+        columns = [np.repeat(column, counts) for column in columns]
+        run = np.repeat(run, counts)
+        starts = np.repeat(starts - np.cumsum(counts) + counts, counts) + np.arange(len(items))
+    bits = runs.items_at[run] + starts * runs.item_bits[run]
+    for column in range(of_keys, len(packing.order)):
+        columns.append(_column(runs, column, run, bits))
+        bits += runs.widths[run, column]
+    offsets, times = (column.view(np.int64) for column in columns[-2:])
+    columns[-1] = (times + packing.line.at(offsets)).view(np.uint64)
+    words = items.view(packing.words)
+    for name, values in zip(packing.order, columns, strict=True):
+        words[name] = values
+    return items
+
+
+def _column(runs: _Runs, column: int, run: Int64, bits: Int64) -> UInt64:
+    """Return values (u64, n) of a column at `bits` (n), each of a run (n)."""
+    values = _bits(runs.words, bits, _mask(runs.widths[:, column])[run])
+    values += runs.least[run, column]
+    return values
+
+
+def _bits(words: UInt64, bits: Int64, masks: UInt64) -> UInt64:
+    """Return the numbers (u64, n) that begin at `bits` (n), as wide as `masks` (n)."""
+    places, shifts = bits >> 6, (bits & 63).astype(np.uint64)
+    values = words.take(places)
+    values >>= shifts
+    # the word behind goes above; two shifts, as none is by 64
+    behind = words.take(places + 1)
+    behind <<= _ONE
+    behind <<= _LAST_BIT - shifts
+    values |= behind
+    values &= masks
+    return values
+
+
+def _mask(widths: Int64) -> UInt64:
+    """Return as many ones (u64, n) as widths (n; 0 to 64) say."""
+    wide = widths.astype(np.uint64)
+    masks: UInt64 = (_ONE << np.minimum(wide, _LAST_BIT)) - _ONE
+    masks[wide > _LAST_BIT] = ~np.uint64(0)
+    return masks
+
+
+def _wide(column: Array) -> UInt64:
+    """Return a column's values modulo 2**64."""
+    values: UInt64 = column.astype(np.int64 if column.dtype.kind == "i" else np.uint64).view(np.uint64)
+    return values
