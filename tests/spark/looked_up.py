@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pickle
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,8 +17,9 @@ from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.lookup.answers import answer_partitions
 from tiered_index.spark.lookup.lookup import bounded, count_lookups, total_counts
-from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, plan_lookup
-from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_task
+from tiered_index.spark.lookup.packing import KeysCensus
+from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, plan_lookup
+from tiered_index.spark.lookup.search import REPORT, TaskReport, pack_lookups, search_asked, search_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import Lookup
@@ -32,12 +33,15 @@ class LookedUp:
 
     plan: LookupPlan
     reports: list[TaskReport] = field(default_factory=list)
-    answers: dict[bytes, tuple[str, list[dict[str, Any]], Any]] = field(default_factory=dict)
+    answers: dict[bytes | int, tuple[str, list[dict[str, Any]], Any]] = field(default_factory=dict)
 
     def of(self, lookup: Lookup) -> tuple[str, list[dict[str, Any]], Any]:
         """Return the answer to one lookup."""
         question = lookups_of(*_columns([lookup]), self.plan.places, keyed=self.plan.schema.keyed)
-        return self.answers[question.tobytes()]
+        if self.plan.asked is None:
+            return self.answers[question.tobytes()]
+        # what no partition with a block has has no entry
+        return self.answers.get(int(places_of(self.plan.asked, question)[0]), ("complete", [], None))
 
     @property
     def requests(self) -> int:
@@ -68,6 +72,13 @@ def plan_of(state: LogState, lookups: Sequence[Lookup], **options: Any) -> Looku
     return bounded(plan, counts_of(plan, lookups), *bounds) if bounds != [None, None] else plan
 
 
+def held(plan: LookupPlan, lookups: Sequence[Lookup]) -> LookupPlan:
+    """Return the plan with all lookups."""
+    topics, keys, begins, ends = _columns(lookups)
+    packed = lookups_of(topics, keys, begins, ends, plan.places, keyed=plan.schema.keyed)
+    return replace(plan, asked=KeysCensus(len(lookups), plan.topics, (0, 0), 0, packed).asked(plan.kept_from))
+
+
 def counts_of(plan: LookupPlan, lookups: Sequence[Lookup]) -> Any:
     """Return how many of the lookups meet each object of a plan, counted in two tasks."""
     topics, keys, begins, ends = _columns(lookups)
@@ -90,11 +101,15 @@ def looked_up(
     topics, keys, begins, ends = _columns(lookups)
     rows = pa.record_batch({"topic": topics, "key": keys, "begin": begins, "end": ends})
     batches = [rows.slice(start, batch_rows) for start in range(0, len(lookups), batch_rows)]
-    packed = pa.Table.from_batches(list(pack_lookups(batches, plan)))
+    shuffled = plan if plan.asked is None else replace(plan, asked=None)
+    packed = pa.Table.from_batches(list(pack_lookups(batches, shuffled)))
     found: list[pa.RecordBatch] = []
     for task in range(len(plan.tasks)):
         blocks = packed.filter(pc.equal(packed["task"], task)).to_batches()
-        for batch in search_task(blocks, plan, Address(storage)):  # type: ignore[arg-type]
+        address: Any = Address(storage)
+        number = pa.record_batch({"id": [task]})
+        searched = search_task(blocks, plan, address) if plan.asked is None else search_asked([number], plan, address)
+        for batch in searched:
             if batch.column("kind")[0].as_py() == REPORT:
                 made.reports.append(pickle.loads(batch.column("more")[0].as_py()))
             else:

@@ -31,6 +31,7 @@ from tiered_index.errors import (
 )
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
+from tiered_index.spark.lookup import packing as lookup_packing
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.keys import keys_of, read_keys
 from tiered_index.storage.local.storage import LocalStorage
@@ -112,6 +113,23 @@ def test_answers_are_a_readers(spark, index):
     assert 2 * len(objects) <= result.requests < 10 * len(objects)
     assert 0 < result.bytes_read < sum(stored.size_bytes for stored in objects.values()) and result.cost_usd > 0
     assert {stage for stage, _, _ in told} == {"count", "search"}
+    result.release()
+
+
+@pytest.mark.parametrize("held", [1 << 21, 0], ids=["held", "shuffled"])
+def test_many_keys(spark, index, monkeypatch, held):
+    """More than go to the driver with what is told of them, or than it holds at all."""
+    monkeypatch.setattr(lookup_packing, "_MOST_HELD", held)
+    frame = spark.createDataFrame(ROWS, KEYS).coalesce(1)
+    many = frame.unionAll(
+        spark.range(7_000).selectExpr("'payments'", "concat('none-', id)", "NULL", "NULL", "-1")
+    ).coalesce(1)
+    result = look_up(spark, many, storage=index, max_count=5)
+    rows = [row.asDict() for row in result.frame.collect()]
+    check(index, [row for row in rows if row["id"] > 0], 5)
+    none = [row for row in rows if row["id"] < 0]
+    assert len(none) == 7_000 and {(row["status"], row["position"]) for row in none} == {("complete", None)}
+    assert sum(result.statuses.values()) == len(ROWS) - 1 + 7_000
     result.release()
 
 

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 
-from tests.spark.looked_up import SETTINGS, counts_of, looked_up, plan_of
+from tests.spark.looked_up import SETTINGS, counts_of, held, looked_up, plan_of
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging, RegionItem
 from tiered_index import Lookup
@@ -20,7 +22,7 @@ from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import writing as task_module
-from tiered_index.spark.lookup import answers, search
+from tiered_index.spark.lookup import answers, packing, search
 from tiered_index.spark.lookup import lookup as lookup_job
 from tiered_index.spark.lookup import plan as lookup_plan
 from tiered_index.spark.lookup.plan import LOOKUP, PackedBatch, distinct, lookups_of, places_of, routes, times_of
@@ -127,6 +129,55 @@ def test_answers_of_small_pieces(life, monkeypatch):
     assert plan.partitions > 3 * plan.answerers > 3
     found = looked_up(life.storage, plan, lookups, batch_rows=11)
     check(life, found, lookups)
+
+
+def test_lookups_that_the_driver_holds(life, monkeypatch):
+    """Blocks name them by their places; answers and what could not be read are the same."""
+    monkeypatch.setattr(answers, "_BATCH_ROWS", 7)
+    monkeypatch.setattr(lookup_plan, "_LOOKUPS_A_PARTITION", 9)
+    monkeypatch.setattr(lookup_plan, "_LEAST_A_PARTITION", 1)
+    lookups = lookups_in(life, max_count=20)
+    plan = held(plan_of(life.state, lookups, max_count=20), [*lookups, *lookups[:20]])
+    assert plan.partitions > 3 and len(plan.asked) <= len(lookups)
+    check(life, looked_up(life.storage, plan, lookups), lookups)
+    storage, stored = faulty(life, StorageUnavailable("no answer"))
+    partial = looked_up(storage, held(plan_of(life.state, lookups, allow_partial=True), lookups), lookups)
+    expected = looked_up(storage, plan_of(life.state, lookups, allow_partial=True), lookups)
+    assert [partial.of(lookup) for lookup in lookups] == [expected.of(lookup) for lookup in lookups]
+    assert "partial" in {partial.of(lookup)[0] for lookup in lookups}
+    life.storage.delete(stored.name)
+    with pytest.raises(StorageUnavailable, match=r"was removed.*look up again"):
+        looked_up(life.storage, plan, lookups, accepted=True)
+
+
+def test_keys_are_counted_and_packed_in_lots(monkeypatch):
+    monkeypatch.setattr(packing, "_LOT_ROWS", 4)
+    monkeypatch.setattr(packing, "_FEW", 3)
+    rows = [("b", "k1"), ("b", "k1"), ("a", None), ("b", "k2"), (None, "k"), ("a", "k3"), ("c", "k4"), ("c", "k5")]
+    none = pa.nulls(len(rows), pa.int64())
+    topics, keys = (pa.array(column, pa.string()) for column in zip(*rows, strict=True))
+    batch = pa.record_batch([topics, keys, none, pa.array([5_000] * len(rows))], ["t", "k", "b", "e"])
+    parts = [batch.slice(0, 3), batch.slice(3, 3), batch.slice(6)]
+    # two tasks, which meet other topics first
+    lots = [
+        lot
+        for task in (parts[:2], parts[1:])
+        for made in packing.pack_keys(task, keyed=True, column="'key'")
+        for lot in made.to_pylist()
+    ]
+    assert [(lot["rows"], lot["topicless"], lot["keyless"]) for lot in lots] == [(4, 1, 1), (4, 1, 0)]
+    assert [lot["few"] is None for lot in lots] == [False, True]
+    census = packing.census_of(lots, {"topic": "'topic'", "key": "'key'"}, skip_null=True)
+    assert (census.rows, census.topics, census.seconds, census.skipped_null) == (8, ("a", "b", "c"), (0, 5), 3)
+    given = [lot if lot["few"] is not None else {"topics": lot["topics"], "asked": lot["asked"]} for lot in lots]
+    held_ = replace(census, lookups=packing.lookups_in(given, census.topics))
+    whole = batch.filter(pc.and_(topics.is_valid(), keys.is_valid()))
+    expected = lookups_of(*whole.columns, {"a": 0, "b": 1, "c": 2}, keyed=True)
+    assert held_.asked(()).tolist() == distinct(expected).tolist()
+    expected["second_min"][expected["topic"] == 1] = 3
+    assert held_.asked((0, 3, 0)).tolist() == distinct(expected).tolist()
+    with pytest.raises(InvalidArgument, match="column 'topic' has 2 nulls"):
+        packing.census_of(lots, {"topic": "'topic'", "key": "'key'"}, skip_null=False)
 
 
 @pytest.mark.parametrize(

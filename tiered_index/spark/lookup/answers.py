@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _HELD_ROWS = 1 << 20
 _BATCH_ROWS = 1 << 16
-_STATUSES = ("complete", "truncated", "partial")
+STATUSES = ("complete", "truncated", "partial")
 _ENTRY = arrow_schema("topic_id int, queue_id int, offset long, size int, timestamp_ms long, key_hash int")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 Array = npt.NDArray[Any]
@@ -60,11 +60,13 @@ def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[
     return ["_lookup", "status", "failed", *entry, *joined]
 
 
-def answer_schema(schema: Schema, *, nested: bool) -> pa.Schema:
-    """Return the schema of what `answer_partitions` yields."""
+def answer_schema(plan: LookupPlan, *, nested: bool) -> pa.Schema:
+    """Return the schema of what `answer_partitions` yields; `_lookup` is as blocks name it."""
+    schema = plan.schema
     columns = entry_columns(schema)
     entries = [("entries", pa.list_(pa.struct(columns)))] if nested else [("position", pa.int32()), *columns]
-    return pa.schema([("_lookup", pa.binary()), ("status", pa.string()), ("failed", _FAILED), *entries])
+    name = pa.binary() if plan.asked is None else pa.int64()
+    return pa.schema([("_lookup", name), ("status", pa.string()), ("failed", _FAILED), *entries])
 
 
 def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
@@ -75,13 +77,16 @@ def _arrow_type(dtype: np.dtype[Any]) -> pa.DataType:
 
 
 def answer_partitions(batches: Iterable[pa.RecordBatch], plan: LookupPlan, *, nested: bool) -> Iterator[pa.RecordBatch]:
-    """Yield partitions' answers; blocks come by partition, then kind. Raises `StorageUnavailable` for `MISSING`."""
-    partition, number = _Partition(plan), -1
+    """Yield partitions' answers; blocks come by partition, then kind. Raises `StorageUnavailable` for `MISSING`.
+
+    Of a plan that has all lookups those in partitions without a block are left out: they have no entry.
+    """
+    partition, number = _Partition(plan, -1), -1
     for batch in batches:
         for here, kind, blocks in _runs(batch):
             if here != number:
                 yield from partition.answers(nested=nested)
-                partition, number = _Partition(plan), here
+                partition, number = _Partition(plan, here), here
             partition.add(kind, blocks)
     yield from partition.answers(nested=nested)
 
@@ -94,8 +99,8 @@ def _runs(batch: pa.RecordBatch) -> Iterator[tuple[int, int, pa.RecordBatch]]:
 
 
 class _Partition:
-    def __init__(self, plan: LookupPlan) -> None:
-        self._plan = plan
+    def __init__(self, plan: LookupPlan, number: int) -> None:
+        self._plan, self._number = plan, number
         self._asked: list[Array] = []
         self._held: list[Matches] = []
         self._count = 0
@@ -111,10 +116,10 @@ class _Partition:
         elif kind == FAILED:
             for cell, more in zip(blocks.column("lookups"), blocks.column("more").to_pylist(), strict=True):
                 file, error = pickle.loads(more)
-                for place in places_of(self.batch.packed, records_of(pa.array([cell.as_py()], pa.binary()))).tolist():
+                for place in self._places(pa.array([cell.as_py()], pa.binary())).tolist():
                     self._failed.setdefault(place, []).append({"file": file, "error": error})
         elif kind == FOUND:
-            places = places_of(self.batch.packed, records_of(blocks.column("lookups")))
+            places = self._places(blocks.column("lookups"))
             self._held.append(Matches(places, records_of(blocks.column("rows"), self._plan.schema.row)))
             self._count += len(places)
             if self._count > _HELD_ROWS:
@@ -122,14 +127,25 @@ class _Partition:
                 self._held = [Matches(np.repeat(np.arange(len(self.batch)), np.diff(starts)), rows)]
                 self._count = len(rows)
 
+    def _places(self, cells: Any) -> npt.NDArray[np.int64]:
+        """Return where in the batch the lookups of blocks stand (i64, n)."""
+        if self._plan.asked is None:
+            return places_of(self.batch.packed, records_of(cells))
+        places: npt.NDArray[np.int64] = records_of(cells, np.dtype(np.int64)).copy()
+        places -= self._plan.partition(self._number).start
+        return places
+
     @cached_property
     def batch(self) -> PackedBatch:
         """All lookups of the partition, for one answer more than asked: it tells a full answer from a truncated one."""
-        asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
+        if self._plan.asked is not None:
+            asked = self._plan.asked[self._plan.partition(self._number)]
+        else:
+            asked = distinct(np.concatenate(self._asked)) if self._asked else np.zeros(0, LOOKUP)
         return PackedBatch(asked, self._plan.topics, self._plan.max_count + 1)
 
     def answers(self, *, nested: bool) -> Iterator[pa.RecordBatch]:
-        if not self._asked:
+        if self._number < 0:
             return
         plan, most = self._plan, self._plan.max_count
         rows, starts, _ = best_answers(self.batch, self._held, plan.schema)
@@ -138,7 +154,7 @@ class _Partition:
         rank = np.arange(len(rows)) - np.repeat(starts[:-1], counts)
         rows = rows[rank < most]
         status = (counts > most).astype(np.int8)
-        status[list(self._failed)] = _STATUSES.index("partial")
+        status[list(self._failed)] = STATUSES.index("partial")
         counts = np.minimum(counts, most)
         rows["key_hash"] = np.repeat(self.batch.key_hash, counts)  # by one rule, whatever an entry's file has
         ends = np.cumsum(counts)
@@ -153,17 +169,17 @@ class _Partition:
             first = stop
 
     def _rows(self, part: slice, rows: Array, counts: Array, status: Array, *, nested: bool) -> pa.RecordBatch:
-        schema = answer_schema(self._plan.schema, nested=nested)
+        schema = answer_schema(self._plan, nested=nested)
         failed = pa.nulls(part.stop - part.start, _FAILED)
         if self._failed:
             failed = pa.array([self._failed.get(place) for place in range(part.start, part.stop)], _FAILED)
-        statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(_STATUSES)).cast(pa.string())
-        lookups = self.batch.packed[part]
+        statuses = pa.DictionaryArray.from_arrays(pa.array(status), pa.array(STATUSES)).cast(pa.string())
+        names = self._names(part)
         entries = _entries(rows, self._plan.schema)
         if nested:
             records = pa.StructArray.from_arrays(entries, fields=list(schema.field("entries").type.value_type))
             lists = pa.ListArray.from_arrays(np.append(0, np.cumsum(counts)).astype(np.int32), records)
-            columns = [cells_of(lookups, np.arange(len(lookups))), statuses, failed, lists]
+            columns = [names, statuses, failed, lists]
             return pa.RecordBatch.from_arrays(columns, schema=schema)
         # a lookup without entries has one row, too
         index = np.repeat(np.arange(len(counts)), np.maximum(counts, 1))
@@ -172,8 +188,15 @@ class _Partition:
         starts = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
         position = pa.array((np.arange(len(index)) - starts[index]).astype(np.int32), mask=~some)
         repeated = pa.array(index)
-        head = [cells_of(lookups[index], np.arange(len(index))), statuses.take(repeated), failed.take(repeated)]
+        head = [column.take(repeated) for column in (names, statuses, failed)]
         return pa.RecordBatch.from_arrays([*head, position, *(column.take(place) for column in entries)], schema=schema)
+
+    def _names(self, part: slice) -> pa.Array:
+        """Return the column `_lookup` of some lookups of the partition."""
+        if self._plan.asked is None:
+            return cells_of(self.batch.packed[part], np.arange(part.stop - part.start))
+        first = self._plan.partition(self._number).start
+        return pa.array(np.arange(first + part.start, first + part.stop))
 
 
 def _entries(rows: Array, schema: Schema) -> list[pa.Array]:

@@ -26,7 +26,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.rows import check_topic
 from tiered_index.spark.build.sources import NDJSON, column_of, frame_of, shown_column
 from tiered_index.spark.executors import (
     StorageAddress,
@@ -41,9 +40,8 @@ from tiered_index.spark.executors import (
     to_read,
     typed_errors,
 )
-from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, times_of
+from tiered_index.spark.lookup.plan import LookupPlan, lookups_of, places_of, times_of
 from tiered_index.storage.s3.options import S3Options
-from tiered_index.types import MAX_TIMESTAMP_MS
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -236,17 +234,6 @@ def _write_parts(batches: Iterator[pa.RecordBatch], address: StorageAddress) -> 
 
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
 _INTEGERS = ("tinyint", "smallint", "int", "bigint")
-_MAX_TOPICS = 1_000_000
-
-
-@dataclass(frozen=True)
-class KeysCensus:
-    """The rows to look up and those skipped, counted, with their topics and (inclusive) range of seconds."""
-
-    rows: int
-    topics: tuple[str, ...]
-    seconds: tuple[int, int]
-    skipped_null: int
 
 
 @dataclass(frozen=True)
@@ -258,32 +245,9 @@ class Keys:
     given: Mapping[str, Any]
     names: Mapping[str, str]
 
-    def census(self, *, skip_null: bool) -> KeysCensus:
-        """Count. Raises `InvalidArgument` naming a column that has nulls, unless such rows are skipped."""
-        from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-
-        topic, key, begin, end = (self.fields[name] for name in _FIELDS)
-        topics = self.frame.groupBy(topic.alias("topic")).agg(
-            F.count_if(key.isNull()).alias("keyless"),
-            F.count_if(key.isNotNull()).alias("rows"),
-            F.min(F.coalesce(begin, F.lit(0))).alias("low"),
-            F.max(F.coalesce(end, F.lit(MAX_TIMESTAMP_MS))).alias("high"),
-        )
-        rows = topics.limit(_MAX_TOPICS + 1).collect()
-        if len(rows) > _MAX_TOPICS:
-            raise InvalidArgument(f"the keys have more than {_MAX_TOPICS:,} topics")
-        without_topic = sum(row["keyless"] + row["rows"] for row in rows if row["topic"] is None)
-        without_key = sum(row["keyless"] for row in rows if row["topic"] is not None)
-        for name, count in (("topic", without_topic), ("key", without_key)):
-            if count and not skip_null:
-                has = f"column {self.names[name]} has {count:,} null{'s' * (count > 1)}"
-                raise InvalidArgument(f"{has}; a value is needed in every row (or skip_null)")
-        kept = [row for row in rows if row["topic"] is not None and row["rows"]]
-        for row in kept:
-            check_topic(row["topic"])
-        low, high = min((row["low"] for row in kept), default=0), max((row["high"] for row in kept), default=0)
-        count, names = sum(row["rows"] for row in kept), tuple(sorted(row["topic"] for row in kept))
-        return KeysCensus(count, names, (low // 1000, high // 1000), without_topic + without_key)
+    def all_fields(self) -> DataFrame:
+        """Return (topic, key, begin, end) of all rows."""
+        return self.frame.select(*(self.fields[name].alias(f"_{name}") for name in _FIELDS))
 
     def column(self, name: str) -> Any:
         """Return a field as a column of what `with_lookup` returns."""
@@ -299,23 +263,29 @@ class Keys:
         """Return (topic, key, begin, end) of the rows that have a topic and a key."""
         return self.whole().select(*(self.fields[name].alias(f"_{name}") for name in _FIELDS))
 
-    def with_lookup(self, plan: LookupPlan, name: str) -> DataFrame:
-        """Return the rows with the record of their lookup, as column `name`."""
+    def with_lookup(self, shared: Any, name: str) -> DataFrame:
+        """Return the rows with their lookup as the blocks of a plan, a broadcast value, name it, as column `name`."""
         from pyspark.sql.pandas.functions import arrow_udf
 
-        places, keyed, column, kept_from = plan.places, plan.schema.keyed, self.names["key"], plan.kept_from
+        column = self.names["key"]
 
         def packed(*arrays: pa.Array) -> pa.Array:
+            plan: LookupPlan = shared.value
             # Spark may ask for rows, too, that it leaves out afterwards
             whole = pc.and_(pc.is_valid(arrays[0]), pc.is_valid(arrays[1]))
             topic, key, begin, end = (array.filter(whole) for array in arrays)
-            lookups = lookups_of(topic, key, begin, end, places, keyed=keyed, column=column, kept_from=kept_from)
-            cells = cells_of(lookups, np.arange(len(lookups)))
+            keyed, kept_from = plan.schema.keyed, plan.kept_from
+            lookups = lookups_of(topic, key, begin, end, plan.places, keyed=keyed, column=column, kept_from=kept_from)
+            if plan.asked is None:
+                cells = cells_of(lookups, np.arange(len(lookups)))
+            else:
+                cells = pa.array(places_of(plan.asked, lookups))
             there = whole.to_numpy(zero_copy_only=False)
             return cells if there.all() else cells.take(pa.array(np.cumsum(there) - 1, mask=~there))
 
         make: Any = arrow_udf  # whose declared overloads ask for what it infers
-        lookup = make(packed, "binary")(*(self.fields[field] for field in _FIELDS))
+        kind = "binary" if shared.value.asked is None else "bigint"
+        lookup = make(packed, kind)(*(self.fields[field] for field in _FIELDS))
         given = [column.alias(field) for field, column in self.given.items()]
         return self.whole().select("*", *given, lookup.alias(name))
 

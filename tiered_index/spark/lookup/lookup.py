@@ -35,19 +35,30 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
 from tiered_index.spark.lookup import search
-from tiered_index.spark.lookup.answers import answer_partitions, answer_schema, check_place, column_names, with_messages
+from tiered_index.spark.lookup.answers import (
+    STATUSES,
+    answer_partitions,
+    answer_schema,
+    check_place,
+    column_names,
+    with_messages,
+)
 from tiered_index.spark.lookup.keys import Keys, keys_of
+from tiered_index.spark.lookup.packing import KeysCensus, take_census
 from tiered_index.spark.lookup.plan import LookupPlan, Target, plan_lookup
 from tiered_index.spark.metrics import Progress, watched
 from tiered_index.storage.base import Storage
 from tiered_index.types import LostFile
 
 if TYPE_CHECKING:
+    from pyspark import Broadcast
     from pyspark.sql import Column, DataFrame, SparkSession
 
 # Plans at newer positions of the log, each because an object was removed meanwhile.
 _RETRIES = 10
 _LOOKUP = "_lookup"
+# Rows of answers that each executor can have whole
+_FEW_ROWS = 200_000
 _CHANGED = (
     "tiered_index.errors.InvalidArgument: the keys change while they are read; look up from a copy that stands still"
 )
@@ -80,6 +91,7 @@ class LookupResult:
     kept: DataFrame | None = field(default=None, repr=False)
     lost: tuple[LostFile, ...] = ()
     expired_before_ms: int | None = None
+    lookups: int | None = field(default=None, repr=False)
 
     @cached_property
     def statuses(self) -> dict[str, int]:
@@ -88,7 +100,11 @@ class LookupResult:
             return {}
         once = self.answers.select(_LOOKUP, "status").distinct()
         with typed_errors("counting answers"):
-            return {row["status"]: row["count"] for row in once.groupBy("status").count().sort("status").collect()}
+            counts = {row["status"]: row["count"] for row in once.groupBy("status").count().sort("status").collect()}
+        # lookups of partitions in which nothing was found
+        if without := self.lookups - sum(counts.values()) if self.lookups is not None else 0:
+            counts[STATUSES[0]] = counts.get(STATUSES[0], 0) + without
+        return dict(sorted(counts.items()))
 
     def release(self) -> None:
         """Let Spark forget what was read. `frame` would read it anew, as far as it is still there."""
@@ -148,8 +164,9 @@ def look_up(
         max_bytes=max_bytes,
     ) as (address, opened, log, taken):
         keys = keys_of(df, columns or {}, taken)
-        with typed_errors("counting the keys"), watched(spark, "count", progress):
-            census = keys.census(skip_null=skip_null)
+        genesis = log.state.genesis
+        assert genesis is not None
+        census = take_census(spark, keys, progress, keyed=genesis.layout.schema.keyed, skip_null=skip_null)
         make_plan = partial(
             plan_lookup,
             topics=census.topics,
@@ -163,7 +180,7 @@ def look_up(
         )
         result = partial(LookupResult, rows=census.rows, skipped_null=census.skipped_null)
         if dry_run:
-            plan = make_plan(log.state)
+            plan = _with_lookups(make_plan(log.state), census)
             costs = foreseen(plan, _counted(spark, keys, plan, progress))
             requests, read = sum(cost[0] for cost in costs), sum(cost[1] for cost in costs)
             return result(
@@ -178,14 +195,16 @@ def look_up(
             )
         lost: frozenset[str] = frozenset()
         for plans in range(1, _RETRIES + 2):  # noqa: B007 - used behind the loop
-            plan = make_plan(log.state, lost=lost)
+            plan = _with_lookups(make_plan(log.state, lost=lost), census)
             if max_requests is not None or max_bytes is not None:
                 plan = bounded(plan, _counted(spark, keys, plan, progress), max_requests, max_bytes)
-            kept, reports = _search(spark, keys, plan, address, progress)
+            shared = spark.sparkContext.broadcast(plan)
+            kept, reports = _search(spark, keys, shared, address, progress)
             missing = {report.missing for report in reports if report.missing is not None}
             if not missing:
                 break
             kept.unpersist()
+            shared.destroy()
             state = log.refresh()
             # what the newer state still names is no longer there though it should be
             if gone := sorted(missing & state.objects.keys()):
@@ -196,7 +215,9 @@ def look_up(
         else:
             what = f"objects kept vanishing during {_RETRIES + 1} plans of one lookup"
             raise StorageUnavailable(f"{opened.uri}: {what}; try again")
-        frame, answers = _answers(spark, keys, plan, kept, nested=nested)
+        most = max(sum(report.found for report in reports), census.rows)
+        few = most <= _FEW_ROWS and not any(report.failed for report in reports)
+        frame, answers = _answers(keys, shared, kept, nested=nested, few=few)
         if messages is not None:
             topic, key = keys.column("topic"), keys.column("key")
             frame = with_messages(frame, topic, key, messages, address, allow_partial=allow_partial)
@@ -216,6 +237,7 @@ def look_up(
             kept=kept,
             lost=tuple(one.told() for one in log.state.lost.values()),
             expired_before_ms=max(plan.kept_from) * 1000 if plan.kept_from else None,
+            lookups=None if plan.asked is None else len(plan.asked),
         )
 
 
@@ -257,8 +279,14 @@ def _not_listed(storage: Storage, state: LogState) -> frozenset[str]:
         return frozenset()
 
 
+def _with_lookups(plan: LookupPlan, census: KeysCensus) -> LookupPlan:
+    return replace(plan, asked=census.asked(plan.kept_from))
+
+
 def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Progress) -> Int64:
     """Return how many lookups each object of the plan may have answers for."""
+    if plan.asked is not None:
+        return _held_by(plan, plan.asked)
     column = keys.names["key"]
     with broadcast(spark, plan) as shared, typed_errors("counting the keys"), watched(spark, "count", progress):
 
@@ -270,22 +298,25 @@ def _counted(spark: SparkSession, keys: Keys, plan: LookupPlan, progress: Progre
 
 
 def _search(
-    spark: SparkSession, keys: Keys, plan: LookupPlan, address: StorageAddress, progress: Progress
+    spark: SparkSession, keys: Keys, shared: Broadcast[LookupPlan], address: StorageAddress, progress: Progress
 ) -> tuple[DataFrame, list[search.TaskReport]]:
     """Run the tasks; return their blocks, kept by Spark, and the report of each task that had anything to do."""
     from pyspark import StorageLevel
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    shared = spark.sparkContext.broadcast(plan)
-    column = keys.names["key"]
+    plan, column = shared.value, keys.names["key"]
 
     def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return search.pack_lookups(batches, shared.value, column)
 
     def find(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return search.search_task(batches, shared.value, address)
+        search_tasks = search.search_task if shared.value.asked is None else search.search_asked
+        return search_tasks(batches, shared.value, address)
 
-    packed = keys.fields_only().mapInArrow(pack, search.TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
+    if plan.asked is None:
+        packed = keys.fields_only().mapInArrow(pack, search.TASK_SCHEMA).repartitionById(len(plan.tasks), "task")
+    else:
+        packed = spark.range(0, len(plan.tasks), 1, len(plan.tasks))
     found = packed.mapInArrow(find, search.FOUND_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
     with ExitStack() as failing:
         failing.callback(found.unpersist)
@@ -296,30 +327,40 @@ def _search(
 
 
 def _answers(
-    spark: SparkSession, keys: Keys, plan: LookupPlan, kept: DataFrame, *, nested: bool
+    keys: Keys, shared: Broadcast[LookupPlan], kept: DataFrame, *, nested: bool, few: bool
 ) -> tuple[DataFrame, DataFrame]:
-    """Return the rows of keys with their answers, and the answers by lookup."""
+    """Return the rows of keys with their answers, and the answers by lookup; `few` go to where the keys are."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    shared = spark.sparkContext.broadcast(plan)
+    plan = shared.value
 
     def answer(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return answer_partitions(batches, shared.value, nested=nested)
 
     found = kept.where(F.col("kind") != search.REPORT)
-    parts = found.repartitionById(plan.answerers, F.col("partition") % plan.answerers)
+    few = few and plan.asked is not None
+    parts = found.coalesce(1) if few else found.repartitionById(plan.answerers, F.col("partition") % plan.answerers)
     blocks = parts.sortWithinPartitions("partition", "kind")
-    answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan.schema, nested=nested)))
-    # a row whose lookup was not asked: the source gave other rows the second time
-    status = F.coalesce("status", F.raise_error(_CHANGED).cast("string"))
-    joined = keys.with_lookup(plan, _LOOKUP).join(answers, _LOOKUP, "left").withColumn("status", status)
+    answers = blocks.mapInArrow(answer, from_arrow_schema(answer_schema(plan, nested=nested)))
+    near = answers.hint("broadcast") if few else answers
+    joined = keys.with_lookup(shared, _LOOKUP).join(near, _LOOKUP, "left")
+    if plan.asked is None:
+        # a row whose lookup was not asked: the source gave other rows the second time
+        joined = joined.withColumn("status", F.coalesce("status", F.raise_error(_CHANGED).cast("string")))
+    else:
+        # a lookup of a partition in which nothing was found
+        joined = joined.withColumn("status", F.coalesce("status", F.lit(STATUSES[0])))
+        if nested:
+            none = F.array().cast(answers.schema["entries"].dataType)
+            joined = joined.withColumn("entries", F.coalesce("entries", none))
     return joined.drop(_LOOKUP), answers
 
 
 COUNTS_SCHEMA = "counts binary"
 # Ranges of at most 8 MiB that end with a slot group.
 _SPANS_A_WINDOW = 3
+Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 
 
@@ -329,10 +370,14 @@ def count_lookups(
     """Yield how many lookups of rows (topic, key, begin, end) each object may have answers for, i64 as bytes."""
     counts = np.zeros(plan.objects, np.int64)
     for lookups in search.lots_of_lookups(batches, plan, column):
-        base_slots = plan.base_slots(lookups)
-        for place, target in enumerate(target for task in plan.tasks for target in task):
-            counts[place] += np.count_nonzero(target.holds(base_slots, lookups))
+        counts += _held_by(plan, lookups)
     yield pa.record_batch({"counts": pa.array([counts.tobytes()], pa.binary())})
+
+
+def _held_by(plan: LookupPlan, lookups: Array) -> Int64:
+    """Return how many of lookups each object may have answers for (i64, n), in order of the tasks."""
+    base_slots, targets = plan.base_slots(lookups), (target for task in plan.tasks for target in task)
+    return np.array([np.count_nonzero(target.holds(base_slots, lookups)) for target in targets], np.int64)
 
 
 def total_counts(plan: LookupPlan, cells: Iterable[bytes]) -> Int64:

@@ -278,7 +278,8 @@ class LookupPlan:
 
     A partition (of `partitions`) of lookups is answered at a time, which bounds memory, by `answerers` tasks of many
     each: a Python task costs some 60 ms. `max_requests` and `max_bytes` are of all tasks, `limits` the shares
-    (requests, bytes).
+    (requests, bytes). `asked` are all lookups once (n), as `distinct` returns them, which blocks name by their places;
+    None: they are too many for that, and travel.
     """
 
     number: int
@@ -297,6 +298,7 @@ class LookupPlan:
     lost: frozenset[str] = field(default_factory=frozenset)
     kept_from: tuple[int, ...] = ()
     expired: Expired = NOTHING
+    asked: Array | None = field(default=None, compare=False, repr=False)
 
     @property
     def schema(self) -> Schema:
@@ -329,6 +331,18 @@ class LookupPlan:
         for target in self.tasks[task]:
             mask |= target.holds(base_slots, lookups)
         return mask
+
+    def partitions_of(self, names: Array) -> Int64:
+        """Return the partition (i64, n) of lookups, given as blocks name them."""
+        if self.asked is None:
+            return routes(names, self.partitions)
+        return names * self.partitions // len(self.asked)
+
+    def partition(self, number: int) -> slice:
+        """Return which of `asked` a partition has."""
+        assert self.asked is not None
+        low, high = (-(-part * len(self.asked) // self.partitions) for part in (number, number + 1))
+        return slice(low, high)
 
 
 def plan_lookup(

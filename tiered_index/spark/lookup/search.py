@@ -3,6 +3,7 @@
 ```
 keys ─> lookups, packed ─> to tasks ─> objects searched ─> to partitions of lookups ─> in order, cut, joined
         pack_lookups       shuffle     search_task         shuffle                       answers
+        packing            broadcast   search_asked
 ```
 
 Answers are cut to one more than `max_count` a key. A row between stages is a block of many lookups or rows in binary
@@ -48,7 +49,9 @@ Int64 = npt.NDArray[np.int64]
 
 
 class HeldAnswers:
-    """Answers to any of `lookups`, held back while few, to be cut together with those of further objects."""
+    """Answers to any of `lookups`, given as blocks name them; held back while few, to be cut together with those of
+    further objects.
+    """
 
     def __init__(self, plan: LookupPlan, lookups: Array, most: int = _HELD_ROWS) -> None:
         self._plan, self._lookups, self._most = plan, lookups, most
@@ -146,6 +149,7 @@ def worth_a_filter(stored: StoredObject, wanted: int, request: int) -> bool:
 
 
 TASK_SCHEMA = "task int, asked binary, wanted binary"
+# `lookups` are their records, or their places among the plan's `asked` (i64).
 FOUND_SCHEMA = "kind int, partition int, lookups binary, rows binary, more binary"
 _FOUND = arrow_schema(FOUND_SCHEMA)
 # Kinds of blocks: every lookup once, lookups of an object that could not be read, answers, what a task spent,
@@ -157,12 +161,15 @@ _BLOCK_LOOKUPS = 1 << 20
 
 @dataclass
 class TaskReport:
-    """What a task did; `failed` are (object, error), `missing` the object that was gone when the task gave up."""
+    """What a task did; `found` are rows that it yielded, `failed` (object, error), `missing` the object that was gone
+    when the task gave up.
+    """
 
     requests: dict[str, int] = field(default_factory=dict)
     bytes_read: int = 0
     objects: int = 0
     opened: int = 0
+    found: int = 0
     failed: list[tuple[str, str]] = field(default_factory=list)
     missing: str | None = None
 
@@ -210,22 +217,41 @@ def search_task(
         return
     yield from _blocks(ASKED, np.concatenate(asked), None, plan)
     lookups = distinct(np.concatenate(wanted))
+    yield from _searched(plan, address, task, lookups, lookups)
+
+
+def search_asked(
+    batches: Iterable[pa.RecordBatch], plan: LookupPlan, address: StorageAddress
+) -> Iterator[pa.RecordBatch]:
+    """Do as `search_task` for a plan that has all lookups; batches have the numbers of tasks."""
+    assert plan.asked is not None
+    for batch in batches:
+        for task in batch.column(0).to_pylist():
+            places = np.flatnonzero(plan.wanted(task, plan.asked, plan.base_slots(plan.asked)))
+            if len(places):
+                yield from _searched(plan, address, task, plan.asked[places], places)
+
+
+def _searched(
+    plan: LookupPlan, address: StorageAddress, task: int, lookups: Array, names: Array
+) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of a task for its lookups (n), which they call `names` (n), and its report."""
     report = TaskReport()
     if len(lookups):
         limits = plan.limits[task] if plan.limits else (None, None)
         with between_tasks(), address.open() as opened:
             metered = MeteredStorage(opened, plan.prices)
             metered.total.max_requests, metered.total.max_bytes = limits
-            yield from _search_all(plan, metered, task, lookups, report)
+            yield from _search_all(plan, metered, task, lookups, names, report)
             report.requests, report.bytes_read = metered.total.requests_by_kind, metered.total.bytes_read
     empty = pa.array([None], pa.binary())
     yield _batch(REPORT, [0], empty, empty, pa.array([pickle.dumps(report)], pa.binary()))
 
 
 def _search_all(
-    plan: LookupPlan, storage: MeteredStorage, task: int, lookups: Array, report: TaskReport
+    plan: LookupPlan, storage: MeteredStorage, task: int, lookups: Array, names: Array, report: TaskReport
 ) -> Iterator[pa.RecordBatch]:
-    held = HeldAnswers(plan, lookups)
+    held = HeldAnswers(plan, names)
     base_slots = plan.base_slots(lookups)
     for target in plan.tasks[task]:
         here = np.flatnonzero(target.holds(base_slots, lookups))
@@ -234,55 +260,57 @@ def _search_all(
         report.objects += 1
         try:
             for found in search_object(plan, storage, target.stored, lookups, here):
-                for lookups_out, rows in held.add(found):
-                    yield from _blocks(FOUND, lookups_out, rows, plan)
+                for names_out, rows in held.add(found):
+                    report.found += len(rows)
+                    yield from _blocks(FOUND, names_out, rows, plan)
         except MissingObject as error:
             if target.stored.name not in plan.lost:
                 # told with the blocks, too: nobody reads the report of a task that Spark runs once more for blocks that
                 # it lost
-                yield from _blocks(MISSING, lookups, None, plan, error.name.encode())
+                yield from _blocks(MISSING, names, None, plan, error.name.encode())
                 report.missing = error.name
                 return
             meant = CorruptFile(error.name, "the log names this object, but the storage does not have it")
-            yield from _failed(plan, target, meant, lookups[here], report)
+            yield from _failed(plan, target, meant, names[here], report)
         except BudgetExceeded as error:
             bounds = (("max_requests", plan.max_requests), ("max_bytes", plan.max_bytes))
             given = " and ".join(f"{name}={bound}" for name, bound in bounds if bound is not None)
             named = BudgetExceeded(f"{error}; that is this task's share of {given} for all {len(plan.tasks)} tasks")
             if not plan.allow_partial:
                 raise named from error
-            yield from _failed(plan, target, named, lookups[here], report)
+            yield from _failed(plan, target, named, names[here], report)
         except (StorageError, CorruptFile) as error:
             if not plan.allow_partial:
                 raise
-            yield from _failed(plan, target, error, lookups[here], report)
+            yield from _failed(plan, target, error, names[here], report)
         else:
             report.opened += 1
-    for lookups_out, rows in held.rest():
-        yield from _blocks(FOUND, lookups_out, rows, plan)
+    for names_out, rows in held.rest():
+        report.found += len(rows)
+        yield from _blocks(FOUND, names_out, rows, plan)
 
 
 def _failed(
-    plan: LookupPlan, target: Target, error: Exception, lookups: Array, report: TaskReport
+    plan: LookupPlan, target: Target, error: Exception, names: Array, report: TaskReport
 ) -> Iterator[pa.RecordBatch]:
     shard = target.stored.shard
     file = target.stored.file_id if shard is None else target.stored.name
     report.failed.append((file, str(error)))
-    yield from _blocks(FAILED, lookups, None, plan, pickle.dumps((file, str(error))))
+    yield from _blocks(FAILED, names, None, plan, pickle.dumps((file, str(error))))
 
 
 def _blocks(
-    kind: int, lookups: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
+    kind: int, names: Array, rows: Array | None, plan: LookupPlan, more: bytes | None = None
 ) -> Iterator[pa.RecordBatch]:
-    for start in range(0, len(lookups), _BLOCK_LOOKUPS):
+    for start in range(0, len(names), _BLOCK_LOOKUPS):
         part = slice(start, start + _BLOCK_LOOKUPS)
-        partitions = routes(lookups[part], plan.partitions)
+        partitions = plan.partitions_of(names[part])
         # 16 bits, enough for all partitions that a plan has, are sorted by counting
         order = np.argsort(partitions.astype(np.uint16), kind="stable")
         partitions = partitions[order]
         starts = np.flatnonzero(np.diff(partitions, prepend=-1))
         cells = pa.array([None] * len(starts), pa.binary()) if rows is None else cells_of(rows[part][order], starts)
-        asked = cells_of(lookups[part][order], starts)
+        asked = cells_of(names[part][order], starts)
         yield _batch(kind, partitions[starts].tolist(), asked, cells, pa.array([more] * len(starts), pa.binary()))
 
 

@@ -1,0 +1,147 @@
+"""Keys of a bulk lookup in one pass: hashed and packed in tasks, counted beside that, and held by the driver where they
+are few enough.
+
+A task tells of each lot of its rows how many there are and which topics they have, and keeps the lookups packed: a few
+go to the driver with that, more on a second call, very many not at all. Nulls are counted, other rows that no lookup
+can have are errors of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.service.answers.rows import check_topic
+from tiered_index.spark.executors import arrow_schema, gathered, typed_errors
+from tiered_index.spark.lookup.plan import LOOKUP, Array, distinct, lookups_of, records_of
+from tiered_index.spark.metrics import Progress, watched
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from tiered_index.spark.lookup.keys import Keys
+
+LOTS_SCHEMA = (
+    "topics array<string>, rows long, topicless long, keyless long, low long, high long, asked binary, few binary"
+)
+_LOTS = arrow_schema(LOTS_SCHEMA)
+_LOT_ROWS = 1 << 18
+# Lookups of a lot that go to the driver at once: thousands of tasks have less than what a driver takes of one job.
+_FEW = 6_000
+# Lookups that the driver holds, and each Python worker: 56 MiB.
+_MOST_HELD = 1 << 21
+_MAX_TOPICS = 1_000_000
+
+
+@dataclass(frozen=True)
+class KeysCensus:
+    """The rows to look up and those skipped, counted, with their topics and (inclusive) range of seconds; and all
+    lookups (n), of those topics, in no order and maybe repeated; None: they are too many to be held.
+    """
+
+    rows: int
+    topics: tuple[str, ...]
+    seconds: tuple[int, int]
+    skipped_null: int
+    lookups: Array | None = field(default=None, compare=False, repr=False)
+
+    def asked(self, kept_from: Sequence[int]) -> Array | None:
+        """Return the lookups once, none before its topic's second of `kept_from`, where that is not empty."""
+        if self.lookups is None or not kept_from:
+            return None if self.lookups is None else distinct(self.lookups)
+        lookups = self.lookups.copy()
+        lookups["second_min"] = np.maximum(lookups["second_min"], np.array(kept_from, np.int64)[lookups["topic"]])
+        return distinct(lookups)
+
+
+def pack_keys(batches: Iterable[pa.RecordBatch], *, keyed: bool, column: str) -> Iterator[pa.RecordBatch]:
+    """Yield the lots (`LOTS_SCHEMA`) of rows (topic, key, begin, end); a topic is its place in the lot's `topics`.
+
+    Raises as `lookups_of`; errors call the keys `column`.
+    """
+    places: dict[str, int] = {}
+
+    def packed(batch: pa.RecordBatch) -> tuple[int, int, int, Array]:
+        with_topic, with_key = pc.is_valid(batch.column(0)), pc.is_valid(batch.column(1))
+        topicless = batch.column(0).null_count
+        whole = pc.and_(with_topic, with_key)
+        rows = pc.sum(whole).as_py() or 0
+        columns = batch.columns if rows == len(batch) else [one.filter(whole) for one in batch.columns]
+        for name in pc.unique(columns[0]).to_pylist():
+            places.setdefault(name, len(places))
+        if len(places) > _MAX_TOPICS:
+            raise InvalidArgument(_TOPICS)
+        topics, texts, begins, ends = columns
+        lookups = lookups_of(topics, texts, begins, ends, places, keyed=keyed, column=column)
+        return rows, topicless, len(batch) - topicless - rows, lookups
+
+    for held in gathered(map(packed, filter(len, batches)), lambda one: len(one[3]), _LOT_ROWS):
+        rows, topicless, keyless = (sum(one[part] for one in held) for part in range(3))
+        lookups = distinct(np.concatenate([one[3] for one in held]))
+        low, high = (int(lookups["second_min"].min()), int(lookups["second_max"].max())) if len(lookups) else (0, 0)
+        data, few = lookups.tobytes(), len(lookups) <= _FEW
+        cells = (list(places), rows, topicless, keyless, low, high, None if few else data, data if few else None)
+        yield pa.RecordBatch.from_arrays(
+            [pa.array([cell], one.type) for cell, one in zip(cells, _LOTS, strict=True)], schema=_LOTS
+        )
+
+
+_TOPICS = f"the keys have more than {_MAX_TOPICS:,} topics"
+
+
+def take_census(spark: SparkSession, keys: Keys, progress: Progress, *, keyed: bool, skip_null: bool) -> KeysCensus:
+    """Count and pack. Raises `InvalidArgument` naming a column that has nulls, unless such rows are skipped."""
+    from pyspark import StorageLevel
+
+    column = keys.names["key"]
+
+    def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return pack_keys(batches, keyed=keyed, column=column)
+
+    lots = keys.all_fields().mapInArrow(pack, LOTS_SCHEMA).persist(StorageLevel.MEMORY_AND_DISK)
+    with ExitStack() as ending, typed_errors("counting the keys"), watched(spark, "count", progress):
+        ending.callback(lots.unpersist)
+        heads = [row.asDict() for row in lots.drop("asked").collect()]
+        census = census_of(heads, keys.names, skip_null=skip_null)
+        if census.rows > _MOST_HELD:
+            return census
+        large = any(row["few"] is None for row in heads)
+        rest = lots.where("few IS NULL").select("topics", "asked").collect() if large else []
+    return replace(census, lookups=lookups_in([*heads, *(row.asDict() for row in rest)], census.topics))
+
+
+def census_of(lots: Sequence[Mapping[str, Any]], names: Mapping[str, str], *, skip_null: bool) -> KeysCensus:
+    """Return the census of lots, without lookups; errors call fields by `names`. Raises `InvalidArgument`."""
+    without_topic, without_key = sum(row["topicless"] for row in lots), sum(row["keyless"] for row in lots)
+    for name, count in (("topic", without_topic), ("key", without_key)):
+        if count and not skip_null:
+            has = f"column {names[name]} has {count:,} null{'s' * (count > 1)}"
+            raise InvalidArgument(f"{has}; a value is needed in every row (or skip_null)")
+    topics = sorted({topic for row in lots for topic in row["topics"]})
+    if len(topics) > _MAX_TOPICS:
+        raise InvalidArgument(_TOPICS)
+    for topic in topics:
+        check_topic(topic)
+    some = [row for row in lots if row["rows"]]
+    seconds = min((row["low"] for row in some), default=0), max((row["high"] for row in some), default=0)
+    return KeysCensus(sum(row["rows"] for row in lots), tuple(topics), seconds, without_topic + without_key)
+
+
+def lookups_in(lots: Iterable[Mapping[str, Any]], topics: Sequence[str]) -> Array:
+    """Return the lookups (n) of lots that have them in `few` or `asked`, by the places that topics have in `topics`."""
+    places = {topic: place for place, topic in enumerate(topics)}
+    parts = [np.zeros(0, LOOKUP)]
+    for row in lots:
+        cell = row["few"] if "few" in row else row["asked"]
+        if cell:
+            part = records_of(pa.array([cell], pa.binary())).copy()
+            part["topic"] = np.array([places[topic] for topic in row["topics"]], np.uint32)[part["topic"]]
+            parts.append(part)
+    return np.concatenate(parts)
