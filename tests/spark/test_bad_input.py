@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
@@ -10,11 +11,12 @@ from functools import partial
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.denying import DenyingAddress
 from tests.spark.entries import BEGIN_MS, check, messages, states, write_parquet
-from tiered_index import IndexConfig
+from tiered_index import IndexConfig, IndexService
 from tiered_index.cli.main import run
 from tiered_index.errors import (
     ConfigError,
@@ -33,7 +35,9 @@ from tiered_index.spark import session as session_module
 from tiered_index.spark.build.log_sources import SKIPPED, _entries
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import pack_batches
-from tiered_index.spark.executors import typed_errors
+from tiered_index.spark.build.sources import frame_of
+from tiered_index.spark.executors import StorageAddress, typed_errors
+from tiered_index.storage.opening import open_storage
 
 PLAIN = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
 BAD_FRAMES = {
@@ -322,6 +326,75 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
     with pytest.raises(NotAnIndex):
         states(storage)  # nor does a later build meet the slots of one that failed
     assert build(spark, rows_of(spark), storage=storage, config=IndexConfig(slots=65)).entries == 50
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--mode", "often"), "mode is error, append, replace, not 'often'"),
+        (("--shards", "0"), "shards is 'auto' or how many a window has, not 0"),
+        (("--window", "fortnight"), "fortnight"),
+        (("--column", "kye=key"), "columns: 'kye' is no field of an entry"),
+        (("--constant", "part=5"), "columns: 'part' is no field of an entry"),
+        (("--column", "key=order"), "column 'order' (key) is missing; the source has topic, queue_id, key, "),
+        (("--source", "{folder}/none.parquet"), "none.parquet: no such file or folder"),
+        (("--source", "{folder}/rows.csv"), "sources are all Parquet (.parquet) or all NDJSON"),
+        (("--slots", "7"), "slots"),
+        (("--storage", "memory://here"), "memory:// is one process's memory"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_arguments_of_a_build_are_checked_before_spark_starts(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(session_module, "open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    storage = f"file://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=storage, slots=64, items=1_000, background=False):
+        pass
+    source = write_parquet(messages(10), tmp_path / "m.parquet")
+    (tmp_path / "rows.csv").write_text("topic\n")
+    given = {"--source": str(source), "--storage": storage, "--slots": "64"}
+    given[arguments[0]] = arguments[1].format(folder=tmp_path)
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", "build", *(part for pair in given.items() for part in pair), "--json"])
+    assert ended.value.code == 2 and message in json.loads(capsys.readouterr().err.splitlines()[-1])["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--source", "{folder}/none.parquet"), "none.parquet: no such file or folder"),
+        (("--source", "{folder}/m.parquet", "--column", "key=order"), "column 'order' (key) is missing"),
+        (("--source", "{folder}/m.parquet", "--constant", "part=5"), "'part' is no field of an entry"),
+    ],
+    ids=["source", "column", "constant"],
+)
+def test_arguments_of_an_audit_are_checked_before_spark_starts(tmp_path, monkeypatch, capsys, arguments, message):
+    monkeypatch.setattr(session_module, "open_session", lambda *_, **__: pytest.fail("Spark was started"))
+    storage = f"file://{tmp_path}/storage"
+    with IndexService.open(root=tmp_path / "root", storage=storage, slots=64, items=1_000, background=False):
+        pass
+    write_parquet(messages(10), tmp_path / "m.parquet")
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", "audit", "--storage", storage, *(one.format(folder=tmp_path) for one in arguments), "--json"])
+    assert ended.value.code == 2 and message in json.loads(capsys.readouterr().err.splitlines()[-1])["error"]["message"]
+
+
+@pytest.mark.parametrize("unit", ["ms", "us", "ns"])
+def test_times_in_parquet_of_a_storage(spark, tmp_path, unit):
+    """Spark takes microseconds from Python, whatever the file has."""
+    times = pa.array([BEGIN_MS, None], pa.timestamp("ms", "UTC")).cast(pa.timestamp(unit, "UTC"))
+    buffer = io.BytesIO()
+    pq.write_table(pa.table({"at": times, "n": [1, 2]}), buffer)
+    uri = f"sqlite:///{tmp_path}/messages.db"
+    with open_storage(uri) as stored:
+        stored.put("m.parquet", buffer.getvalue())
+    if unit == "ns":
+        with pytest.raises(
+            InvalidArgument, match=r"m\.parquet: column 'at' has times in nanoseconds: write times in mi"
+        ):
+            frame_of(spark, uri, StorageAddress)
+    else:
+        rows = frame_of(spark, uri, StorageAddress).selectExpr("n", "unix_millis(at)").collect()
+        assert sorted(map(tuple, rows)) == [(1, BEGIN_MS), (2, None)]
 
 
 def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):

@@ -208,10 +208,13 @@ def audit(
     if begin is not None and end is not None and begin // 1000 > end // 1000:
         raise InvalidArgument(f"--begin {format_time(begin)} lies after --end {format_time(end)}")
     from tiered_index.spark.audit.audit import audit as audit_index
-    from tiered_index.spark.audit.audit import check_report_name, write_report
+    from tiered_index.spark.audit.audit import check_audit, check_report_name, write_report
 
+    # all of it before Spark, which takes seconds to start
     if report is not None:
         check_report_name(report, config.s3)
+    if source:
+        check_audit(source, storage=storage, fields={**columns, **dict.fromkeys(constants)}, config=config)
     spark = spark_of(master, conf, ship=ship)
     begun = time.monotonic()
     result = audit_index(

@@ -78,16 +78,21 @@ def build(
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
     columns, constants = given_columns(column, constant)
-    spark = spark_of(master, conf, ship=ship)
+    wanted_shards = "auto" if shards == "auto" else int(shards)
     from tiered_index.spark.build.build import build as build_tables
+    from tiered_index.spark.build.build import check_build
 
+    # all of it before Spark, which takes seconds to start
+    fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
+    check_build(source, storage=storage, window=window, shards=wanted_shards, fields=fields, mode=mode, config=config)
+    spark = spark_of(master, conf, ship=ship)
     begun = time.monotonic()
     result = build_tables(
         spark,
         source,
         storage=storage,
         window=window,
-        shards="auto" if shards == "auto" else int(shards),
+        shards=wanted_shards,
         columns=spark_columns(columns, constants),
         mode=mode,
         config=config,

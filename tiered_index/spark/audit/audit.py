@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +26,11 @@ from tiered_index.errors import (
     ConfigError,
     CorruptFile,
     InvalidArgument,
+    NotAnIndex,
     StorageError,
     StorageMisconfigured,
     StorageUnavailable,
+    TieredIndexError,
 )
 from tiered_index.service.answers.rows import check_integer
 from tiered_index.service.checks.checks import check_object, check_segments, check_storage
@@ -37,7 +40,7 @@ from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.spark.audit.differences import Differences, Sides, compare
 from tiered_index.spark.audit.entries import ALL_TIME
-from tiered_index.spark.build.sources import SourceLike, entries_of
+from tiered_index.spark.build.sources import SourceLike, check_source, entries_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
@@ -73,6 +76,19 @@ class AuditResult:
         if self.report.status == "ok" and self.differences is not None and self.differences.unproven:
             return "incomplete"
         return self.report.status
+
+
+def check_audit(source: SourceLike, *, storage: str, fields: Mapping[str, object], config: IndexConfig) -> None:
+    """Raise what `audit` does for a source, as far as that needs no Spark; `fields` are as `columns` there."""
+    with StorageAddress(storage, config.s3).open() as opened:
+        try:
+            genesis = StorageLog(opened, SystemClock()).open().genesis
+        except NotAnIndex:
+            raise
+        except TieredIndexError:
+            return  # what else is wrong with a log an audit tells
+    assert genesis is not None
+    check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
 
 
 def audit(

@@ -14,6 +14,7 @@ import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,9 +35,17 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
-from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, Census, WindowScale, plan_build, take_census
+from tiered_index.spark.build.plan import (
+    QUARANTINE_S,
+    BuildPlan,
+    Census,
+    WindowScale,
+    check_shards,
+    plan_build,
+    take_census,
+)
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
-from tiered_index.spark.build.sources import SourceLike, entries_of, has_log_offsets, is_frame
+from tiered_index.spark.build.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.base import Storage
@@ -246,6 +255,29 @@ class BuildResult:
     skipped_bytes: int = 0
     skipped: tuple[tuple[str, int, int, str], ...] = ()
     metrics: JobMetrics = field(default_factory=JobMetrics)
+
+
+def check_build(
+    source: SourceLike,
+    *,
+    storage: str,
+    window: str | int,
+    shards: int | str,
+    fields: Mapping[str, object],
+    mode: str,
+    config: IndexConfig,
+) -> None:
+    """Raise what `build` does for arguments that need no Spark: a call, a source that is not there, or an index or a
+    source that is of other columns; `fields` are as `columns` there.
+    """
+    if mode not in MODES:
+        raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
+    check_shards(shards)
+    present = SystemClock()
+    WindowScale.of(window, config, present.now_ms())
+    with StorageAddress(storage, config.s3).open() as opened:
+        genesis = stored_genesis(StorageLog(opened, present), config, opened.uri) or wanted_descriptor(config, None)
+        check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
 
 
 def build(

@@ -249,6 +249,12 @@ class BuildPlan:
         return self._firsts[index] + hashes.astype(np.int64) % self.genesis.layout.slots // widths[index], begins
 
 
+def check_shards(shards: int | str) -> None:
+    """Raise `InvalidArgument` unless `shards` are ``auto``, or how many a window has."""
+    if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
+        raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
+
+
 def plan_build(
     census: Census,
     genesis: IndexDescriptor,
@@ -260,8 +266,7 @@ def plan_build(
     max_windows: int,
 ) -> BuildPlan:
     """Return the plan of a build. Raises `InvalidArgument` for too many windows, or shards that can't be."""
-    if shards != "auto" and not (isinstance(shards, int) and not isinstance(shards, bool) and shards >= 1):
-        raise InvalidArgument(f"shards is 'auto' or how many a window has, not {shards!r}")
+    check_shards(shards)
     if len(census.windows) > max_windows:
         raise InvalidArgument(_too_many(f"{len(census.windows):,}", scale, f", and {max_windows:,} are allowed"))
     base, item_size = genesis.layout.slots, genesis.layout.schema.item.itemsize

@@ -74,21 +74,11 @@ def frame_of(
     """Return the messages, or a commit log's entries, of a source. Raises `InvalidArgument`, as the storage."""
     if is_frame(source):
         return source
-    paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
-    if not paths:
-        raise InvalidArgument("no source is given")
-    if archives := [path for path in paths if is_archive(path)]:
-        if len(archives) < len(paths):
-            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
+    archives, stored, local = _places(source)
+    if archives:
         return archive_frame(spark, archives, address_of, skip_corrupt)
-    stored = [path for path in paths if not is_local(path)]
-    if stored and len(stored) < len(paths):
-        raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
     if stored:
         return _stored_frame(spark, stored, address_of)
-    local = [local_path(path) for path in paths]
-    if missing := [path for path in local if not path.exists()]:
-        raise InvalidArgument(f"{missing[0]}: no such file or folder")
     if any((path / "commitlog").is_dir() for path in local):
         return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
     files = [file for path in local for file in _files_below(path)]
@@ -98,6 +88,50 @@ def frame_of(
     with typed_errors("reading the source"):
         check_lines(spark, files)
     return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
+
+
+def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list[str], list[str], list[Path]]:
+    """Return the paths of a source: archives, URIs of a storage, or local ones, which are there."""
+    paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
+    if not paths:
+        raise InvalidArgument("no source is given")
+    if archives := [path for path in paths if is_archive(path)]:
+        if len(archives) < len(paths):
+            raise InvalidArgument(f"sources are all archived segments or none is: {archives[0]} stands beside others")
+        return archives, [], []
+    stored = [path for path in paths if not is_local(path)]
+    if stored and len(stored) < len(paths):
+        raise InvalidArgument(f"sources are all local or all in a storage: {stored[0]} is not local")
+    if stored:
+        return [], stored, []
+    local = [local_path(path) for path in paths]
+    if missing := [path for path in local if not path.exists()]:
+        raise InvalidArgument(f"{missing[0]}: no such file or folder")
+    return [], [], local
+
+
+def check_source(source: SourceLike, columns: Mapping[str, object], schema: Schema, address_of: AddressOf) -> None:
+    """Raise what `entries_of` does for paths, as far as that needs no Spark: what is not there, or lacks a column of
+    Parquet that is named by `columns` or as its field.
+    """
+    if is_frame(source):
+        return
+    files = _parquet_files(source, address_of)
+    if files is None:
+        _wanted(columns, (), schema)
+        _, stored, local = _places(source)
+        names = [name for uri in stored for _, name in _find(address_of, uri)]
+        if not any((path / "commitlog").is_dir() for path in local):
+            names += [str(file) for path in local for file in _files_below(path)]
+            if stored or local:
+                _kind_of(names)
+        return
+    for field in _wanted(columns, files.schema.names, schema):
+        named = columns.get(field, field)
+        name = _default(field, files.schema.names) if named == field else named
+        if isinstance(name, str) and name not in files.schema.names:
+            there = ", ".join(files.schema.names) or "no columns"
+            raise InvalidArgument(f"column {shown_column(field, name)} is missing; the source has {there}")
 
 
 def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
@@ -151,15 +185,28 @@ def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressO
         return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
     files = ParquetFiles.of(found, address_of)
     parts = files.parts(spark.sparkContext.defaultParallelism)
+    times = pa.schema([field.with_type(_time_of(field, found[0][1])) for field in files.schema])
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                yield from files.batches(parts[number], files.schema.names)
+                for rows in files.batches(parts[number], files.schema.names):
+                    yield rows.cast(times)
 
     # the columns as Spark sees them: an empty frame of that schema says so
-    schema = spark.createDataFrame(files.schema.empty_table()).schema
+    schema = spark.createDataFrame(times.empty_table()).schema
     return _numbers(spark, len(parts)).mapInArrow(read_parts, schema)
+
+
+def _time_of(field: pa.Field, file: str) -> pa.DataType:
+    """Return a column's type, of times in microseconds, as Spark takes them from Python. Nanoseconds are an error here
+    as in local files, which Spark reads itself.
+    """
+    if not pa.types.is_timestamp(field.type):
+        return field.type
+    if field.type.unit == "ns":
+        raise InvalidArgument(f"{file}: column {field.name!r} has times in nanoseconds: write times in microseconds")
+    return pa.timestamp("us", field.type.tz)
 
 
 def _numbers(spark: SparkSession, count: int) -> DataFrame:
@@ -300,7 +347,7 @@ def _is_plain(given: Mapping[str, Field], schema: pa.Schema) -> bool:
     )
 
 
-def _wanted(columns: Mapping[str, str | Column], there: Sequence[str], schema: Schema) -> list[str]:
+def _wanted(columns: Mapping[str, object], there: Sequence[str], schema: Schema) -> list[str]:
     """Return the fields of entries; `there` are the source's columns. Raises `InvalidArgument` for an unknown one."""
     wanted = [*FIELDS, *(column.name for column in schema.caller_columns)]
     if unknown := [name for name in columns if name not in (*wanted, "topic_id")]:
