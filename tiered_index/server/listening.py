@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import secrets
 import signal
 import socket
 import ssl
@@ -21,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import ConfigError
+from tiered_index.server.problems import Problem, Redaction, Refused
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
 # connections that wait to be accepted
@@ -28,10 +30,13 @@ _BACKLOG = 2048
 _MOST_CONNECTIONS = 4096
 # that the kernel holds of an answer
 _SENT_BYTES = 512 << 10
-# for the head of a request to come whole, and for a client to take what fills the buffer to it
+# for the head of a request to come whole, and for a client to take of what fills the buffer to it
 _HEAD_S = _TAKE_S = 30.0
-# of a head, which the parser does not bound
+_LEAST_TAKEN_PER_S = 16 << 10
+# of a head or a trailer, which the parser does not bound
 _MOST_HEAD_BYTES = 64 << 10
+# requests of one connection that wait until those before them are answered
+_MOST_WAITING = 128
 
 
 class Listener(Protocol):
@@ -79,6 +84,7 @@ class HttpListener:
         config = uvicorn.Config(
             app,
             http=_Connection,
+            ws="none",
             lifespan="off",
             access_log=False,
             log_config=None,
@@ -125,13 +131,13 @@ class HttpListener:
 
 
 class _Connection(HttpToolsProtocol):
-    """A connection that ends where the head of a request is too long or late, where its client does not take an answer,
-    or where there are too many others.
+    """A connection that ends where the head of a request is too long or late, where its client sends what is no request
+    or too many requests at once, where it does not take an answer, or where there are too many others.
     """
 
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
-    _in_head = True
+    # since a request or a piece of a body began
     _head_bytes = 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -141,21 +147,36 @@ class _Connection(HttpToolsProtocol):
         self._watch()
 
     def data_received(self, data: bytes) -> None:
+        self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head:
-            self._head_bytes += len(data)
-            if self._head_bytes > _MOST_HEAD_BYTES:
-                self.transport.abort()
+        if self._head_bytes > _MOST_HEAD_BYTES or len(self.pipeline) > _MOST_WAITING:
+            self.transport.abort()
+        elif self.cycle is None or self.cycle.response_complete:
+            # empty lines, or the body of a request that was answered without it, end the wait for the next request
+            self._watch()
+
+    def send_400_response(self, msg: str) -> None:
+        if self.cycle is None or self.cycle.response_complete:
+            error = Refused(400, "this is no request of HTTP/1.1, or its URL has what is to be percent-encoded")
+            problem = Problem.of(error, secrets.token_hex(8), Redaction())
+            body = problem.body()
+            headers = [*problem.headers(), (b"content-length", b"%d" % len(body)), (b"connection", b"close")]
+            lines = [b"HTTP/1.1 400 Bad Request", *(b"%s: %s" % pair for pair in headers), b"", body]
+            self.transport.write(b"\r\n".join(lines))
+        self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._in_head, self._head_bytes = True, 0
+        self._head_bytes = 0
         self._watch()
 
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
-        self._in_head = False
         self._end_watch()
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._head_bytes = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -164,11 +185,26 @@ class _Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._stuck = self.loop.call_later(_TAKE_S, self.transport.abort)
+        self._watch_taking()
 
     def resume_writing(self) -> None:
         super().resume_writing()
         self._taken()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        # some clients offer HTTP/2 with each first request; they are answered as if they had not
+        pass
+
+    def _watch_taking(self) -> None:
+        left = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(_TAKE_S, self._go_on_or_end, left)
+
+    def _go_on_or_end(self, left: int) -> None:
+        """End the connection of a client that has taken next to nothing since `left` bytes were to be taken."""
+        if left - self.transport.get_write_buffer_size() < _TAKE_S * _LEAST_TAKEN_PER_S:
+            self.transport.abort()
+        else:
+            self._watch_taking()
 
     def _taken(self) -> None:
         if self._stuck is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+CONNECTIONS = "tests/server/test_connections.py"
 GUARD = "tests/server/test_guard.py"
 HTTP = "tests/server/test_http.py"
 WRITING = "tests/server/test_writing.py"
@@ -209,9 +210,33 @@ MUTANTS = (
         "serve-endless-answer",
         "a client that takes nothing of its answer holds it for ever",
         "server/listening.py",
-        "self._stuck = self.loop.call_later(_TAKE_S, self.transport.abort)",
+        "self._stuck = self.loop.call_later(_TAKE_S, self._go_on_or_end, left)",
         "pass",
         (f"{GUARD}::test_a_client_that_takes_nothing_ends_its_stream",),
+    ),
+    Mutant(
+        "serve-impatient-with-takers",
+        "a large answer is cut off for a client that takes it slowly",
+        "server/listening.py",
+        "if left - self.transport.get_write_buffer_size() < _TAKE_S * _LEAST_TAKEN_PER_S:",
+        "if True:",
+        (f"{CONNECTIONS}::test_who_goes_on_taking_a_large_answer_gets_it",),
+    ),
+    Mutant(
+        "serve-connections-held",
+        "an empty line holds a connection for ever",
+        "server/listening.py",
+        "elif self.cycle is None or self.cycle.response_complete:",
+        "elif False:",
+        (f"{CONNECTIONS}::test_what_is_no_request_does_not_hold_a_connection",),
+    ),
+    Mutant(
+        "serve-pipelines-without-bound",
+        "any number of requests of a connection wait in memory",
+        "server/listening.py",
+        " or len(self.pipeline) > _MOST_WAITING:",
+        ":",
+        (f"{CONNECTIONS}::test_requests_of_one_connection_wait_up_to_a_number",),
     ),
     Mutant(
         "serve-messages-without-bound",

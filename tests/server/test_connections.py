@@ -1,0 +1,124 @@
+"""Connections whose clients do not keep to the protocol, or to the manners that it leaves to them."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+
+import pytest
+
+from tests.server.conftest import PATIENCE_S
+from tiered_index.server import listening
+
+HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
+ALIVE = b"GET /livez" + HOST + b"\r\n"
+
+
+@pytest.fixture
+def connection(client):
+    with socket.create_connection((client.base_url.host, client.base_url.port), PATIENCE_S) as connection:
+        yield connection
+
+
+def rest(connection: socket.socket) -> bytes:
+    """Return what comes until the service ends the connection."""
+    got = b""
+    try:
+        while data := connection.recv(1 << 16):
+            got += data
+    except ConnectionResetError:
+        pass
+    return got
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [(ALIVE, b"\r\n"), (b"POST /v1/nothing" + HOST + b"Content-Length: 1000\r\n\r\n", b"{")],
+    ids=["an empty line", "a body that nobody reads"],
+)
+def test_what_is_no_request_does_not_hold_a_connection(connection, monkeypatch, first, then):
+    connection.sendall(first)
+    assert connection.recv(1 << 16).startswith(b"HTTP/1.1 ")
+    monkeypatch.setattr(listening, "_HEAD_S", 0.0)
+    connection.sendall(then)
+    assert rest(connection) == b""
+
+
+@pytest.mark.parametrize("most", [8, 1])
+def test_requests_of_one_connection_wait_up_to_a_number(connection, monkeypatch, most):
+    monkeypatch.setattr(listening, "_MOST_WAITING", most)
+    last = b"GET /livez" + HOST + b"Connection: close\r\n\r\n"
+    connection.sendall(ALIVE * 3 + last)
+    assert rest(connection).count(b"200 OK") == (4 if most == 8 else 0)
+
+
+def test_a_trailer_without_an_end_ends_its_connection(connection):
+    head = b"POST /v1/entries" + HOST + b"Content-Type: application/x-ndjson\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection.sendall(head + b"0\r\nX-Long: ")
+    with pytest.raises(OSError):
+        for _ in range(1000):
+            connection.sendall(b"x" * 10_000)
+
+
+def test_pieces_of_a_body_are_no_head(connection, monkeypatch):
+    monkeypatch.setattr(listening, "_MOST_HEAD_BYTES", 200)
+    head = b"POST /v1/entries" + HOST + b"Connection: close\r\nTransfer-Encoding: chunked\r\n\r\n"
+    connection.sendall(head)
+    for _ in range(100):
+        connection.sendall(b"4\r\n\r\n\r\n\r\n")
+    connection.sendall(b"0\r\n\r\n")
+    # for its content type
+    assert rest(connection).startswith(b"HTTP/1.1 415 ")
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"\x16\x03\x01\x02\x00\x01", b"GET /v1/query?topic=orders&key=gr\xc3\xbcn" + HOST + b"\r\n"],
+    ids=["TLS", "a URL that is not percent-encoded"],
+)
+def test_what_is_no_request_is_told_in_a_problem(connection, sent):
+    connection.sendall(sent)
+    head, _, body = rest(connection).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ") and b"content-type: application/problem+json" in head
+    assert "percent-encoded" in json.loads(body)["detail"]
+
+
+def test_who_offers_another_protocol_is_answered_in_this_one(connection, caplog):
+    offer = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMA\r\n\r\n"
+    last = b"GET /livez" + HOST + b"Connection: close\r\n\r\n"
+    with caplog.at_level(logging.WARNING):
+        connection.sendall(b"GET /livez" + HOST + offer)
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200 ")
+        connection.sendall(last)
+        assert rest(connection).startswith(b"HTTP/1.1 200 ")
+    assert not caplog.records
+
+
+class Taker:
+    """Stands for transport, flow and loop of a connection whose client takes `rates` bytes, a round each."""
+
+    def __init__(self, left: int, rates: list[int]) -> None:
+        self.left, self.rates, self.aborted = left, rates, False
+
+    def get_write_buffer_size(self) -> int:
+        return self.left
+
+    def abort(self) -> None:
+        self.aborted = True
+
+    def pause_writing(self) -> None:
+        pass
+
+    def call_later(self, _: float, act, *given) -> None:
+        if self.rates:
+            self.left -= self.rates.pop(0)
+            act(*given)
+
+
+@pytest.mark.parametrize(("rates", "ended"), [([1 << 20] * 3, False), ([1 << 20, 100], True), ([0], True)])
+def test_who_goes_on_taking_a_large_answer_gets_it(rates, ended):
+    connection = object.__new__(listening._Connection)
+    connection.transport = connection.flow = connection.loop = taker = Taker(64 << 20, rates)
+    connection.pause_writing()
+    assert taker.aborted == ended
