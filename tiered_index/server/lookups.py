@@ -24,6 +24,8 @@ from tiered_index.server.health import HealthRoutes, caller_of
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.served import SHOWN
+from tiered_index.server.tokens import Caller
+from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import Explain, QueryResult
@@ -89,7 +91,7 @@ class LookupRoutes(HealthRoutes):
         """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
         status, explain, count = "failed", _NO_EXPLAIN, 0
         try:
-            answer = look_up()
+            answer = _for_caller(caller_of(request), look_up())
             status = getattr(answer, "status", None) or ("partial" if answer.failed else "complete")
             explain, count = answer.explain, len(answer)
             return answer
@@ -290,6 +292,20 @@ class LookupRoutes(HealthRoutes):
                 f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
                 "with the cursor"
             )
+
+
+def _for_caller(caller: Caller, answer: Any) -> Any:
+    """Return a lookup's answer without the positions of sources that the caller may not see."""
+    if caller.topics is None:
+        return answer
+    freshness = tuple(
+        replace(one, positions={name: at for name, at in one.positions.items() if caller.sees_source(name)})
+        for one in answer.freshness
+    )
+    if isinstance(answer, QueryResults):
+        answer.freshness = freshness
+        return answer
+    return replace(answer, freshness=freshness)
 
 
 def need_type(request: Request, *kinds: str) -> str:

@@ -49,6 +49,10 @@ class Caller:
         """Return whether the caller may see a topic."""
         return self.topics is None or topic.startswith(self.topics)
 
+    def sees_source(self, source: str) -> bool:
+        """Return whether the caller may see a source of entries; its name may tell of topics that it may not see."""
+        return self.topics is None or source.startswith(f"{self.name}:")
+
     def need_topic(self, topic: str) -> None:
         """Raise `Refused` where the caller may not see a topic."""
         if not self.sees(topic):
@@ -60,7 +64,7 @@ class Caller:
         """
         if source.startswith(SOURCE_PREFIX):
             raise Refused(403, f"sources named {SOURCE_PREFIX}... are stores that the service follows")
-        if self.topics is not None and not source.startswith(f"{self.name}:"):
+        if not self.sees_source(source):
             raise Refused(403, f"the token is for some topics, so its sources are named {self.name}:...")
 
     def need_every_topic(self, what: str) -> None:
