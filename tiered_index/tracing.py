@@ -25,6 +25,8 @@ class Span(Protocol):
     def is_recording(self) -> bool: ...
     def set_attributes(self, attributes: Mapping[str, Any]) -> None: ...
     def update_name(self, name: str) -> None: ...
+    def record_exception(self, exception: BaseException) -> None: ...
+    def set_status(self, status: Any) -> None: ...
 
 
 class _NoSpan:
@@ -37,6 +39,12 @@ class _NoSpan:
         pass
 
     def update_name(self, name: str) -> None:
+        pass
+
+    def record_exception(self, exception: BaseException) -> None:
+        pass
+
+    def set_status(self, status: Any) -> None:
         pass
 
     def __enter__(self) -> Span:
@@ -61,7 +69,7 @@ def span(name: str, **attributes: Any) -> AbstractContextManager[Span]:
 
 
 def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContextManager[Span]:
-    """Return a request as a span, below the one that its ``traceparent`` names; `update_name` tells its route."""
+    """Return a request as a span, below the one that its ``traceparent`` names; `tell_request` tells its end."""
     trace = _set_up()
     if trace is None:
         return _NO_SPAN
@@ -70,6 +78,18 @@ def request_span(method: str, headers: Mapping[bytes, bytes]) -> AbstractContext
     own = {"http.request.method": method, f"{_NAME}.request_id": request_id.get() or ""}
     tracer = trace.get_tracer(_NAME)
     return tracer.start_as_current_span(method, above, trace.SpanKind.SERVER, own)  # type: ignore[no-any-return]
+
+
+def tell_request(traced: Span, method: str, route: str, status: int, error: Exception | None) -> None:
+    """Tell a request's span its route and status; an error is one where the service failed, not its client."""
+    if not traced.is_recording():
+        return
+    traced.update_name(f"{method} {route}")
+    traced.set_attributes({"http.route": route, "http.response.status_code": status})
+    if status >= 500:
+        traced.set_status(_set_up().StatusCode.ERROR)
+        if error is not None:
+            traced.record_exception(error)
 
 
 def _set_up() -> Any:

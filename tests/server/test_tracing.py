@@ -72,6 +72,20 @@ def test_a_lookup_is_a_span_of_its_requests_trace_above_its_reads(tmp_path, span
     assert "order-4711" not in str([one.to_json() for one in spans()])
 
 
+def test_a_request_that_fails_has_route_and_status(tmp_path, spans, monkeypatch):
+    with IndexService.open(root=tmp_path / "root", storage=(tmp_path / "storage").as_uri(), background=False) as index:
+        with serving(index) as client:
+            client.get("/v1/query", params={"topic": "orders", "key": "secret", "cursor": "x"})
+            monkeypatch.setattr(index, "topics", lambda *_, **__: 1 / 0)
+            client.get("/v1/topics")
+    wrong, failed = (one for one in spans() if one.name.startswith("GET"))
+    assert (wrong.name, wrong.attributes["http.response.status_code"]) == ("GET /v1/query", 400)
+    # whoever asks wrongly is no error of the service
+    assert wrong.status.is_unset and not wrong.events
+    assert (failed.name, failed.attributes["http.response.status_code"]) == ("GET /v1/topics", 500)
+    assert not failed.status.is_ok and "ZeroDivisionError" in failed.events[0].attributes["exception.type"]
+
+
 def test_an_error_is_in_its_span(tmp_path, spans):
     storage = FaultStorage(open_storage((tmp_path / "storage").as_uri()))
     with IndexService.open(root=tmp_path / "root", storage_backend=storage, slots=100, background=False) as index:

@@ -18,13 +18,14 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import Problem, Redaction, Refused
 from tiered_index.server.tokens import ANYONE, Caller, Tokens
 from tiered_index.tracing import request_id as current_id
-from tiered_index.tracing import request_span
+from tiered_index.tracing import request_span, tell_request
 
 _logger = logging.getLogger(__name__)
 _ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
@@ -122,24 +123,28 @@ class Gate:
         body = _Body(self, receive)
         try:
             with request_span(method, headers) as traced:
-                state["caller"] = self._caller(scope, headers)
-                _check_text(scope)
-                body.announce(headers.get(b"content-length", b"0"))
-                await self._app(scope, body.receive, answer)
-                if traced.is_recording():
-                    route = _route_of(scope)
-                    traced.update_name(f"{method} {route}")
-                    traced.set_attributes({"http.route": route, "http.response.status_code": status})
-        except Exception as error:
-            if is_whole:
-                # the application has told the client, and raises what nobody foresaw
-                _logger.error("request %s failed", request_id, exc_info=error)
-                return
-            if status:
-                _logger.error("request %s broke off", request_id, exc_info=error)
-                # without an end the client sees that the answer is not whole
-                raise _BrokeOff from None
-            status = await _refuse(error, request_id, self._redaction, answer)
+                failed: Exception | None = None
+                try:
+                    state["caller"] = self._caller(scope, headers)
+                    _check_text(scope)
+                    body.announce(headers.get(b"content-length", b"0"))
+                    await self._app(scope, body.receive, answer)
+                except ClientDisconnect:
+                    # before its body was whole
+                    status = CLIENT_GONE
+                except Exception as error:
+                    failed = error
+                    if not status:
+                        status = await _refuse(error, request_id, self._redaction, answer)
+                    elif is_whole:
+                        # the application has told the client, and raises what nobody foresaw
+                        _logger.error("request %s failed", request_id, exc_info=error)
+                    else:
+                        _logger.error("request %s broke off", request_id, exc_info=error)
+                        # without an end the client sees that the answer is not whole
+                        raise _BrokeOff from None
+                finally:
+                    tell_request(traced, method, _route_of(scope), status or CLIENT_GONE, failed)
         finally:
             self.held_bytes -= body.taken
             seconds, route = time.perf_counter() - began_s, _route_of(scope)
