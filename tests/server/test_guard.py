@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import socket
 import threading
@@ -12,7 +13,7 @@ import httpx
 import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
-from tiered_index import IndexService
+from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.server import gate, listening, wire
 from tiered_index.server import tokens as token_files
@@ -89,6 +90,25 @@ def test_a_token_sees_its_topics_only(guarded, made):
     for path in ("/v1/files", "/v1/files/x", "/metrics"):
         assert guarded.get(path, headers=pay).status_code == 403
         assert guarded.get(path, headers=reader).status_code in (200, 404)
+
+
+def test_a_token_sees_its_own_sources_only(tmp_path, made):
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=100, items=1000, background=False) as index:
+        row = {"topic": ["payments"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [1_762_000_000_000]}
+        for position, source in enumerate(("orders-import", "pay:daily"), 1):
+            index.put_batch(row | {"offset": [position]}, source, position)
+        index.seal()
+        index.run_lifecycle()
+    asked, every = {"topic": "payments", "key": "k"}, {"orders-import": 1, "pay:daily": 2}
+    with IndexReader.open(uri) as reader, serving(reader, tokens=made[0]) as client:
+        for name, seen in (("pay", {"pay:daily": 2}), ("reader", every)):
+            headers = bearer(made[1][name])
+            stream = client.get("/v1/query", params=asked | {"all": True}, headers=headers | {"accept": wire.NDJSON})
+            batch = client.post("/v1/query:batch", json={"lookups": [asked]}, headers=headers).json()
+            plain = [client.get(f"/v1/{what}", headers=headers).json() for what in ("topics", "query?topic=pay&key=k")]
+            for answer in (*plain, batch, json.loads(stream.text.splitlines()[-1])):
+                assert [one["positions"] for one in answer["freshness"]] == [seen]
 
 
 def test_a_token_that_is_taken_out_ends(index, tmp_path, monkeypatch):
@@ -203,9 +223,9 @@ class Held:
         raise StorageUnavailable("a request was sent")
 
 
-def test_a_client_that_goes_ends_its_lookup(index, monkeypatch):
+def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog):
     held = Held()
-    with serving(index) as client:
+    with serving(index, threads=1) as client:
         monkeypatch.setattr(IndexService, "query", lambda self, *args, **kwargs: held(*args, **kwargs))
         host, port = client.base_url.host, client.base_url.port
         with socket.create_connection((host, port)) as connection:
@@ -216,6 +236,25 @@ def test_a_client_that_goes_ends_its_lookup(index, monkeypatch):
             assert time.monotonic() < until_s
         held.go_on.set()
         assert held.refused.wait(PATIENCE_S)
+        # the one thread is free again
+        assert client.get("/v1/topics").status_code == 200
+    # an error that nobody waits for is told when it is collected
+    gc.collect()
+    assert not caplog.records
+
+
+def test_a_client_that_goes_within_its_body_is_no_failure_of_the_service(index, caplog):
+    head = b"POST /v1/query:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with serving(index) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port)) as connection:
+            connection.sendall(head + b"Expect: 100-continue\r\nContent-Length: 9\r\n\r\n")
+            # the body is waited for
+            assert b" 100 " in connection.recv(1000)
+        until_s = time.monotonic() + PATIENCE_S
+        while 'route="/v1/query:batch"' not in (page := client.get("/metrics").text):
+            assert time.monotonic() < until_s
+    assert 'route="/v1/query:batch",status="499"' in page
+    assert not caplog.records
 
 
 def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
@@ -227,7 +266,9 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
         assert held.entered.wait(PATIENCE_S)
         got = client.get("/v1/query", params=QUERY)
         assert (got.status_code, got.headers["retry-after"]) == (503, "1")
-        assert client.get("/livez").status_code == 200
+        # how it is can still be asked
+        for path in ("/livez", "/readyz", "/metrics"):
+            assert client.get(path).status_code == 200
         held.go_on.set()
         first.join(PATIENCE_S)
 

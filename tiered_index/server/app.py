@@ -189,6 +189,7 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self._calls.close()
+        self._routes.probes.close()
         self._routes.verifications.close()
 
 

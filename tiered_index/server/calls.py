@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -113,7 +112,9 @@ class Calls:
                 await self._watch(request, awaited)
         except BaseException:
             allowance.end()
-            _forget(future)
+            # nobody takes its result or error any more
+            awaited.cancel()
+            future.cancel()
             raise
         return awaited.result()
 
@@ -141,12 +142,6 @@ def _tell(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
         loop.call_soon_threadsafe(act)
     except RuntimeError:  # the loop has ended before the call
         pass
-
-
-def _forget(future: Future[T]) -> None:
-    """Have the error of a call that nobody waits for go nowhere."""
-    future.cancel()
-    future.add_done_callback(lambda ended: None if ended.cancelled() else ended.exception())
 
 
 async def _disconnected(request: Request) -> None:

@@ -25,13 +25,15 @@ class HealthRoutes:
         self.served = served
         self.calls = calls
         self.counters = metrics
+        # how the service is can be asked while all threads of lookups wait for the storage, above all then
+        self.probes = Calls(2, 62)
         self.prices = served.lookups.config.prices
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
         of_query(parameters.Nothing, request.query_params)
         caller_of(request).need_every_topic("metrics are")
-        body = await self.calls.run(request, Allowance(self.served.caps, self.prices), self.counters.page)
+        body = await self.probes.run(request, Allowance(self.served.caps, self.prices), self.counters.page)
         return Response(body, headers={"content-type": MEDIA_TYPE})
 
     async def livez(self, request: Request) -> Response:
@@ -40,7 +42,7 @@ class HealthRoutes:
 
     async def readyz(self, request: Request) -> Response:
         """Say whether the service can do what it is for, and why not."""
-        return _ready(await self.calls.run(request, Allowance(self.served.caps, self.prices), self.served.not_ready))
+        return _ready(await self.probes.run(request, Allowance(self.served.caps, self.prices), self.served.not_ready))
 
 
 class StandIn:
