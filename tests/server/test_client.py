@@ -17,7 +17,11 @@ import pytest
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import ROOT, environment
 from tiered_index import IndexService, Lookup, QueryResult
+from tiered_index.cli.asking import asked_service
+from tiered_index.cli.output import Output
+from tiered_index.cli.session import Session
 from tiered_index.client import AsyncIndexClient, IndexClient
+from tiered_index.client import client as client_module
 from tiered_index.client.answers import NotThere, error_of
 from tiered_index.errors import (
     BackPressure,
@@ -193,6 +197,25 @@ def test_what_is_busy_is_asked_again_and_what_is_gone_is_told():
     with answering(HEAD + b"\r\n<html>") as (url, _), IndexClient(url, tries=1) as asking:
         with pytest.raises(StorageUnavailable, match="no answer of an index's service"):
             asking.topics()
+
+
+@pytest.mark.parametrize("after", [b"99999999", b"Wed, 21 Oct 2099 07:28:00 GMT", b"soon"])
+def test_whoever_says_to_wait_long_is_asked_again_soon(monkeypatch, after):
+    monkeypatch.setattr(client_module, "_MOST_WAIT_S", 0.0)
+    busy = BUSY.replace(b"After: 0", b"After: " + after)
+    with answering(busy, busy) as (url, requests), IndexClient(url, tries=2) as asking:
+        with pytest.raises(StorageUnavailable):
+            asking.topics()
+    assert len(requests) == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "error"), [(b"\xbf\xff", ConfigError), (b"a\nb\n", InvalidArgument), (b"\n", InvalidArgument)]
+)
+def test_a_file_without_a_token_is_told(tmp_path, content, error):
+    (tmp_path / "token").write_bytes(content)
+    with pytest.raises(error, match="no token"):
+        asked_service(Session(Output(as_json=False)), "http://localhost:1", tmp_path / "token")
 
 
 def test_a_put_without_a_position_is_sent_once():

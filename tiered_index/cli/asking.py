@@ -35,6 +35,8 @@ def asked_service(session: Session, url: str | None, token_file: Path | None, **
         token = token_file.read_text().strip() if token_file is not None else None
     except OSError as error:
         raise ConfigError(f"{token_file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{token_file} holds no token: it is no text") from error
     return IndexClient(url, token=token)
 
 

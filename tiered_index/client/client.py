@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import io
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import Any, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -42,21 +43,26 @@ _TRIES = 4
 _BACKOFF_S = 0.2
 _RETRIED = frozenset({429, 502, 503})
 _CONNECT_S = 10.0
+# what a service, or a proxy before it, may have a request wait until it is sent again
+_MOST_WAIT_S = 10.0
 # what a request may take beyond the time that its lookup has
 _MORE_S = 30.0
 _BLOCK_BYTES = 1 << 16
+_TOKEN = re.compile("[!-~]+")
 
 
 class IndexClient:
     """Asks one service. `url` is its address, `token` what it lets in, `ca_file` (PEM) whom its certificate is of.
 
-    Raises `InvalidArgument` for no such URL.
+    Raises `InvalidArgument` for no such URL or token.
     """
 
     def __init__(self, url: str, *, token: str | None = None, ca_file: str | None = None, tries: int = _TRIES) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.username:
             raise InvalidArgument(f"the URL of a service is like http://host:8080, not {url!r:.80}")
+        if token is not None and not _TOKEN.fullmatch(token):
+            raise InvalidArgument("this is no token: it is one word of printable ASCII")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token is not None else {}
         self._pool = urllib3.PoolManager(ca_certs=ca_file, maxsize=32)
@@ -270,7 +276,7 @@ class IndexClient:
     ) -> urllib3.BaseHTTPResponse:
         headers = {**self._headers, "accept": accept} | ({"content-type": content_type} if body is not None else {})
         limit_s = (timeout_of or asked).get("timeout_s")
-        retries = urllib3.Retry(
+        retries = _Retry(
             total=self._tries - 1 if repeatable else 0,
             status_forcelist=_RETRIED,
             allowed_methods=None,
@@ -296,6 +302,17 @@ class IndexClient:
             response.release_conn()
             raise error_of(_parsed(data, self.url) if data[:1] == b"{" else {"status": response.status})
         return response
+
+
+class _Retry(urllib3.Retry):
+    """Tries again, each time after a wait with a bound."""
+
+    def get_retry_after(self, response: urllib3.BaseHTTPResponse) -> float | None:
+        try:
+            wait_s = super().get_retry_after(response)
+        except urllib3.exceptions.InvalidHeader:
+            return None
+        return None if wait_s is None else min(wait_s, _MOST_WAIT_S)
 
 
 def _awaited(method: Callable[..., T]) -> Callable[..., Coroutine[Any, Any, T]]:
