@@ -92,16 +92,17 @@ def test_a_token_sees_its_topics_only(guarded, made):
         assert guarded.get(path, headers=reader).status_code in (200, 404)
 
 
-def test_a_token_sees_its_own_sources_only(tmp_path, made):
-    uri = (tmp_path / "storage").as_uri()
+def test_a_token_sees_its_own_sources_only_and_none_a_path(tmp_path, made):
+    uri, store = (tmp_path / "storage").as_uri(), tmp_path / "store"
+    (store / "commitlog").mkdir(parents=True)
     with IndexService.open(root=tmp_path / "root", storage=uri, slots=100, items=1000, background=False) as index:
         row = {"topic": ["payments"], "queue_id": [0], "key": ["k"], "size": [1], "timestamp_ms": [1_762_000_000_000]}
-        for position, source in enumerate(("orders-import", "pay:daily"), 1):
+        for position, source in enumerate((f"rocketmq:{store}", "pay:daily"), 1):
             index.put_batch(row | {"offset": [position]}, source, position)
         index.seal()
         index.run_lifecycle()
-    asked, every = {"topic": "payments", "key": "k"}, {"orders-import": 1, "pay:daily": 2}
-    with IndexReader.open(uri) as reader, serving(reader, tokens=made[0]) as client:
+    asked, every = {"topic": "payments", "key": "k"}, {"rocketmq:[store]": 1, "pay:daily": 2}
+    with IndexReader.open(uri) as reader, serving(reader, tokens=made[0], store=store) as client:
         for name, seen in (("pay", {"pay:daily": 2}), ("reader", every)):
             headers = bearer(made[1][name])
             stream = client.get("/v1/query", params=asked | {"all": True}, headers=headers | {"accept": wire.NDJSON})

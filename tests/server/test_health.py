@@ -9,6 +9,7 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 
 import httpx
@@ -127,6 +128,23 @@ def test_a_service_that_recovers_says_so(tmp_path, monkeypatch, capsys):
     assert (ready.status_code, topics.status_code) == (503, 503)
     assert ready.json()["reasons"] == ["recovering: the index is being opened"]
     assert "it ends here" in capsys.readouterr().err
+
+
+def test_probes_do_not_wait_for_each_others_look_at_the_storage(tmp_path, monkeypatch):
+    uri = (tmp_path / "storage").as_uri()
+    IndexService.open(root=tmp_path / "root", storage=uri, **SETTINGS).close()
+    entered, go_on = threading.Event(), threading.Event()
+    with IndexReader.open(uri) as reader, serving(reader) as client:
+        monkeypatch.setattr(reader, "refresh", lambda: (entered.set(), go_on.wait(PATIENCE_S)))
+        first = threading.Thread(target=client.get, args=("/readyz",))
+        first.start()
+        assert entered.wait(PATIENCE_S)
+        # the answer comes before the first look has ended
+        got = client.get("/readyz")
+        assert (got.status_code, got.json()["reasons"]) == (503, ["storage: it was not looked at yet"])
+        go_on.set()
+        first.join(PATIENCE_S)
+        assert client.get("/readyz").status_code == 200
 
 
 def test_metrics_tell_where_lookups_went_and_what_filters_did(tmp_path, monkeypatch):

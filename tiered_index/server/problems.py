@@ -87,11 +87,11 @@ class Redaction:
         return text
 
     def document(self, value: Any) -> Any:
-        """Return a JSON value whose texts have no local paths."""
+        """Return a JSON value whose texts, also names such as those of sources, have no local paths."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, dict):
-            return {name: self.document(one) for name, one in value.items()}
+            return {self.text(name): self.document(one) for name, one in value.items()}
         return [self.document(one) for one in value] if isinstance(value, list | tuple) else value
 
 

@@ -83,7 +83,7 @@ class Served:
     def __post_init__(self) -> None:
         self._lock = threading.Lock()
         self._looked_s = -_LOOK_KEEPS_S
-        self._unreachable: str | None = None
+        self._unreachable: str | None = "storage: it was not looked at yet"
 
     @property
     def writer(self) -> IndexService | None:
@@ -112,18 +112,24 @@ class Served:
         return [self.redaction.text(reason) for reason in [*reasons, *self.problems()]]
 
     def _look(self) -> str | None:
-        """Return why the storage can't be read; one look at a time, which counts for a moment."""
+        """Return why the storage can't be read. A look counts for a moment; who asks meanwhile has the one before."""
         assert isinstance(self.lookups, IndexReader)
-        with self._lock:
-            if time.monotonic() - self._looked_s >= _LOOK_KEEPS_S:
-                try:
-                    with deadline_at(time.monotonic() + _LOOK_TIMEOUT_S):
-                        self.lookups.refresh()
-                    self._unreachable = None
-                except TieredIndexError as error:
-                    self._unreachable = f"storage: {error}"
-                self._looked_s = time.monotonic()
-            return self._unreachable
+        if self._lock.acquire(blocking=False):
+            try:
+                if time.monotonic() - self._looked_s >= _LOOK_KEEPS_S:
+                    self._unreachable = self._refreshed(self.lookups)
+                    self._looked_s = time.monotonic()
+            finally:
+                self._lock.release()
+        return self._unreachable
+
+    def _refreshed(self, lookups: IndexReader) -> str | None:
+        try:
+            with deadline_at(time.monotonic() + _LOOK_TIMEOUT_S):
+                lookups.refresh()
+        except TieredIndexError as error:
+            return f"storage: {error}"
+        return None
 
 
 def redaction_of(lookups: Lookups, store: Path | None, storages: Iterable[str] = ()) -> Redaction:

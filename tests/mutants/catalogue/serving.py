@@ -244,7 +244,7 @@ MUTANTS = (
         "server/tokens.py",
         'return self.topics is None or source.startswith(f"{self.name}:")',
         "return True",
-        (f"{GUARD}::test_a_token_sees_its_own_sources_only",),
+        (f"{GUARD}::test_a_token_sees_its_own_sources_only_and_none_a_path",),
     ),
     Mutant(
         "serve-probes-behind-lookups",
@@ -269,6 +269,22 @@ MUTANTS = (
         "if status >= 500:",
         "if status >= 400:",
         ("tests/server/test_tracing.py::test_a_request_that_fails_has_route_and_status",),
+    ),
+    Mutant(
+        "serve-sources-by-path",
+        "the name of a source tells a path of the service's host",
+        "server/problems.py",
+        "return {self.text(name): self.document(one)",
+        "return {name: self.document(one)",
+        (f"{GUARD}::test_a_token_sees_its_own_sources_only_and_none_a_path",),
+    ),
+    Mutant(
+        "client-waits-for-ever",
+        "a client waits as long as a proxy says",
+        "client/client.py",
+        "min(wait_s, _MOST_WAIT_S)",
+        "wait_s",
+        (f"{CLIENT}::test_whoever_says_to_wait_long_is_asked_again_soon",),
     ),
     Mutant(
         "serve-messages-without-bound",
