@@ -248,10 +248,10 @@ def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
                     until_s = time.monotonic() + PATIENCE_S
                     while client.get("/readyz").status_code != 200:
                         assert time.monotonic() < until_s
-                    while values(client)["tiered_index_put_entries_total",] < 6:
+                    # they are counted once they are put
+                    while (found := values(client))["tiered_index_follow_messages_total",] < 3:
                         assert time.monotonic() < until_s
-                    found = values(client)
-                    assert found["tiered_index_follow_messages_total",] == 3
+                    assert found["tiered_index_put_entries_total",] == 6
                     assert found["tiered_index_follow_lost_ranges_total",] == 0
                     assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200
                     assert client.get("/v1/query", params=KNOWN).status_code == 404
