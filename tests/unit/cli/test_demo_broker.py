@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tiered_index.cli.demo import processes as module
@@ -45,6 +47,9 @@ def test_the_process_writes_what_was_placed_and_waits_before_the_tail(drawn, tmp
     messages = list(CommitLogReader(store / "commitlog").messages())
     assert len(messages) == COUNT
     check(workload, messages)
+    bodies = {message.body() for message in messages}
+    assert {len(body) for body in bodies} == set(range(64))
+    assert all(isinstance(json.loads(body), dict) for body in bodies if len(body) > 26)
 
 
 @pytest.mark.parametrize("segment_bytes", [400, 1_000, 4_096])

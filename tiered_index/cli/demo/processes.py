@@ -161,6 +161,7 @@ def upload_under_way(storage: Storage) -> bool:
 # Smaller than a broker's 1 GiB, so that the demo's log has several.
 SEGMENT_BYTES = 64 << 20
 _BODY_BYTES = 64
+_NOTE = "leave it with the neighbours on the left"
 _FLUSH_MESSAGES = 5_000
 _WAIT_S = 300
 _WRITTEN = "written"
@@ -240,12 +241,19 @@ class Broker:
                 pipe.close()
 
 
+def _body(length: int) -> bytes:
+    """Return a JSON text of so many bytes (of none: nothing)."""
+    head, tail = ('{"state":"paid","note":"', '"}') if length > 26 else ('"', '"')
+    room = length - len(head) - len(tail)
+    return (head + _NOTE[:room] + tail if room >= 0 else "1"[:length]).encode()
+
+
 def _write(messages: int, seed: int, tail_start: int, store: Path) -> None:
     workload = Workload.generate(messages, seed=seed)
     columns = (workload.topic, workload.queue_id, _body_bytes(workload), workload.timestamp_ms)
     ends = np.searchsorted(workload.entry_message, np.arange(1, messages + 1))
     keys = [workload.keys[key] for key in workload.entry_key.tolist()]
-    body = bytes(range(_BODY_BYTES))
+    bodies = [_body(length) for length in range(_BODY_BYTES)]
     start = 0
     with StoreWriter(store, segment_bytes=SEGMENT_BYTES) as writer:
         rows = zip(*(column.tolist() for column in (*columns, ends)), strict=True)
@@ -256,7 +264,7 @@ def _write(messages: int, seed: int, tail_start: int, store: Path) -> None:
                 sys.stdout.flush()
                 sys.stdin.read()
             text = " ".join(keys[start:end])
-            writer.put(TOPICS[topic], queue_id, body[:length], keys=text, store_ms=store_ms)
+            writer.put(TOPICS[topic], queue_id, bodies[length], keys=text, store_ms=store_ms)
             start = end
             if number % _FLUSH_MESSAGES == 0:
                 writer.flush()
