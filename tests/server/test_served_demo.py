@@ -43,6 +43,8 @@ def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
         ) as process:
             try:
                 told = json.loads(process.stdout.readline())
+                opens = f"{told['url']}/console/#token={told['token']}&search?topic=orders&key={key}"
+                assert told["console"] == opens
                 with IndexClient(told["url"], token=told["token"]) as client:
                     wait_until(
                         lambda client=client: sum(t.entries for t in client.topics().topics) == entries,

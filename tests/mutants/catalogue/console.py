@@ -42,6 +42,14 @@ MUTANTS = (
         (f"{VIEWS}::test_a_token_is_asked_for_refused_and_kept_by_the_tab",),
     ),
     Mutant(
+        "console-token-in-address",
+        "a token that came in the address stays there",
+        "server/console/main.js",
+        "if (given !== undefined) history.replaceState",
+        "if (given === null) history.replaceState",
+        (f"{VIEWS}::test_a_token_is_asked_for_refused_and_kept_by_the_tab",),
+    ),
+    Mutant(
         "console-entries-twice",
         "entries of a stream that broke off are shown again with the repeated one",
         "server/console/search.js",

@@ -50,6 +50,10 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         page.get_by_role("button", name="Forget the token").click()
         expect(field).to_be_visible()
         assert page.evaluate("sessionStorage.length") == 0
+        # a link that carries the token opens its view, and loses it at once
+        page = opened(str(client.base_url), f"#token={some}&search?topic=payments&key=payment-2")
+        expect(status(page)).to_have_text("1 entry: the answer is complete.")
+        assert page.url.endswith("/console/#search?topic=payments&key=payment-2")
 
 
 def test_an_empty_index_says_so(opened, tmp_path):

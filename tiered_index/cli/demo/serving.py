@@ -19,7 +19,7 @@ from tiered_index.cli.progress import Ending
 from tiered_index.errors import ConfigError
 from tiered_index.format.layout import Layout
 
-_LOOKUP = "topic=orders&key=order-0000001&max_count=3"
+_LOOKUP = "topic=orders&key=order-0000001"
 _POLL_S = 0.1
 
 
@@ -85,8 +85,11 @@ class ServedDemo:
             return
         url, rocketmq = json.loads(line)["urls"]
         address = rocketmq.rpartition("/")[2]
-        out.answer({"status": "serving", "url": url, "rocketmq": address, "token": token}, streamed=True)
-        out.fields({"console": url, "token": token, "RocketMQ's tools": f"name server {address}"})
-        out.line(f'curl -H "Authorization: Bearer {token}" "{url}/v1/query?{_LOOKUP}"')
+        # what follows # is sent to nobody, and the console takes the token out of its address
+        console = f"{url}/console/#token={token}&search?{_LOOKUP}"
+        told = {"status": "serving", "url": url, "console": console, "rocketmq": address, "token": token}
+        out.answer(told, streamed=True)
+        out.fields({"console": console, "HTTP": url, "token": token, "RocketMQ's tools": f"name server {address}"})
+        out.line(f'curl -H "Authorization: Bearer {token}" "{url}/v1/query?{_LOOKUP}&max_count=3"')
         out.line(f"mqadmin queryMsgByKey -n {address} -t orders -k order-0000001")
         out.flush()

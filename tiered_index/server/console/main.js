@@ -9,7 +9,16 @@ const READY_EVERY_MS = 15000;
 const VIEWS = { search: search.show, files: stored.showFiles, health: health.show, cost: stored.showCost };
 let shown = null;
 
+// A link may carry a token before its view (`#token=...&search?...`). What follows # is sent to nobody; the address,
+// which people copy, loses it at once.
+function takeToken() {
+  const [, given, view] = /^#token=([^&]*)&?(.*)/s.exec(location.hash) ?? [];
+  if (given) token.set(given);
+  if (given !== undefined) history.replaceState(null, "", `#${view || "search"}`);
+}
+
 function show() {
+  takeToken();
   const [name, params] = location.hash.slice(1).split(/\?(.*)/s);
   const view = name in VIEWS ? name : "search";
   stored.leave();
