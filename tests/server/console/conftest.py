@@ -35,7 +35,8 @@ def service(made):
         yield str(client.base_url)
 
 
-@pytest.fixture(scope="module")
+# not longer: while Playwright runs, no other test of this process can run an event loop
+@pytest.fixture(scope="package")
 def browser():
     """Chromium without a window."""
     program = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
