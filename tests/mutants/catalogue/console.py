@@ -90,6 +90,22 @@ MUTANTS = (
         (f"{SEARCH}::test_a_message_is_shown_as_text_json_or_digits",),
     ),
     Mutant(
+        "console-deep-json",
+        "a body of many brackets is indented until no text can hold it",
+        "server/console/message.js",
+        "Math.min(depth, DEEPEST)",
+        "depth",
+        (f"{SEARCH}::test_a_message_is_shown_as_text_json_or_digits",),
+    ),
+    Mutant(
+        "console-ready-while-gone",
+        "the head says that the service is ready above what says that there is no answer",
+        "server/console/main.js",
+        'document.addEventListener("no-answer", health.ready);',
+        "",
+        (f"{SEARCH}::test_an_error_says_what_to_do_and_can_be_tried_again",),
+    ),
+    Mutant(
         "serve-costs-of-every-topic",
         "a token for some topics is told what others take and cost",
         "server/app.py",

@@ -10,7 +10,7 @@ from tiered_index.rocketmq.store_writer import StoreWriter
 # Saturday, 1 November 2025
 BEGIN_MS = 1_761_955_200_000
 HOUR_MS = 3_600_000
-HOSTILE = "<img/src=x/onerror=window.hacked=1>"
+HOSTILE = "<img/src=x/onerror=window.hacked=1>\N{GRINNING FACE}"
 MANY = 1_060
 
 

@@ -11,13 +11,14 @@ import pytest
 from playwright.sync_api import expect
 
 from tests.server.conftest import PATIENCE_S, serving
-from tests.server.console.pages import BEGIN_MS, HOSTILE, check_access, drawn, rows, search, status
+from tests.server.console.pages import BEGIN_MS, HOSTILE, MANY, check_access, drawn, rows, search, status
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import StorageUnavailable
 
 
 def test_a_search_shows_entries_and_what_was_read(opened, service):
-    page = opened(service)
+    # times are of UTC, wherever one sits
+    page = opened(service, timezone_id="Pacific/Apia")
     search(page, key="order-4711")
     expect(status(page)).to_have_text("1 entry: the answer is complete.")
     expect(rows(page)).to_contain_text("2025-11-01 03:00:00Z")
@@ -88,6 +89,11 @@ def test_a_stream_that_breaks_off_is_no_whole_answer(opened, service, monkeypatc
     # what came of it already does not come twice
     page.get_by_role("button", name="Try again").click()
     expect(status(page)).to_have_text("1,060 entries: the answer is complete.")
+    # a connection that ends in the middle of a line
+    page.route("**/v1/query?*", lambda route: route.fulfill(body='{"key_hash": 1, "timestamp_ms": 0}\n{"key_h'))
+    page.get_by_role("button", name="Search").click()
+    expect(status(page)).to_have_text("It went wrong: 1 entry so far, and there may be more.")
+    expect(page.locator("#said [role=alert]")).to_contain_text("The answer broke off")
 
 
 def test_pages_go_on_by_the_cursor(opened, service):
@@ -154,10 +160,18 @@ def test_an_error_says_what_to_do_and_can_be_tried_again(opened, service):
     expect(alert).to_have_count(0)
     page.get_by_label("From (UTC)").fill("yesterday")
     page.get_by_role("button", name="Search").click()
-    expect(page.get_by_role("alert").filter(has_text="(400)")).to_contain_text("yesterday")
+    wrong = page.get_by_role("alert").filter(has_text="(400)")
+    expect(wrong).to_contain_text("From: 'yesterday' is neither")
+    expect(page.get_by_role("button", name="Try again")).to_have_count(0)
+    page.get_by_label("From (UTC)").fill("2025-11-02")
+    page.get_by_label("To (UTC)").fill("2025-11-01")
+    page.get_by_role("button", name="Search").click()
+    expect(wrong).to_contain_text("From 2025-11-02 00:00:00Z is after To 2025-11-01 00:00:00Z")
+    expect(page.locator("#ready")).to_have_text("ready")
     page.context.set_offline(True)
     page.get_by_role("button", name="Search").click()
     expect(page.get_by_role("alert").filter(has_text="can’t be reached")).to_contain_text("Check that the service runs")
+    expect(page.locator("#ready")).to_have_text("not ready: it can’t be reached")
 
 
 def raising(error):
@@ -211,6 +225,14 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     rows(page).get_by_role("button").click()
     expect(body).to_have_text("Grüße, <b>kein JSON</b>")
     expect(page.get_by_label("JSON")).to_be_disabled()
+    # many levels are no reason to show nothing
+    deep = (b"[" * 20_000 + b"]" * 20_000).hex()
+    digits = "Grüße, <b>kein JSON</b>".encode().hex()
+    page.route("**/v1/messages?*", lambda route: route.fulfill(body=route.fetch().text().replace(digits, deep)))
+    rows(page).get_by_role("button").click()
+    expect(page.get_by_label("JSON")).to_be_checked()
+    assert body.text_content().startswith("[\n  [\n    [\n")
+    page.unroute("**/v1/messages?*")
     search(page, key="order-bytes")
     rows(page).get_by_role("button").click()
     expect(page.get_by_label("Hex")).to_be_checked()
@@ -222,5 +244,7 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     page.get_by_role("button", name="Show", exact=True).click()
     expect(panel).to_contain_text(msg_id)
     search(page, key="busy")
+    # digits as other tools want them
+    expect(rows(page).first).to_contain_text(str(1 << 40 | MANY - 1))
     rows(page).first.get_by_role("button").click()
     expect(panel).to_contain_text("missing: it should be there and is not")

@@ -43,6 +43,7 @@ async function ask(path, asked, { accept = "application/json", signal, also = []
     response = await fetch(url, { headers, signal, cache: "no-store" });
   } catch (error) {
     if (signal?.aborted) throw error;
+    if (path !== "readyz") document.dispatchEvent(new CustomEvent("no-answer"));
     throw new Problem({ status: 0, title: "No answer", detail: "The service can’t be reached." });
   }
   if (response.ok || also.includes(response.status)) return response;

@@ -7,6 +7,7 @@ const EVERY_MS = 5000;
 const KEPT = 720;
 // later than every entry, so that no file is looked into
 const NEVER_MS = 253402300799000;
+const UNREACHED = "it can’t be reached";
 const seen = [[], []];
 let timer, chart, lagTable, table;
 
@@ -27,7 +28,7 @@ export function leave() {
 
 // Shows in the page's head whether the service is ready; returns why not.
 export async function ready() {
-  const { reasons } = await json("readyz", {}, { also: [503] }).catch(() => ({ reasons: ["it can’t be reached"] }));
+  const { reasons } = await json("readyz", {}, { also: [503] }).catch(() => ({ reasons: [UNREACHED] }));
   const said = find("ready");
   const now = reasons.length ? `not ready: ${reasons[0]}` : "ready";
   // a status that is written again is read aloud again
@@ -43,6 +44,10 @@ export async function show() {
     ? make("div", { class: "problem" }, make("h3", {}, "Not ready"),
       make("ul", {}, ...reasons.map((reason) => make("li", {}, reason))))
     : make("p", {}, "The service is ready: it can do what it is for."));
+  if (reasons.includes(UNREACHED)) {
+    find("reasons").append(make("p", { class: "hint" }, "What may be below is older. This page keeps asking."));
+    return later();
+  }
   await part("fresh", async () => {
     const { freshness } = await json("v1/topics", { begin_ms: NEVER_MS, allow_partial: true });
     const beside = "It reads beside the writer: answers have all that was flushed.";
@@ -54,6 +59,11 @@ export async function show() {
     lag(Object.fromEntries(page.map(({ name, value }) => [name, value])));
     return [];
   });
+  later();
+}
+
+function later() {
+  clearTimeout(timer);
   if (!find("health-view").hidden) timer = setTimeout(show, EVERY_MS);
 }
 

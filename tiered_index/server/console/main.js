@@ -49,6 +49,8 @@ function askForToken({ detail: refused }) {
 }
 
 document.addEventListener("token-wanted", askForToken);
+// the head must not say "ready" above what says that there is no answer
+document.addEventListener("no-answer", health.ready);
 find("token-form").addEventListener("submit", (event) => {
   event.preventDefault();
   token.set(find("token").value.trim());

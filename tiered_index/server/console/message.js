@@ -5,6 +5,8 @@ import { bytes, counted, find, make, tell, time } from "./page.js";
 const SHOWN = 64 << 10;
 // pages of one second's messages that are searched for the chosen one
 const PAGES = 20;
+// levels of JSON that are indented: a few KiB of nothing but brackets would become gigabytes
+const DEEPEST = 32;
 const STATES = {
   local: "read from the store’s own files", archived: "read from an archived segment",
   expired: "expired: the store has deleted it, and no archive has it",
@@ -136,7 +138,7 @@ function hexDump(content) {
 // Indents JSON as it is written: parsed and written again, long numbers would lose digits and repeated names would go.
 function indented(text) {
   let depth = 0;
-  const line = () => `\n${"  ".repeat(depth)}`;
+  const line = () => `\n${"  ".repeat(Math.min(depth, DEEPEST))}`;
   return text.replace(/"(?:[^"\\]+|\\.)*"|\{\s*\}|\[\s*\]|[^\s"{}[\],:]+|\S|\s+/g, (token) => {
     if (/^\s/.test(token)) return "";
     if (token === ":") return ": ";

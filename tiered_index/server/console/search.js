@@ -152,7 +152,12 @@ function fail(problem, every) {
   };
   const button = (text, allowed) => make("button", { type: "button", onclick: () => again(allowed) }, text);
   const may = !partial && [422, 502].includes(problem.status);
-  tell(find("said"), problem, button("Try again", partial), ...(may ? [button("Show what can be read", true)] : []));
+  // the form's own words and times: the service's are those of its parameters
+  problem.message = problem.message.replace(/\b(begin|end)_ms\b(?: (-?\d+)\b)?/g, (_, side, ms) =>
+    [side === "begin" ? "From" : "To", ...(ms ? [time(ms)] : [])].join(" "));
+  // what is asked wrongly stays wrong
+  const buttons = problem.status === 400 ? [] : [button("Try again", partial)];
+  tell(find("said"), problem, ...buttons, ...(may ? [button("Show what can be read", true)] : []));
 }
 
 // Adds what a request cost and did. Of several requests a file has one report: one that any of them read is read.
@@ -208,7 +213,10 @@ function conclude(end) {
     else if (timed || expired !== null || until !== null) notes.push("No file has entries of this time.");
     else notes.push("The index has no entries yet.");
     for (const topic of end.unknown_topics) notes.push(`No file that was read has topic ${topic}: is it spelled so?`);
-    if (asked.key !== asked.key.trim()) notes.push("The key has a space at its beginning or end: is it meant?");
+    for (const name of ["topic", "key"]) {
+      const isPadded = asked[name] !== asked[name].trim();
+      if (isPadded) notes.push(`The ${name} has a space at its beginning or end: is it meant?`);
+    }
   }
   if (expired !== null) notes.push(`What was before ${time(expired)} has expired, and is in no answer.`);
   for (const { source, not_asked: why } of end.freshness) if (why) notes.push(`${source} could not be asked: ${why}`);
@@ -225,8 +233,8 @@ function warn(said, some) {
 function columnsOf(rows) {
   const extra = Object.keys(rows[0] ?? {}).filter((name) => !STANDARD.has(name));
   return [
-    column("Message of (UTC)", "timestamp_ms", time, { of: opening }), column("Queue", "queue_id", count, NUMBER),
-    column("Offset", "offset", count, NUMBER), column("Size", "size", bytes, NUMBER),
+    column("Message of (UTC)", "timestamp_ms", time, { of: opening }), column("Queue", "queue_id", String, NUMBER),
+    column("Offset", "offset", String, NUMBER), column("Size", "size", bytes, NUMBER),
     ...extra.map((name) => column(name, name)),
     ...(rows.some((item) => item.source) ? [column("Index", "source")] : []),
   ];

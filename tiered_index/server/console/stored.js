@@ -8,7 +8,7 @@ const STATES = { unsealed: "--hot", compacted: "--local", uploaded: "--read", st
   "window table": "--table", damaged: "--failed" };
 const known = (shown) => (value) => (value === null ? "–" : shown(value));
 const NOBODYS = "(archived segments, and files that name no topic)";
-let timer, chart, table, costTable;
+let timer, chart, table, costTable, readMs;
 let paused = false;
 
 export function start() {
@@ -25,7 +25,7 @@ export function start() {
   costTable = new Table(find("cost-table"), "Topics", [
     column("Topic", "topic", (topic) => topic ?? NOBODYS, { text: true }), column("Entries", "entries", count, NUMBER),
     column("Bytes", "bytes", bytes, NUMBER), column("$ a month", "usd_a_month", usd, NUMBER),
-    column("Share", "share", bar),
+    column("Share of the bytes", "share", bar),
   ]);
 }
 
@@ -52,8 +52,10 @@ export async function showFiles() {
       + `${time(file.end_ms)}, ${known(count)(file.entries)} entries, ${known(bytes)(file.bytes)}`);
     chart.show(lanes, `Files by state on a time axis: ${said || "none"}. A table is below.`);
     table.show(files.reverse());
+    readMs = Date.now();
     tell(find("files-said"), null);
   } catch (problem) {
+    if (readMs) problem.advice += ` What is below was so at ${time(readMs)}; this page keeps asking.`;
     tell(find("files-said"), problem);
   }
   // many files take a while to list, and the service has other things to do
@@ -68,8 +70,10 @@ export async function showCost() {
     const { rows, totals, prices_as_of: when, usd_per_gib_month: price } = await json("v1/du", { by: "topic" });
     rows.sort((a, b) => b.usd_a_month - a.usd_a_month || b.bytes - a.bytes);
     for (const row of rows) row.share = totals.bytes ? row.bytes / totals.bytes : 0;
-    said.textContent = rows.length ? `${usd(totals.usd_a_month)} a month for ${bytes(totals.bytes)} at $${price} a GiB `
-      + `(prices of ${when}); ${counted(totals.entries, "entry", "entries")}.` : "Nothing is stored yet.";
+    // local files have bytes, and cost nothing here
+    said.textContent = rows.length ? `${counted(totals.entries, "entry", "entries")}, ${bytes(totals.bytes)}; what of `
+      + `it lies in the storage costs ${usd(totals.usd_a_month)} a month, at $${price} a GiB (prices of ${when}).`
+      : "Nothing is stored yet.";
     costTable.show(rows);
     tell(find("cost-said"), null);
   } catch (problem) {
