@@ -50,6 +50,14 @@ MUTANTS = (
         (f"{VIEWS}::test_a_token_is_asked_for_refused_and_kept_by_the_tab",),
     ),
     Mutant(
+        "console-refusal-unsaid",
+        "why a token was refused is taken back by the next request, which has none",
+        "server/console/main.js",
+        'if (!refused && !find("token-view").hidden) return;',
+        "",
+        (f"{VIEWS}::test_a_token_is_asked_for_refused_and_kept_by_the_tab",),
+    ),
+    Mutant(
         "console-entries-twice",
         "entries of a stream that broke off are shown again with the repeated one",
         "server/console/search.js",

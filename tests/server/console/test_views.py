@@ -57,6 +57,13 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         page = opened(str(client.base_url), f"#token={some}&search?topic=payments&key=payment-2")
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
         assert page.url.endswith("/console/#search?topic=payments&key=payment-2")
+        # one that has ended is refused, whatever else the view asks then
+        page.evaluate("sessionStorage.setItem('tiered-index-token', 'ti_ended')")
+        with page.expect_response("**/metrics") as last:
+            page.get_by_role("link", name="Health").click()
+        last.value.finished()
+        page.evaluate("new Promise((done) => setTimeout(done))")
+        expect(page.get_by_role("alert").filter(has_text="does not know this token")).to_be_visible()
 
 
 def test_an_empty_index_says_so(opened, tmp_path):

@@ -37,6 +37,8 @@ function show() {
 }
 
 function askForToken({ detail: refused }) {
+  // what was asked beside the first says no more, and would take back why it was refused
+  if (!refused && !find("token-view").hidden) return;
   stored.leave();
   health.leave();
   for (const one of Object.keys(VIEWS)) find(`${one}-view`).hidden = true;
