@@ -244,7 +244,13 @@ _READ_BY_PROGRAMS = {
     "benchmarks/profiles/worker.py",
 }
 # figures and names of its own
-_SAFE = {"benchmarks/peers/__main__.py", "benchmarks/profiles/__main__.py", "benchmarks/single.py"}
+_SAFE = {
+    "benchmarks/peers/__main__.py",
+    "benchmarks/profiles/__main__.py",
+    "benchmarks/service/__main__.py",
+    "benchmarks/service/measuring.py",
+    "benchmarks/single.py",
+}
 
 
 def test_one_place_writes_to_the_streams() -> None:
