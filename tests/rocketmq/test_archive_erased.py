@@ -190,16 +190,19 @@ def test_tombstones_and_overwritten_messages_are_of_one_moment(life):
     assert {offset for offset, m in read_all(storage).items() if m.is_erased} == asked & archived.keys()
 
 
-def test_a_damaged_segment_is_not_written_again(life):
+@pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "lost"])
+def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(life, is_there):
     storage, _, _ = life
     name = sorted(info.name for info in storage.list("segments/"))[0]
     data = bytearray(storage.get(name))
     data[-100_000:-99_990] = b"x" * 10
-    storage.put(name, bytes(data))
+    storage.delete(name)
+    if is_there:
+        storage.put(name, bytes(data))
     done = erase(storage.uri, "orders", keys="k-3", yes=True, now=True, grace_s=0)
     assert done.status == "remains" and name in done.remaining
     assert any(name in said for said in done.unchecked)
-    assert name in {info.name for info in storage.list("segments/")}
+    assert (name in {info.name for info in storage.list("segments/")}) == is_there
 
 
 def erase_by_key(to, key="k-3"):
@@ -242,23 +245,30 @@ def test_a_storage_that_fails_at_any_call_leaves_each_message_as_it_was_or_erase
     assert nth > 3
 
 
-def test_of_two_that_rewrite_one_segment_at_once_the_second_leaves_it_and_says_so(life):
+def test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there(life):
     local, _, messages = life
     before = read_all(local)
 
     class Overtaken(WrapperStorage):
-        sent = done = False
+        sent, done = False, None
 
         def _around(self, call, act):
-            if self.sent and not self.done and call.operation == "put_if_absent":
-                self.done = True
-                erase_by_key(local, "k-4")
+            if self.sent and self.done is None and call.operation == "put_if_absent":
+                self.done = erase_by_key(local, "k-4")
             self.sent |= call.name.startswith("segments/") and call.operation in ("put", "complete_upload")
             return act()
 
-    done = erase_by_key(Overtaken(local))
-    assert done.status == "remains" and len(done.segments_remaining) == 1
-    assert erase_by_key(local).remaining == ()
+    first = Overtaken(local)
+    done = erase_by_key(first)
+    assert (done.status, done.remaining, done.segment_problems) == ("erased", (), ())
+    # each counts what its own records put in place, and messages once
+    log = StorageLog(local, SystemClock())
+    placed = [number for number in range(1, log.open().number + 1) if log.record(number).kind == "erase"]
+    assert sum(bool(log.record(number).archive) for number in placed) == sum(
+        certificate.segments_rewritten for certificate in (first.done, done)
+    )
+    asked = [m for m in before.values() if m.topic == "orders" and m.store_ms < BEGIN_MS + 300_000]
+    assert done.messages_erased == sum("k-3" in m.index_keys for m in asked)
     after = read_all(local)
     for message in messages:
         gone = message.topic == "orders" and message.store_ms < BEGIN_MS + 300_000

@@ -167,7 +167,23 @@ MUTANTS = (
         "        if there is None:\n"
         "            return None\n"
         '        return LogRecord(0, kind, 0, "", 0, archive=(fresh,), remove=(there.name,))\n',
-        (f"{ARCHIVE}::test_of_two_that_rewrite_one_segment_at_once_the_second_leaves_it_and_says_so",),
+        (f"{ARCHIVE}::test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there",),
+    ),
+    Mutant(
+        "erased-segment-counts-for-both",
+        "the certificate counts a segment that another eraser had rewritten before",
+        "service/erasure/segments.py",
+        "                if one.fresh.name in state.archive:\n",
+        "                if state.archive:\n",
+        (f"{ARCHIVE}::test_of_two_that_rewrite_one_segment_at_once_the_second_goes_on_from_there",),
+    ),
+    Mutant(
+        "erased-segment-that-nobody-read",
+        "the certificate calls an index erased of which a segment can't be read",
+        "service/erasure/segments.py",
+        "dict.fromkeys(names, one.remains or one.found.problem is not None)",
+        "dict.fromkeys(names, one.remains)",
+        (f"{ARCHIVE}::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]",),
     ),
     Mutant(
         "erased-messages-of-other-keys",

@@ -31,6 +31,7 @@ from tiered_index.storage.base import MAX_PARTS, Storage
 _PART_BYTES = 16 * PIECE_BYTES
 # in an object's name: later than any writer's, so that none takes the upload for what an earlier one left
 _NO_EPOCH = 10**20 - 1
+_ROUNDS = 5
 
 
 class Patch(NamedTuple):
@@ -98,30 +99,35 @@ def erase_messages(
         for segment in segments:
             yield rewrite_segment(storage, clock, segment, find)
 
-    segments = list(log.refresh().archive.values())
-    archive = SegmentArchive(storage, lambda: log.state, log.refresh)
-    rewritten, erased, collisions, remaining, problems = 0, 0, 0, list[str](), list[str]()
-    for number, one in enumerate((rewrite or rewrite_here)(segments, find), 1):
-        collisions += one.found.collisions
-        if one.found.problem is not None:
-            problems.append(one.found.problem)
-        if one.fresh is not None and one.sent is not None:
-            state = record_instead(Publication(storage, log, [one.sent]), one.segment, one.fresh, "erase")
-            rewritten, erased = rewritten + 1, erased + one.found.messages
-            after = state.segment_at(*one.segment.place)
-            others = after is not None and after.name != one.fresh.name
-            if after is not None and (find(archive, after).patches if others else one.remains):
-                remaining.append(after.name)
-        elif one.remains:
-            remaining.append(one.segment.name)
-        progress("archived segments read", number, len(segments))
+    rewritten, erased = 0, 0
+    # of each segment read, by its object: whether anything is left there, as far as it can be told
+    left: dict[str, bool] = {}
+    problems: dict[str, str] = {}
+    collisions: dict[tuple[str, int], int] = {}
+    for _ in range(_ROUNDS):
+        # what others put in the place of one is read like any other
+        segments = [segment for segment in log.refresh().archive.values() if segment.name not in left]
+        if not segments:
+            break
+        for number, one in enumerate((rewrite or rewrite_here)(segments, find), 1):
+            collisions[one.segment.place] = one.found.collisions
+            names = {one.segment.name}
+            if one.fresh is not None and one.sent is not None:
+                state = record_instead(Publication(storage, log, [one.sent]), one.segment, one.fresh, "erase")
+                if one.fresh.name in state.archive:
+                    rewritten, erased = rewritten + 1, erased + one.found.messages
+                    names.add(one.fresh.name)
+            if one.found.problem is not None:
+                problems |= dict.fromkeys(names, one.found.problem)
+            left |= dict.fromkeys(names, one.remains or one.found.problem is not None)
+            progress("archived segments read", number, len(segments))
     return {
-        "segments_read": len(segments),
-        "collisions": collisions if keys and segments else None,
+        "segments_read": len(collisions),
+        "collisions": sum(collisions.values()) if keys and collisions else None,
         "segments_rewritten": rewritten,
         "messages_erased": erased,
-        "segments_remaining": tuple(remaining),
-        "segment_problems": tuple(problems),
+        "segments_remaining": tuple([name for name in log.state.archive if left.get(name, True)]),
+        "segment_problems": tuple([said for name, said in problems.items() if name in log.state.archive]),
     }
 
 
