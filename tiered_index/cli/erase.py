@@ -94,7 +94,7 @@ def erase_here(session: Session, request: EraseRequest, *, yes: bool, now: bool,
             grace_s=grace_s,
             threads=config.query_threads,
             messages=partial(MessagesToErase, request),
-            progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}"),
+            progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
         )
         total = index.storage.total
         session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})

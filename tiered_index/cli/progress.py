@@ -64,13 +64,14 @@ class Progress:
         if self._bar is not None:
             self._bar.stop()
 
-    def update(self, done: int, detail: str = "") -> None:
-        """Say how many steps are done."""
+    def update(self, done: int, detail: str = "", total: int | None = None) -> None:
+        """Say how many steps are done; `total`: of how many, where that was not known at first, or is another now."""
         if self._quiet:
             return
+        self._total = self._total if total is None else total
         detail = printable(detail)
         if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done, detail=detail)
+            self._bar.update(self._task, completed=done, total=self._total, detail=detail)
             return
         now = time.monotonic()
         if now - self._printed_s >= _LINE_INTERVAL_S:

@@ -49,6 +49,13 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
 
 
+def test_progress_is_a_share_of_each_step(run_here, store, monkeypatch):
+    monkeypatch.setattr("tiered_index.cli.progress._LINE_INTERVAL_S", 0)
+    said = run_here("erase", "--topic", "orders", "--storage", store, "--now", "--yes").err.splitlines()
+    assert said[0] == "erasing: 100 %, 1 of 1 objects read"
+    assert "erasing: 100 %, 40 of 40 entries rewritten" in said
+
+
 def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
     asked = ("erase", "--topic", "orders", "--storage", store)
     assert run_here(*asked, "--queue", "1").code == 2
