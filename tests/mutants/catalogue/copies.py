@@ -92,4 +92,12 @@ MUTANTS = (
         'if member.name == "positions":',
         (f"{COPY}::test_every_member_of_the_state_is_copied",),
     ),
+    Mutant(
+        "copy-takes-the-storages-clock-for-its-own",
+        "what was sent a moment ago to a storage whose clock is days off is never published",
+        COPYING,
+        "self._began_ms.get(one.name, info.modified_ms)",
+        "info.modified_ms",
+        ("tests/unit/service/test_copy.py::test_a_storage_of_another_day_gets_its_copy[3]",),
+    ),
 )

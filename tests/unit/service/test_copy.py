@@ -510,6 +510,18 @@ def test_what_lay_in_a_target_for_so_long_that_a_sweep_may_take_it_is_sent_again
     check_target(life, inner)
 
 
+@pytest.mark.parametrize("days", [-3, 3])
+def test_a_storage_of_another_day_gets_its_copy(life, days):
+    """The clock of the copier, or of the target, is wrong by days; each object is sent once."""
+    fill(life, 1)
+    target = MemoryStorage(clock=ManualClock(life.clock.now_ms() + days * DAY_MS))
+    made = copier(life, target)
+    made.run_once()
+    fill(life, 1, first=1)
+    assert made.run_once().sent == 2
+    check_target(life, target)
+
+
 def test_bytes_stay_in_the_copy_for_the_grace(life):
     fill(life, 1)
     target = MemoryStorage(clock=life.clock)

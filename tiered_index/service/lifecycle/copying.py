@@ -86,6 +86,8 @@ class Copier:
     # names that the target has, whole; and of this round whether they had to be sent
     _checked: set[str] = field(default_factory=set)
     _done: dict[str, tuple[bool, int]] = field(default_factory=dict)
+    # when sending them began, by this clock: the storage's may be another
+    _began_ms: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.log, self.copied = StorageLog(self.source, self.clock), StorageLog(self.target, self.clock)
@@ -133,6 +135,7 @@ class Copier:
             )
         after, key = self._publish(state), _key(state)
         self._checked.clear()
+        self._began_ms.clear()
         sent = [size for was_sent, size in self._done.values() if was_sent]
         kept = [size for was_sent, size in self._done.values() if not was_sent]
         return CopyReport(
@@ -171,7 +174,7 @@ class Copier:
         """Return whether an object of the target is as large as `one`, and not so old that a sweep of the target may be
         about to delete it, which no record names yet; no sweep looks at a storage without a log.
         """
-        age_s = abs(self.clock.now_ms() - info.modified_ms) / 1000
+        age_s = abs(self.clock.now_ms() - self._began_ms.get(one.name, info.modified_ms)) / 1000
         return info.size_bytes == _size(one) and (age_s < MAX_AGE_S or not self.copied.state.number)
 
     def _check_lost(self, parts: list[Part], state: LogState) -> None:
@@ -200,10 +203,12 @@ class Copier:
             raise CopyStopped
         was_sent = not self._is_there(one)
         if was_sent:
+            began_ms = self.clock.now_ms()
             try:
                 self._transfer(one)
             except CorruptFile:  # damage on the way is not damage of the object
                 self._transfer(one)
+            self._began_ms[one.name] = began_ms
         self._checked.add(one.name)
         self._done[one.name] = was_sent, _size(one)
         self.progress(_size(one))
