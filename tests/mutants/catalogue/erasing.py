@@ -110,6 +110,14 @@ MUTANTS = (
         (f"{ERASE}::test_objects_of_nothing_else_go_by_the_record_itself",),
     ),
     Mutant(
+        "erase-forgets-a-long-grace",
+        "bytes are deleted after a day, though the grace is longer",
+        "service/erasure/erase.py",
+        "unnamed_s = max(grace_s, _UNNAMED_S)",
+        "unnamed_s = _UNNAMED_S",
+        (f"{ERASE}::test_objects_of_nothing_else_go_by_the_record_itself",),
+    ),
+    Mutant(
         "erase-removes-a-table-for-one-shard",
         "a window table goes whole since one of its shards holds nothing else",
         "service/erasure/erase.py",

@@ -171,7 +171,8 @@ def test_objects_of_nothing_else_go_by_the_record_itself(native):
     life.check()
     # its bytes stay for readers at work, and then go
     assert wipe(life, now=True, grace_s=3600).status == "remains"
-    life.clock.advance(3601)
+    life.clock.advance(2 * DAY_S)
+    assert wipe(life, now=True, grace_s=7 * DAY_S).pending == done.removed
     done = wipe(life, now=True, grace_s=3600)
     assert (done.status, done.deleted) == ("erased", 1)
 

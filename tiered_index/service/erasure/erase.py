@@ -230,7 +230,8 @@ def erase(
             # by the tombstones' own moment: what comes while this works is neither hidden nor overwritten
             sought = messages(stones[0].before_ms, schema.keyed)
             known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
-        orphans = find_orphans(storage, log, clock, older_than_s=_UNNAMED_S, removed_s=grace_s)
+        unnamed_s = max(grace_s, _UNNAMED_S)
+        orphans = find_orphans(storage, log, clock, older_than_s=unnamed_s, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
     state = log.refresh()
