@@ -190,6 +190,13 @@ def test_tombstones_and_overwritten_messages_are_of_one_moment(life):
     assert {offset for offset, m in read_all(storage).items() if m.is_erased} == asked & archived.keys()
 
 
+def test_without_now_archived_messages_are_hidden_and_not_erased(life):
+    storage, _, _ = life
+    done = erase(storage.uri, "orders", keys="nobody's", yes=True)
+    assert (done.status, done.remaining, done.pending) == ("hidden", (), ())
+    assert erase(storage.uri, "orders", keys="nobody's", yes=True, now=True).status == "erased"
+
+
 @pytest.mark.parametrize("is_there", [True, False], ids=["damaged", "lost"])
 def test_a_segment_that_can_not_be_read_is_not_written_again_and_remains(life, is_there):
     storage, _, _ = life

@@ -194,6 +194,14 @@ MUTANTS = (
         (f"{ARCHIVE}::test_a_segment_that_can_not_be_read_is_not_written_again_and_remains[lost]",),
     ),
     Mutant(
+        "erased-by-not-looking",
+        "the certificate calls erased what may lie in archived segments that it never read",
+        "service/erasure/erase.py",
+        " or (state.archive and not now))",
+        ")",
+        (f"{ARCHIVE}::test_without_now_archived_messages_are_hidden_and_not_erased",),
+    ),
+    Mutant(
         "erased-messages-of-other-keys",
         "messages of other keys are overwritten",
         "rocketmq/archive/erasure.py",

@@ -42,8 +42,8 @@ _QUEUES = -(2**31), 2**31 - 1
 _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 
 Status = Literal["planned", "hidden", "erased", "remains"]
-"""``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes. ``erased``: no byte is left that
-could be looked at. ``remains``: bytes are left.
+"""``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes; archived messages are as they
+were. ``erased``: no byte is left that could be looked at. ``remains``: bytes are left.
 """
 MakeFind = Callable[[int, bool], FindMessages]
 """Returns what finds the messages of a request that were stored before a moment (epoch milliseconds); the other one is
@@ -251,7 +251,8 @@ def erase(
         "unchecked": _unchecked(storage, state, left, known),
     }
     known["remaining"] += known.get("segments_remaining", ())
-    remains = bool(known["remaining"] or known["pending"])
+    # archived messages are looked at with `now` alone
+    remains = bool(known["remaining"] or known["pending"] or (state.archive and not now))
     status: Status = "remains" if remains and now else "hidden" if remains else "erased"
     return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
 
@@ -393,7 +394,7 @@ def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, 
 def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ...]:
     steps = []
     if known["remaining"]:
-        what = f"{len(known['remaining'])} objects hold erased entries, hidden"
+        what = f"{len(known['remaining'])} objects hold what was erased, hidden, or can't be read"
         steps.append(f"{what}: run it again; `verify` tells of damaged ones" if now else f"{what}: merge, or use --now")
     if known["pending"]:
         steps.append(
