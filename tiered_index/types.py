@@ -356,7 +356,9 @@ class TopicSummary:
 
 @dataclass(frozen=True, kw_only=True)
 class TopicsResult(Answer):
-    """The topics of an index, by name; the other fields are as in `QueryResult`."""
+    """The topics of an index, by name; the other fields are as in `QueryResult`. `expired_before_ms` is of the topics
+    that expire first: of others older entries may be there.
+    """
 
     topics: tuple[TopicSummary, ...]
     status: Status

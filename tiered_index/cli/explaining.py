@@ -373,7 +373,11 @@ class Pages(Generic[R]):
     def expired(self) -> str:
         """Return for people what has expired of what was asked for; empty where nothing has."""
         expired_ms = self.last.expired_before_ms
-        return "" if expired_ms is None else f"; what was before {format_time(expired_ms)} has expired"
+        if expired_ms is None:
+            return ""
+        # others may expire later
+        some = ", of some topics at least" if isinstance(self.last, TopicsResult) else ""
+        return f"; what was before {format_time(expired_ms)} has expired{some}"
 
     def totals(self, count: int, costs: Mapping[str, int] | None = None, **more: Any) -> dict[str, Any]:
         """Return the last line of NDJSON: `count` answers, and `more` of them; `costs` stand beside the requests'."""

@@ -67,6 +67,9 @@ def test_a_dry_run_then_the_record(run_here, store):
     assert answer["expired_before_ms"] == pytest.approx(TODAY_MS - 364.5 * DAY_MS, abs=DAY_MS)
     told = run_here("query", "debug-x", "k", "--storage", store, "--wide")
     assert re.search("complete as of .*; what was before .* has expired", told.out)
+    # orders has entries of before the moment, which is that of debug-x
+    told = run_here("topics", "--storage", store, "--wide")
+    assert re.search("orders .*; what was before .* has expired, of some topics at least", told.out, re.DOTALL)
 
     merged = run_here("merge", "--storage", store, "--window", "1d", "--json").document
     assert [tier["expired"] for tier in merged["tiers"]] == [1]
