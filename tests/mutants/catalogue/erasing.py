@@ -202,6 +202,14 @@ MUTANTS = (
         (f"{ARCHIVE}::test_without_now_archived_messages_are_hidden_and_not_erased",),
     ),
     Mutant(
+        "erased-entries-counted-twice",
+        "the certificate counts entries again that another job has moved",
+        "service/erasure/erase.py",
+        "_hidden({**left, **found}, moved)",
+        "_hidden({**left, **found})",
+        (f"{ERASE}::test_entries_that_another_job_moves_meanwhile_are_counted_once",),
+    ),
+    Mutant(
         "erased-messages-of-other-keys",
         "messages of other keys are overwritten",
         "rocketmq/archive/erasure.py",

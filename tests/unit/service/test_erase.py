@@ -134,6 +134,20 @@ def test_now_rewrites_what_holds_it_and_certifies(life, asked):
     assert (again.status, again.entries, again.removed) == ("erased", 0, ())
 
 
+def test_entries_that_another_job_moves_meanwhile_are_counted_once(life):
+    fill(life)
+    life.later()
+
+    def find(*asked):
+        found = find_hidden(*asked)
+        life.merge(DAY_S)
+        return found
+
+    done = wipe(life, keys=("k",), now=True, grace_s=0, find=find)
+    assert (done.status, done.entries, done.entries_removed) == ("erased", 12, 12)
+    assert len(done.removed) > len(done.objects)
+
+
 def test_a_dry_run_changes_nothing(life):
     fill(life)
     life.later()

@@ -238,10 +238,15 @@ def erase(
     # what was read before is read again: the certificate tells of the bytes that are there now
     left = find(storage, state.objects.values(), asked, schema, lambda *done: progress("objects read again", *done))
     names = {name for name, held in found.items() if held.hidden and name not in state.objects}
+    records = {number: log.record(number) for number in range(begun.number + 1, state.number + 1)}
+    # entries that any job has moved meanwhile were counted where they lay before
+    moved = {stored.name for record in records.values() if record.remove for stored in record.add}
     known |= {
         "removed": tuple(sorted(names)),
-        "entries_removed": sum(found[name].hidden for name in names),
-        "log_numbers": _numbers(log, begun.number, state.number, names),
+        "entries_removed": max(0, _hidden({**left, **found}, moved) - _hidden(left)),
+        "log_numbers": tuple(
+            [n for n, one in records.items() if one.kind == "erase" or not names.isdisjoint(one.remove)]
+        ),
         "log_number": state.number,
         "scanned_objects": len(left),
         "scanned_entries": sum(held.looked_at for held in left.values()),
@@ -361,14 +366,8 @@ class _Counted:
             self._progress("entries rewritten", min(self._done, self._total), self._total)
 
 
-def _numbers(log: StorageLog, first: int, last: int, names: Container[str]) -> tuple[int, ...]:
-    """Return the records behind number `first` that stated tombstones, or removed an object of `names`."""
-    numbers = []
-    for number in range(first + 1, last + 1):
-        record = log.record(number)
-        if record.kind == "erase" or any(name in names for name in record.remove):
-            numbers.append(number)
-    return tuple(numbers)
+def _hidden(found: Found, without: Container[str] = ()) -> int:
+    return sum(held.hidden for name, held in found.items() if name not in without)
 
 
 def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
