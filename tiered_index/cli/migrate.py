@@ -77,7 +77,8 @@ def migrate(
             for stored in objects
         ]
         out.first(_SHOWN, lines, lambda rest: f"and {counted(rest, 'further object')}")
-        right = f"{counted(planned.right, 'object')} {'is' if planned.right == 1 else 'are'} as they should be"
+        are = "is as it" if planned.right == 1 else "are as they"
+        right = f"{counted(planned.right, 'object')} {are} should be"
         if written:
             out.line(
                 f"{counted(written['sources'], 'object')} with {counted(written['entries'], 'entry', 'entries')} "
@@ -86,8 +87,8 @@ def migrate(
             )
         else:
             out.line(
-                f"{counted(len(objects), 'object')} with {counted(entries, 'entry', 'entries')} would be rewritten "
-                f"{layout}: {human_bytes(size)}; {right}"
+                f"{counted(len(objects), 'object')} with {counted(entries, 'entry', 'entries')} "
+                f"{'' if yes else 'would be '}rewritten {layout}: {human_bytes(size)}; {right}"
             )
         if objects and not yes:
             out.remark("nothing was changed: --yes does that")

@@ -36,7 +36,7 @@ def test_a_dry_run_then_the_records_and_back(run_here, uri, tmp_path):
     assert {one["entries"] for one in done["objects"]} == {49, 50}
     assert offsets(uri) == before
     again = run_here("migrate", "--storage", uri, "--yes")
-    assert "0 objects with 0 entries would be rewritten packed: 0 B; 2 objects are as they should be" in again.out
+    assert "0 objects with 0 entries rewritten packed: 0 B; 2 objects are as they should be" in again.out
     back = run_here("migrate", "--storage", uri, "--layout", "plain", "--yes")
     assert "2 objects with 99 entries rewritten plain: " in back.out
     assert offsets(uri) == before
