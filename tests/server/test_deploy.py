@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -14,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import boto3
+import kubernetes_validate
 import numpy as np
 import pytest
 import typer.main
@@ -124,6 +126,17 @@ def test_the_image_is_not_roots_and_comes_from_the_lock_file() -> None:
     assert {
         c["securityContext"].get("runAsUser", pod(o)["spec"]["securityContext"].get("runAsUser")) for o, c in OURS
     } == {int(user)}
+
+
+def test_the_images_recipe_passes_hadolint() -> None:
+    linter = Path(sys.executable).with_name("hadolint")
+    found = subprocess.run([linter, DEPLOY / "Dockerfile"], capture_output=True, text=True, check=False)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+@pytest.mark.parametrize("one", OBJECTS, ids=lambda one: f"{one['kind']}/{one['metadata']['name']}")
+def test_objects_are_what_kubernetes_takes(one: Any) -> None:
+    kubernetes_validate.validate(one, "1.37", strict=True)
 
 
 @pytest.mark.parametrize("one", WORKLOADS, ids=lambda one: one["metadata"]["name"])
