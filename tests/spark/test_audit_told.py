@@ -37,7 +37,10 @@ def result_of(
 def told(monkeypatch: pytest.MonkeyPatch, capfd: Any, result: AuditResult, *arguments: str) -> tuple[int, str]:
     """Return exit code and output of the command where the audit had this result."""
     monkeypatch.setattr(reading, "spark_of", lambda *given, **more: None)
-    monkeypatch.setattr(sys.modules["tiered_index.spark.audit.audit"], "audit", lambda *given, **more: result)
+    module = sys.modules["tiered_index.spark.audit.audit"]
+    # neither source nor storage is there
+    monkeypatch.setattr(module, "check_audit", lambda *given, **more: None)
+    monkeypatch.setattr(module, "audit", lambda *given, **more: result)
     capfd.readouterr()
     with pytest.raises(SystemExit) as ended:
         run(["spark", "audit", "--storage", "file:///tmp/x", "--source", "s.parquet", "--quiet", *arguments])
