@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -31,7 +30,6 @@ _guard = partial(Option, rich_help_panel="Bounds")
 _writing = partial(Option, rich_help_panel="Writing")
 _tools = partial(Option, rich_help_panel="RocketMQ's tools")
 _GIB = 1 << 30
-_SWITCH_S = 0.0005
 
 
 @command
@@ -229,8 +227,6 @@ def serve(
         # what is loaded stays, and is looked at by no later collection
         gc.collect()
         gc.freeze()
-        # a lookup changes threads several times, and would wait so long behind each one that makes a long answer
-        sys.setswitchinterval(_SWITCH_S)
         uvloop.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
         if following is not None:
             following.end()
