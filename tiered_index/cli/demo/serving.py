@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ class ServedDemo:
             while service.poll() is None and not ending.event.wait(_POLL_S):
                 pass
             service.terminate()
-            service.communicate()
+            service.wait()
         if service.returncode:
             raise ProcessFailed(f"serve ended with exit code {service.returncode}")
 
@@ -80,10 +81,12 @@ class ServedDemo:
 
     def _tell(self, out: Output, service: subprocess.Popen[str], token: str) -> None:
         assert service.stdout is not None
-        line = service.stdout.readline()
-        if not line:
+        # the follower tells how far it is, too, before and after
+        urls = next((urls for line in service.stdout if (urls := json.loads(line).get("urls"))), None)
+        if urls is None:
             return
-        url, rocketmq = json.loads(line)["urls"]
+        threading.Thread(target=service.stdout.read, daemon=True).start()
+        url, rocketmq = urls
         address = rocketmq.rpartition("/")[2]
         # what follows # is sent to nobody, and the console takes the token out of its address
         console = f"{url}/console/#token={token}&search?{_LOOKUP}"
