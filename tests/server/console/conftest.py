@@ -16,7 +16,7 @@ from tiered_index import IndexService
 expect.set_options(timeout=30_000)
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def made(tmp_path_factory):
     """An index with files in several states, and the store of its messages."""
     folder = tmp_path_factory.mktemp("console")
@@ -28,7 +28,7 @@ def made(tmp_path_factory):
         yield SimpleNamespace(index=index, store=folder / "store", storage=folder / "storage")
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def service(made):
     """A service beside the writer."""
     with serving(made.index, store=made.store) as client:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from types import SimpleNamespace
 
 import pytest
 
@@ -118,7 +119,7 @@ def test_quiet_means_no_notes(capsys):
 
 def test_progress_off_a_terminal_is_a_line_now_and_then(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("tiered_index.cli.progress.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("tiered_index.cli.progress.time", SimpleNamespace(monotonic=lambda: now[0]))
     stream, quiet = io.StringIO(), io.StringIO()
     with (
         Progress("ingesting", 200, quiet=False, stream=stream) as shown,

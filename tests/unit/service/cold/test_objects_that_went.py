@@ -5,7 +5,9 @@ and went.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -79,7 +81,7 @@ def test_damaged_entries_that_stay_are_forgotten(made: ColdIndex, tmp_path: Path
 
 def test_times_of_use_are_forgotten_once_they_say_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now_s, written = 5.0, []
-    monkeypatch.setattr(disk_cache.time, "monotonic", lambda: now_s)
+    monkeypatch.setattr(disk_cache, "time", SimpleNamespace(monotonic=lambda: now_s, time=time.time))
     monkeypatch.setattr(os, "utime", lambda path: written.append(path.name))
     room = DiskCache(tmp_path, 1 << 20)
     for step in range(300):
