@@ -73,7 +73,7 @@ def put_entries(index: IndexService) -> None:
     index.flush()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexService]:
     """A writer's index with the entries of the examples, which stay unsealed."""
     folder = tmp_path_factory.mktemp("served")
@@ -84,7 +84,7 @@ def index(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IndexService]:
         yield index
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def client(index: IndexService) -> Iterator[httpx.Client]:
     """A client of a service beside the writer."""
     with serving(index) as client:

@@ -60,8 +60,9 @@ def made(tmp_path: Path) -> ColdIndex:
 
 @pytest.fixture
 def storage(made: ColdIndex) -> Iterator[Closing]:
+    others = set(threading.enumerate())
     yield Closing(made.inner)
-    until(lambda: not any(thread.name.startswith("tiered-index-log") for thread in threading.enumerate()))
+    until(lambda: not any(one.name.startswith("tiered-index-log") for one in {*threading.enumerate()} - others))
 
 
 def overdue(act: Callable[[], Any], hang: Hang) -> BudgetExceeded:
