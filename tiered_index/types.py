@@ -72,9 +72,9 @@ class IndexItem:
         kind: Any = self.__class__
         names, of_bytes = _field_names(kind)
         document = self.__dict__.copy()
-        if len(document) != len(names):
-            # with attributes of a subclass beside its fields
-            document = {name: document[name] for name in names}
+        if tuple(document) != names:
+            # a subclass has slots, or attributes beside its fields
+            document = {name: getattr(self, name) for name in names}
         if document["source"] is None:
             del document["source"]
         for name in of_bytes:

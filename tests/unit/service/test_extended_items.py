@@ -249,3 +249,18 @@ def test_a_table_has_the_columns_of_the_items_which_are_made_once(open_index):
         assert pickle.loads(pickle.dumps(answer)) == copy.copy(answer) == replace(answer) == answer
         with pytest.raises(AttributeError, match="no attribute 'item'"):
             answer.item  # noqa: B018
+
+
+@pytest.mark.parametrize("slots", [False, True])
+def test_documents_have_the_fields_however_a_class_keeps_them(slots):
+    @dataclass(frozen=True, kw_only=True, slots=slots)
+    class Item(IndexItem):
+        tag: bytes = column("S4")
+
+    item = Item(topic="t", topic_id=1, queue_id=2, offset=3, size=4, timestamp_ms=5000, key_hash=6, tag=b"ab")
+    expected = {"topic": "t", "topic_id": 1, "queue_id": 2, "offset": 3, "size": 4, "timestamp_ms": 5000, "key_hash": 6}
+    assert item.to_dict() == expected | {"tag": "6162"}
+    if not slots:
+        # such as what a cached property leaves
+        object.__setattr__(item, "beside", 1)
+        assert item.to_dict() == expected | {"tag": "6162"}
