@@ -84,6 +84,18 @@ def test_a_stream_ends_with_its_status(client, count):
     assert all(metadata is None for _, metadata in batches[:-1])
 
 
+@pytest.mark.parametrize(("asked", "pages"), [({}, 2), ({"max_count": 2}, 1)])
+def test_pages_of_a_stream_are_as_large_as_the_service_allows(index, monkeypatch, asked, pages):
+    sizes, query = [], index.query
+    monkeypatch.setattr(index, "query", lambda *given, **more: sizes.append(given[4]) or query(*given, **more))
+    caps = Caps(max_count=1 if pages == 2 else 10_000)
+    with serving(index, caps=caps) as client:
+        wanted = {"topic": "orders", "key": "order-4711", "all": True} | asked
+        got = client.get("/v1/query", params=wanted, headers=NDJSON)
+    assert (got.status_code, json.loads(got.text.splitlines()[-1])["count"]) == (200, 2)
+    assert sizes == ([1] * pages if pages == 2 else [2])
+
+
 def test_a_batch_answers_as_each_lookup_does(client, index):
     lookups = [*EXAMPLES.batch["lookups"], {"topic": "nowhere", "key": "k"}]
     got = client.post("/v1/query:batch", json={"lookups": lookups}).json()

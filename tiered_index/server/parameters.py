@@ -32,7 +32,7 @@ Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value))), Fie
 Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS, examples=["orders"])]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
 # as the library's `query_all`
-_PAGE = 1000
+PAGE = 1000
 BEGIN = "From here on, inclusive to the second: epoch milliseconds or ISO 8601."
 END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601."
 
@@ -87,13 +87,6 @@ class QueryParameters(OneKey):
     """Parameters of `GET /v1/query`."""
 
     all: bool = Field(False, description="Every answer, page by page; of NDJSON and Arrow only.")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _with_large_pages(cls, given: Any) -> Any:
-        if isinstance(given, Mapping) and str(given.get("all")).lower() in ("true", "1") and "max_count" not in given:
-            return {**given, "max_count": _PAGE}
-        return given
 
 
 class DuParameters(BaseModel):
