@@ -9,7 +9,6 @@ Each document is of one run: of suite `spark` or of suite `spark-lookup`, which 
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -18,41 +17,23 @@ from docs.generators.measured_pages import ROOT, about, markdown, rewrite, table
 from docs.generators.sizing_page import PAGE as SIZING
 from docs.generators.sizing_page import main as compute_sizing
 
-MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
 PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
 FRESH = ", nothing known"
-_CLUSTER = MASTERS[-1]
 
 
 def _figures(document: dict[str, Any]) -> dict[str, float]:
     return {figure["name"]: figure["median"] for figure in document["figures"]}
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}"
-
-
-def rates(document: dict[str, Any]) -> str:
-    """Return entries a second and core of every way, by where it ran."""
-    figures = _figures(document)
-    masters = [master for master in MASTERS if f"spark build, {master}" in figures]
-    none = [""] * len(masters)
-    rows: list[tuple[str, ...]] = []
-    for way in ("spark build", PLAIN, TUNED, "spark merge"):
-        name = way if way.startswith("spark") else f"{way} (written by Spark)"
-        rows.append((name, "", "", *(_rate(figures[f"{way}, {master}"]) for master in masters)))
-    rows.append(("`put_batch` and life cycle", _rate(figures["put_batch and life cycle, one process"]), "", *none))
-    rows.append(
-        (
-            "`tiered-index merge`",
-            _rate(figures["merge, one process"]),
-            _rate(figures["merge, 2 threads, one process"]),
-            *none,
-        )
-    )
-    return markdown(
-        ("entries/s a core", "one process, 1 core", "2 threads", *(f"`{master}`" for master in masters)), rows
-    )
+def spent(document: dict[str, Any]) -> str:
+    """Return the CPU seconds of every job, by where it ran, and of the same work by one process."""
+    parts = []
+    for table in document["tables"]:
+        if table["title"].startswith("CPU seconds"):
+            parts.append(f"{table['title']}:\n\n{markdown(table['columns'], table['rows'])}")
+    alone = [(way, value) for way, value in _figures(document).items() if way.endswith(", one process")]
+    parts.append(markdown(("the same without Spark", "CPU s"), alone))
+    return "\n".join(parts)
 
 
 def lookups(document: dict[str, Any]) -> str:
@@ -123,41 +104,17 @@ def _titled(document: dict[str, Any], *, plans: bool) -> str:
 
 def inputs(document: dict[str, Any]) -> str:
     """Return SIZING's measured inputs."""
-    figures = _figures(document)
-    master = (
-        _CLUSTER
-        if f"spark build, {_CLUSTER}" in figures
-        else next(m for m in MASTERS if f"spark build, {m}" in figures)
-    )
+    rates = {row[0]: row[4] for row in table_rows(document, "CPU seconds")}
     command = "`python -m tests.benchmarks spark`"
-    rows = [
-        (
-            "build",
-            f"{figures[f'spark build, {master}']:.0f}",
-            "entries/s a core",
-            f"{command}, figure `spark build, {master}`",
-        ),
-        (
-            "merge",
-            f"{figures[f'spark merge, {master}']:.0f}",
-            "entries/s a core",
-            f"{command}, figure `spark merge, {master}`",
-        ),
-        (
-            "bytes an entry",
-            f"{figures['tiered_index: bytes an entry']:.2f}",
-            "bytes",
-            f"{command}, figure `tiered_index: bytes an entry`",
-        ),
-    ]
+    size = _figures(document)["tiered_index: bytes an entry"]
+    rows = [(job, f"{rates[job] * 1e6:.0f}", "entries a CPU second", f"{command}, {job}") for job in ("build", "merge")]
+    rows.append(("bytes an entry", f"{size:.2f}", "bytes", f"{command}, figure `tiered_index: bytes an entry`"))
     return f"{about(document['machine'])}.\n\n{markdown(('input', 'value', 'unit', 'from'), rows)}"
 
 
 def write(document: dict[str, Any]) -> None:
     """Rewrite the pages that show what a document has."""
-    if "join: keys/s" in document["tables"][0]["columns"]:
-        rewrite(ROOT / "docs" / "spark-lookup.md", {"spark-lookup rates": bulk(document)})
-    elif document["tables"][0]["suite"] == "spark-lookup":
+    if document["tables"][0]["suite"] == "spark-lookup":
         rewrite(
             ROOT / "docs" / "spark-lookup.md",
             {"spark-lookup scale": bulk(document), "spark-lookup plans": plans(document)},
@@ -169,10 +126,11 @@ def write(document: dict[str, Any]) -> None:
 
 
 def _write_bench(bench: dict[str, Any]) -> None:
-    entries = re.search(r"([0-9,]+) entries of ([0-9]+) days", str([table["title"] for table in bench["tables"]]))
-    assert entries is not None
-    head = f"{about(bench['machine'])}; {entries[1]} entries of {entries[2]} days.\n\n"
-    rewrite(ROOT / "docs" / "spark.md", {"spark": f"{head}{rates(bench)}", "spark lookups": f"{head}{lookups(bench)}"})
+    page, head = ROOT / "docs" / "spark.md", f"{about(bench['machine'])}. "
+    if not any(table["title"].startswith("requests") for table in bench["tables"]):
+        rewrite(page, {"spark at scale": head + spent(bench)})
+        return
+    rewrite(page, {"spark": head + spent(bench), "spark lookups": f"{head}\n\n{lookups(bench)}"})
     rewrite(ROOT / "docs" / "merge.md", {"year": year(bench)})
     rewrite(SIZING, {"inputs": inputs(bench)})
     compute_sizing()

@@ -62,20 +62,20 @@ def benchmarks(
         ),
     ] = None,
     keys: Annotated[
-        list[int] | None, typer.Option(min=1, help="Suite spark-lookup: keys that are looked up; several times.")
+        list[int] | None, typer.Option(min=1, help="Suites of Spark: keys that are looked up at once; several times.")
     ] = None,
     root_dir: RootDir = None,
     out: Out = None,
 ) -> int:
-    """Measure this project beside others: jobs on Spark beside one process and beside Parquet, lookups beside DuckDB
-    and beside a join (suites spark, spark-lookup); cold lookups beside RocketMQ's way of reading (suite cold).
+    """Measure this project beside others: jobs on Spark beside one process, Spark's own jobs and DuckDB (suite spark),
+    what bulk lookups read (suite spark-lookup); cold lookups beside RocketMQ's way of reading (suite cold).
 
     Everything happens in a temporary folder, which is deleted at the end. Wrong answers end the run. Suites spark and
     cold, each alone, read from --storage too, where they delete what they made.
 
     [bold]Examples[/bold]
 
-      python -m tests.benchmarks spark --entries 4000000 --out bench.json
+      python -m tests.benchmarks spark --entries 4000000 --keys 10000 --out bench.json
 
       python -m tests.benchmarks spark --scale 25000000 --scale 100000000
 

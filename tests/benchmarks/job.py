@@ -3,8 +3,8 @@ master says; `run_process` starts it.
 
     python -m tests.benchmarks.job DOCUMENT.json        prints a JSON line a measurement
 
-The document is a `Job`. What is done once before the first round, on little data, is not counted: classes are loaded,
-workers are forked.
+The document is a `Job`. All is done twice on few entries before the first round: the first time is not told, since
+classes are loaded and workers are forked; the second one tells what a job takes however small it is.
 """
 
 from __future__ import annotations
@@ -18,26 +18,41 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.bulk import look_up_many
-from tests.benchmarks.memory import ProcessWatch
-from tests.benchmarks.messages import DAY_S, PLAIN, TUNED, hashes_of, message_frame, write_parquet
-from tests.benchmarks.setting import cores_of
+from tests.benchmarks.memory import ProcessWatch, cpu_s
+from tests.benchmarks.messages import (
+    DAY_S,
+    PLAIN,
+    TUNED,
+    hashes_of,
+    keys_folder,
+    message_frame,
+    sum_of,
+    sum_of_join,
+    write_buckets,
+    write_by_duckdb,
+    write_keys,
+    write_parquet,
+)
+from tests.benchmarks.setting import AUDIT, BUILD, BUILD_FRAME, DUCK, HASH_KEY, JOIN, LOOKUP, MERGE, XXHASH, cores_of
+from tiered_index.cli.bench.setting import require
 from tiered_index.config import IndexConfig
 from tiered_index.service.merge.run import MergeOptions
-from tiered_index.spark import build, merge, open_session
+from tiered_index.spark import audit, build, hash_key, look_up, merge, open_session
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 __all__ = ["MERGE_SOURCES_S", "Job", "copy_of", "index_config", "main", "merge_options", "run_job", "run_process"]
 
 MERGE_SOURCES_S = DAY_S // 4
 """Windows of the tables that are merged to days."""
-_WARM_ENTRIES = 20_000
+_FEW_ENTRIES, _FEW_KEYS = 20_480, 100
 _TOLD_OF_FAILURE = 4_000
 _LEAST_SHARD = 1 << 20
 _SCALE_SHARD = 256 << 20
@@ -49,7 +64,8 @@ class Job:
     """What one process does. `folder` has the source and takes the rest; `scale`: a memory run of so many entries
     instead, of builds and merges, or of bulk lookups of `counts` keys.
 
-    `prepare`: write the source and the index that merges are measured on. `keys` are asked for by their hashes.
+    `prepare`: write the source, the index that merges are measured on, and what is joined. `counts` keys are looked up
+    and joined; `keys` are asked for by their hashes; with `duck` DuckDB writes Parquet, too.
     """
 
     master: str
@@ -64,6 +80,7 @@ class Job:
     counts: Sequence[int] = ()
     topic: str = ""
     keys: Sequence[str] = ()
+    duck: bool = True
 
 
 def run_process(job: Job, told: Callable[[str, dict[str, Any]], None]) -> None:
@@ -128,38 +145,82 @@ def copy_of(folder: Path, name: str) -> contextlib.AbstractContextManager[Path]:
 
 
 def run_job(spark: SparkSession, job: Job, tell: Tell) -> None:
-    """Measure on `spark`; tell each measurement by name, with its values."""
+    """Measure on `spark`; tell each measurement by name, with its values, and whether it is of few entries: such a job
+    takes little more than its fixed part.
+    """
     folder = Path(job.folder)
-    source = str(folder / "messages")
-    config = index_config(job)
     if job.prepare:
-        message_frame(spark, job.entries, job.days, 8).write.parquet(source)
-        build(spark, source, storage=f"file://{folder}/parts", window=MERGE_SOURCES_S, config=config)
+        _prepare(spark, job, folder)
         tell("prepared", hashes=hashes_of(spark, job.topic, job.keys))
     with tempfile.TemporaryDirectory(dir=folder) as warm:
-        few = message_frame(spark, _WARM_ENTRIES, 1, 2)
-        build(spark, few, storage=f"file://{warm}/index", window=MERGE_SOURCES_S, config=config)
-        merge(spark, storage=f"file://{warm}/index", window="1d")
-    options = merge_options(job.entries, job.days, config.geometry().schema.item.itemsize)
+        few = replace(job, folder=warm, entries=_FEW_ENTRIES, days=1, counts=(_FEW_KEYS,), duck=False)
+        _prepare(spark, few, Path(warm))
+        _measure_all(spark, few, lambda **_: None, keep=False)
+        _measure_all(spark, few, partial(tell, few=True), keep=False)
     for number in range(job.rounds):
-        keep = job.prepare and number == 0
-        target = folder / "index" if keep else Path(tempfile.mkdtemp(prefix="built-", dir=folder))
-        begun = time.perf_counter()
-        built = build(spark, source, storage=f"file://{target}", window="1d", config=config)
-        tell("build", elapsed_s=time.perf_counter() - begun, entries=built.entries, bytes=built.written_bytes)
-        if not keep:
-            shutil.rmtree(target)
+        _measure_all(spark, job, partial(tell, few=False), keep=job.prepare and number == 0)
+
+
+def _prepare(spark: SparkSession, job: Job, folder: Path) -> None:
+    """Write the source, the index of short windows that merges are measured on, and the table that is joined."""
+    source = str(folder / "messages")
+    message_frame(spark, job.entries, job.days, max(8, job.entries // 2_500_000)).write.parquet(source)
+    build(spark, source, storage=f"file://{folder}/parts", window=MERGE_SOURCES_S, config=index_config(job))
+    write_buckets(spark.read.parquet(source), folder / "buckets")
+    for count in job.counts:
+        write_keys(spark, folder, count, job.entries)
+
+
+def _measure_all(spark: SparkSession, job: Job, tell: Tell, *, keep: bool) -> None:
+    """Measure every way once; with `keep` the index and Parquet's files stay in the job's folder."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    folder = Path(job.folder)
+    source, config = str(folder / "messages"), index_config(job)
+
+    def measure(name: str, work: Callable[[], Any], keys: int = 0) -> Any:
+        before, begun = cpu_s(), time.perf_counter()
+        found = work()
+        elapsed_s, after = time.perf_counter() - begun, cpu_s()
+        require(getattr(found, "entries", job.entries), job.entries, f"entries of {name}")
+        spent = {f"{kind}_s": after[kind] - before[kind] for kind in after}
+        tell(name=name, keys=keys, elapsed_s=elapsed_s, **spent)
+        return found
+
+    with tempfile.TemporaryDirectory(dir=folder, prefix="round-") as round_:
+        kept = folder if keep else Path(round_)
+        index = f"file://{kept}/index"
+        options = merge_options(job.entries, job.days, config.geometry().schema.item.itemsize)
+        built = measure(BUILD, lambda: build(spark, source, storage=index, window="1d", config=config))
+        tell(name="stored", way="tiered_index", bytes=built.written_bytes)
+        frame = spark.read.parquet(source)
+        measure(BUILD_FRAME, lambda: build(spark, frame, storage=f"file://{round_}/frame", window="1d", config=config))
+        audited = measure(AUDIT, lambda: audit(spark, source, storage=index, config=config))
+        require(audited.status, "ok", "an audit")
         with copy_of(folder, "parts") as parts:
-            begun = time.perf_counter()
-            report = merge(spark, storage=f"file://{parts}", window="1d", options=options)
-            tell("merge", elapsed_s=time.perf_counter() - begun, entries=report.entries, bytes=report.written_bytes)
+            measure(MERGE, lambda: merge(spark, storage=f"file://{parts}", window="1d", options=options))
         for layout in (PLAIN, TUNED):
-            target = folder / layout if keep else Path(tempfile.mkdtemp(prefix="parquet-", dir=folder)) / "files"
-            begun = time.perf_counter()
-            write_parquet(spark.read.parquet(source), target, layout, job.days, job.entries // job.days)
-            tell(layout, elapsed_s=time.perf_counter() - begun, entries=job.entries, bytes=_size(target))
-            if not keep:
-                shutil.rmtree(target.parent)
+            measure(layout, partial(write_parquet, frame, kept / layout, layout, job.days, job.entries // job.days))
+            tell(name="stored", way=layout, bytes=_size(kept / layout))
+        if job.duck:
+            measure(DUCK, lambda: write_by_duckdb(source, kept / DUCK, cores_of(job.master)))
+        for name, column in ((HASH_KEY, hash_key("topic", "key")), (XXHASH, F.xxhash64("topic", "key"))):
+            measure(name, frame.agg(F.bit_xor(column)).collect)
+        for count in job.counts:
+            keys = spark.read.parquet(keys_folder(folder, count))
+            found = measure(LOOKUP, partial(sum_of_lookup, spark, keys, index, config), count)
+            joined = measure(JOIN, partial(sum_of_join, spark, keys, folder / "buckets"), count)
+            require(found, joined, f"answers to {count:,} keys")
+
+
+def sum_of_lookup(spark: SparkSession, keys: DataFrame, index: str, config: IndexConfig) -> tuple[int, int]:
+    """Look keys up; return as `sum_of`."""
+    result = look_up(spark, keys, storage=index, config=config)
+    assert result.frame is not None
+    try:
+        return sum_of(result.frame)
+    finally:
+        result.release()
 
 
 def run_scale(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> None:
@@ -224,8 +285,8 @@ def main(document: str) -> None:
     with ProcessWatch() as watch:
         spark = _session(job.master)
         try:
-            tell("started", cores=cores_of(job.master) or spark.sparkContext.defaultParallelism)
-            if job.counts:
+            tell("started", **{f"{kind}_s": spent for kind, spent in cpu_s().items()})
+            if job.scale and job.counts:
                 look_up_many(spark, Path(job.folder), job.scale, job.days, job.counts, index_config(job), watch, tell)
             elif job.scale:
                 run_scale(spark, job, watch, tell)

@@ -1,4 +1,4 @@
-"""Peak memory of processes below this one: Java's, and the Python workers that Spark forks. Linux.
+"""Peak memory and CPU time of processes below this one: Java's, and the Python workers that Spark forks. Linux.
 
 The kernel keeps each process's greatest resident size (VmHWM), so that sampling misses nothing but a process that lives
 between two samples; `restart` sets it back. Threads: the sampler's own, and the caller's.
@@ -11,10 +11,26 @@ import threading
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ProcessWatch"]
+__all__ = ["ProcessWatch", "cpu_s"]
 
 _SAMPLE_S = 0.25
 _KIB_A_MIB = 1024
+_TICKS_A_S = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s() -> dict[str, float]:
+    """Return the CPU seconds that this process and those below it have used, ended ones too: ``java``, ``python``."""
+    spent = {"java": 0.0, "python": 0.0}
+    for pid, (name, _) in {os.getpid(): ("python", 0), **_below(os.getpid())}.items():
+        try:
+            stat = Path(f"/proc/{pid}/stat").read_text()
+        except OSError:
+            continue  # it has ended: its parent has its time
+        # behind the name, which may have blanks: user, system, and those of children that were waited for
+        user, system, *children = map(int, stat.rpartition(")")[2].split()[11:15])
+        spent["java" if name == "java" else "python"] += (user + system) / _TICKS_A_S
+        spent["python"] += sum(children) / _TICKS_A_S
+    return spent
 
 
 class ProcessWatch:

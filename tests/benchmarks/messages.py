@@ -34,9 +34,15 @@ __all__ = [
     "hashes_of",
     "key_in_all",
     "key_in_one",
+    "keys_folder",
     "message_columns",
     "message_frame",
     "shared_step",
+    "sum_of",
+    "sum_of_join",
+    "write_buckets",
+    "write_by_duckdb",
+    "write_keys",
     "write_parquet",
 ]
 
@@ -84,8 +90,9 @@ def message_columns(entries: int, days: int, number: Any) -> dict[str, Column]:
         "key": F.when(number % step == 0, shared).otherwise(own),
         "offset": number * 4096 + F.pmod(mixed, F.lit(1000)),
         "size": (F.pmod(mixed, F.lit(4000)) + 96).cast("int"),
+        # whole numbers: rounded ones would put a day's first message into the day before
         "timestamp_ms": F.lit(BEGIN_S * 1000)
-        + F.floor(number.cast("double") * (days * DAY_S * 1000 / entries)).cast("long"),
+        + F.call_function("div", number.cast("long") * (days * DAY_S * 1000), F.lit(entries)),
     }
     return {name: column.alias(name) for name, column in columns.items()}
 
@@ -119,6 +126,74 @@ def write_parquet(messages: DataFrame, target: Path, layout: str, days: int, a_d
     else:
         parted = frame.repartitionByRange(days * files, "day", *order)
     parted.sortWithinPartitions("day", *order).write.partitionBy("day").options(**options).parquet(str(target))
+
+
+_BUCKETS = 16
+
+
+def write_buckets(messages: DataFrame, target: Path) -> None:
+    """Write messages as a table of Spark's in buckets by topic and key, a sorted file each: what keys are joined with
+    where the messages themselves are too many to shuffle.
+    """
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    by_key = messages.repartition(_BUCKETS, "topic", "key").sortWithinPartitions("topic", "key")
+    names = ("topic", "queue_id", "key", "offset", "size", F.col("timestamp_ms").cast("long").alias("timestamp_ms"))
+    writer = by_key.select(*names).write.option("path", str(target)).option("compression", "zstd")
+    writer.bucketBy(_BUCKETS, "topic", "key").sortBy("topic", "key").format("parquet").saveAsTable(_table(target))
+
+
+def sum_of_join(spark: SparkSession, keys: DataFrame, buckets: Path) -> tuple[int, int]:
+    """Join keys with the table of `write_buckets`; return as `sum_of`."""
+    name = _table(buckets)
+    if not spark.catalog.tableExists(name):
+        # another process has written it, whose catalog is its own
+        columns = "topic string, queue_id int, key string, offset long, size int, timestamp_ms long"
+        clustered = f"CLUSTERED BY (topic, key) SORTED BY (topic, key) INTO {_BUCKETS} BUCKETS"
+        spark.sql(f"CREATE TABLE {name} ({columns}) USING parquet {clustered} LOCATION '{buckets}'")
+    return sum_of(keys.join(spark.table(name), ["topic", "key"]))
+
+
+def _table(folder: Path) -> str:
+    return f"messages_{hashlib.md5(str(folder).encode(), usedforsecurity=False).hexdigest()}"
+
+
+def sum_of(frame: DataFrame) -> tuple[int, int]:
+    """Return how many entries there are, and the sum of their offsets and sizes."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    row = frame.agg(F.count("offset"), F.sum(F.col("offset") + F.col("size"))).collect()[0]
+    return row[0], row[1] or 0
+
+
+def keys_folder(folder: Path, count: int) -> str:
+    """Return where `write_keys` writes."""
+    return str(folder / f"keys-{count}")
+
+
+def write_keys(spark: SparkSession, folder: Path, count: int, entries: int) -> None:
+    """Write keys of messages all over the days."""
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    number: Any = F.col("id") * (entries // count) + 1
+    keys = spark.range(count).select(
+        F.lit(TOPIC).alias("topic"), F.md5(number.cast("string").cast("binary")).alias("key")
+    )
+    keys.repartition(2).write.parquet(keys_folder(folder, count))
+
+
+def write_by_duckdb(source: str, target: Path, cores: int | None) -> None:
+    """Write the messages of Parquet files sorted by hash, by DuckDB on so many cores, with as much memory as it takes
+    by itself; what is left spills beside `target`.
+    """
+    import duckdb
+
+    target.mkdir(parents=True)
+    with duckdb.connect(
+        config={"temp_directory": str(target / "spilled"), **({"threads": cores} if cores else {})}
+    ) as db:
+        rows = f"SELECT * EXCLUDE (key), hash(topic, key) AS key_hash FROM read_parquet('{source}/*.parquet')"
+        db.sql(f"COPY ({rows} ORDER BY key_hash) TO '{target}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd)")
 
 
 def hashes_of(spark: SparkSession, topic: str, keys: Sequence[str]) -> list[int]:

@@ -9,15 +9,37 @@ from dataclasses import dataclass
 
 from tiered_index.cli.bench.setting import Setting
 
-__all__ = ["MASTERS", "SCALE_MASTER", "SHARED", "SparkAmounts", "SparkSetting", "cores_of"]
+__all__ = [
+    "AUDIT",
+    "BUILD",
+    "BUILD_FRAME",
+    "DUCK",
+    "HASH_KEY",
+    "JOIN",
+    "LOOKUP",
+    "MASTERS",
+    "MERGE",
+    "SCALE_MASTER",
+    "SHARED",
+    "XXHASH",
+    "SparkAmounts",
+    "SparkSetting",
+    "cores_of",
+    "wanted_keys",
+]
 
-MASTERS = ("local[1]", "local[2]", "local-cluster[2,1,1024]")
-SCALE_MASTER = MASTERS[-1]
+MASTERS = ("local[2]",)
+SCALE_MASTER = "local-cluster[2,1,1024]"
 """Where memory is measured: two executors of a core and 1 GiB each."""
 SHARED = 64
 """How many keys every day holds, once each."""
 _DAYS = 4
-_FULL, _QUICK = 4_000_000, 1_000_000
+_FULL, _QUICK = 20_000_000, 1_000_000
+_KEYS, _QUICK_KEYS = (1_000, 10_000, 1_000_000), (1_000, 10_000)
+BUILD, BUILD_FRAME, MERGE, AUDIT = "build", "build of a DataFrame", "merge", "audit"
+LOOKUP, JOIN = "lookup", "join with sorted buckets"
+HASH_KEY, XXHASH = "hash_key of a column", "xxhash64 of a column"
+DUCK = "Parquet by hash, DuckDB"
 _YEAR_WEEKS, _QUICK_WEEKS = 52, 6
 _LOCAL = re.compile(r"local\[([0-9]+)\]")
 _CLUSTER = re.compile(r"local-cluster\[([0-9]+),([0-9]+),[0-9]+\]")
@@ -35,8 +57,8 @@ class SparkSetting(Setting):
 
 @dataclass(frozen=True)
 class SparkAmounts:
-    """Messages of one key each, spread evenly over `days`; `weeks` of hourly files beside them. `scale`: entries of the
-    memory runs.
+    """Messages of one key each, spread evenly over `days`; `weeks` of hourly files beside them. `counts` keys are
+    looked up at once; `scale`: entries of the memory runs.
     """
 
     entries: int
@@ -46,6 +68,7 @@ class SparkAmounts:
     lookups: int
     weeks: int
     scale: tuple[int, ...]
+    counts: tuple[int, ...]
     preset: str
     slots: int
 
@@ -58,10 +81,12 @@ class SparkAmounts:
             entries=a_day * _DAYS,
             days=_DAYS,
             rounds=setting.rounds,
-            masters=setting.masters or MASTERS,
+            masters=setting.masters or ((SCALE_MASTER,) if setting.scale else MASTERS),
             lookups=4 if setting.quick else 8,
             weeks=_QUICK_WEEKS if setting.quick else _YEAR_WEEKS,
             scale=setting.scale,
+            # no more keys than half of the messages have
+            counts=tuple(dict.fromkeys(min(count, a_day * _DAYS // 2) for count in wanted_keys(setting))),
             preset=setting.layout.preset.name,
             slots=setting.layout.slots,
         )
@@ -72,9 +97,19 @@ class SparkAmounts:
         return self.entries // self.days
 
     @property
+    def counts_requests(self) -> bool:
+        """Whether requests of lookups are counted, too: with more messages these would be the same, and take long."""
+        return self.entries <= _FULL
+
+    @property
     def space_bytes(self) -> int:
         """Disk space: source, index, Parquet, and their shuffles; of a memory run 160 bytes an entry."""
-        return max(400 * self.entries, 160 * max(self.scale, default=0))
+        return max(600 * self.entries, 160 * max(self.scale, default=0))
+
+
+def wanted_keys(setting: SparkSetting) -> tuple[int, ...]:
+    """Return how many keys are looked up at once."""
+    return setting.keys or (_QUICK_KEYS if setting.quick else _KEYS)
 
 
 def cores_of(master: str) -> int | None:

@@ -1,8 +1,9 @@
-"""Suite `spark`: builds and merges by Spark beside one process and beside Parquet, lookups beside DuckDB, a year of
-hourly files.
+"""Suite `spark`: CPU seconds of builds, audits, merges and bulk lookups by Spark, beside Spark's own jobs on Parquet,
+DuckDB and one process; requests of lookups beside DuckDB, and of a year of hourly files.
 
-Each master is measured in a process of its own, on as many cores as it has; everything is written to local folders, and
-for lookups copied to an S3 server. With `--scale` the suite measures memory instead: of each Python worker, by the
+CPU seconds are Java's and the Python workers' together, since times of a busy machine say little. Each master is
+measured in a process of its own, on as many cores as it has; everything is written to local folders, and for lookups
+copied to an S3 server. With `--scale` the suite measures memory instead: of each Python worker, by the
 number of entries.
 
 One process without Spark does the same work by `put_batch` and the life cycle, and by the code of `tiered-index merge`.
@@ -19,13 +20,26 @@ import statistics
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
 from tests.benchmarks.lookups import LookupKeys, keys_by_kind, lookups_table, measure_lookups, place_of_uri
 from tests.benchmarks.messages import PLAIN, TOPIC, TUNED
-from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, cores_of
+from tests.benchmarks.setting import (
+    AUDIT,
+    BUILD,
+    BUILD_FRAME,
+    DUCK,
+    HASH_KEY,
+    JOIN,
+    LOOKUP,
+    MERGE,
+    XXHASH,
+    SparkAmounts,
+    SparkSetting,
+)
 from tests.benchmarks.year import year_table
 from tiered_index.cli.bench.figures import Meter, Spec, Table, at_most, pinned
 from tiered_index.cli.bench.setting import FLUSH_ENTRIES, require
@@ -41,18 +55,40 @@ __all__ = ["Spark"]
 
 _BATCH = 250_000
 _ALONE = "one process"
-_RATE = "entries/s a core"
+_ALONE_WAYS = ("put_batch and life cycle", "merge", "merge, 2 threads")
 _MOST_GROWTH = 1.15
 _YEAR_EXACT = "lookups of the year that cost other than one GET a window in range"
-_WAYS = {"build": "spark build", "merge": "spark merge", PLAIN: PLAIN, TUNED: TUNED}
+# what each job is compared with, in the same run
+_BESIDE = {BUILD: (TUNED, PLAIN, DUCK), BUILD_FRAME: (TUNED,), AUDIT: (BUILD,), HASH_KEY: (XXHASH,), LOOKUP: (JOIN,)}
+_CPU, _START = "CPU s", "start"
 
 
-def _rate(what: str, master: str) -> str:
-    return f"{what}, {master}"
+def _named(way: str, keys: int) -> str:
+    return f"{way}, {keys:,} keys" if keys else way
 
 
 def _growth(kind: str) -> str:
     return f"{kind}: peak of a Python worker, most entries over fewest"
+
+
+@dataclass
+class _Spent:
+    """What each way took in each round, by (way, number of keys), and on few entries, by way: its fixed part."""
+
+    rounds: dict[tuple[str, int], list[dict[str, float]]] = field(default_factory=dict)
+    few: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+
+    def median(self, way: tuple[str, int], *names: str) -> float:
+        """Return the median of a value, or of a sum of several."""
+        return statistics.median(sum(values[name] for name in names) for values in self.rounds[way])
+
+    def cpu_s(self, way: tuple[str, int]) -> float:
+        """Return the median of the CPU seconds, Java's and Python's."""
+        return self.median(way, "java_s", "python_s")
+
+    def fixed_s(self, way: str) -> float:
+        """Return the CPU seconds of a job on few entries; 0 where none was measured."""
+        return statistics.median([values["java_s"] + values["python_s"] for values in self.few.get(way, ())] or [0.0])
 
 
 class Spark:
@@ -67,11 +103,13 @@ class Spark:
         if amounts.scale:
             goal = at_most(_MOST_GROWTH) if len(amounts.scale) > 1 else None
             return [Spec(_growth(kind), "ratio", goal) for kind in ("build", "merge")]
-        specs = [Spec(_rate(way, master), _RATE) for master in amounts.masters for way in _WAYS.values()]
-        specs += [Spec(_rate("put_batch and life cycle", _ALONE), _RATE), Spec(_rate("merge", _ALONE), _RATE)]
-        specs.append(Spec(_rate("merge, 2 threads", _ALONE), _RATE))
+        ways = [BUILD, BUILD_FRAME, AUDIT, MERGE, PLAIN, TUNED, DUCK, HASH_KEY, XXHASH]
+        ways += [_named(way, count) for count in amounts.counts for way in (LOOKUP, JOIN)]
+        specs = [Spec(f"{way}, {master}", _CPU) for master in amounts.masters for way in ways]
+        specs += [Spec(f"{way}, {_ALONE}", _CPU) for way in _ALONE_WAYS]
         specs += [Spec(f"{name}: bytes an entry", "bytes") for name in ("tiered_index", PLAIN, TUNED)]
-        specs.append(Spec(_YEAR_EXACT, "count", at_most(0)))
+        if amounts.counts_requests:
+            specs.append(Spec(_YEAR_EXACT, "count", at_most(0)))
         return specs
 
     def run(self, setting: SparkSetting, folder: Path, meter: Meter) -> None:
@@ -83,33 +121,32 @@ class Spark:
         by_kind = keys_by_kind(amounts)
         flat = [key for pairs in by_kind.values() for key, _ in pairs]
         hashes: list[int] = []
-        seconds: dict[tuple[str, str], list[float]] = {}
         for number, master in enumerate(amounts.masters):
-            cores = cores_of(master) or 1
+            spent = _Spent()
 
-            def told(name: str, values: dict[str, Any], master: str = master) -> None:
-                nonlocal cores, hashes
-                if name == "started":
-                    cores = values["cores"]
-                elif name == "prepared":
+            def told(name: str, values: dict[str, Any], master: str = master, spent: _Spent = spent) -> None:
+                nonlocal hashes
+                if name == "prepared":
                     hashes = values["hashes"]
+                elif name == "started":
+                    spent.few[_START] = [values]
+                elif values["few"]:
+                    spent.few.setdefault(name, []).append(values)
+                elif name == "stored":
+                    meter.record(f"{values['way']}: bytes an entry", values["bytes"] / amounts.entries)
                 else:
-                    require(values["entries"], amounts.entries, f"entries of {name}")
-                    meter.record(_rate(_WAYS[name], master), values["entries"] / values["elapsed_s"] / cores)
-                    seconds.setdefault((_WAYS[name], master), []).append(values["elapsed_s"])
-                    if name != "merge":
-                        size = values["bytes"] / values["entries"]
-                        meter.record(f"{name if name in (PLAIN, TUNED) else 'tiered_index'}: bytes an entry", size)
+                    spent.rounds.setdefault((name, values["keys"]), []).append(values)
+                    meter.record(f"{_named(name, values['keys'])}, {master}", values["java_s"] + values["python_s"])
 
-            run_process(_job(amounts, folder, master, prepare=number == 0, keys=flat), told)
+            run_process(_job(amounts, folder, master, prepare=number == 0, keys=flat, counts=amounts.counts), told)
+            meter.tables.append(_cpu_table(spent, amounts, master))
         config = index_config(_job(amounts, folder, ""))
         for _ in meter.rounds():
-            elapsed_s = _build_alone(folder, config, amounts.entries)
-            meter.record(_rate("put_batch and life cycle", _ALONE), amounts.entries / elapsed_s)
-            for threads, name in ((1, "merge"), (2, "merge, 2 threads")):
-                elapsed_s = _merge_alone(folder, config, amounts.entries, amounts.days, threads)
-                meter.record(_rate(name, _ALONE), amounts.entries / elapsed_s / threads)
-        meter.tables.append(_seconds_table(seconds, amounts))
+            meter.record(f"{_ALONE_WAYS[0]}, {_ALONE}", _build_alone(folder, config, amounts.entries))
+            for threads, way in enumerate(_ALONE_WAYS[1:], 1):
+                meter.record(f"{way}, {_ALONE}", _merge_alone(folder, config, amounts.entries, amounts.days, threads))
+        if not amounts.counts_requests:
+            return
         with place_of(_s3_or_none(setting), folder) as place:
             os.environ.update(place.environment)
             keys = LookupKeys(by_kind, dict(zip(flat, hashes, strict=True)))
@@ -138,21 +175,36 @@ def _job(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
     )
 
 
-def _seconds_table(seconds: dict[tuple[str, str], list[float]], amounts: SparkAmounts) -> Table:
-    masters = tuple(dict.fromkeys(master for _, master in seconds))
-    rows = [
-        (way, *(statistics.median(seconds[way, master]) for master in masters))
-        for way in dict.fromkeys(way for way, _ in seconds)
-    ]
-    title = f"seconds, median: {amounts.entries:,} entries of {amounts.days} days, Parquet source, all in local folders"
-    return Table(title, ("job", *masters), tuple(rows))
+def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
+    """Return a line a job: what it took, what of that it takes however little there is, and beside what it stands."""
+    rows: list[tuple[Any, ...]] = []
+    for way, keys in spent.rounds:
+        cpu_s, fixed_s = spent.cpu_s((way, keys)), spent.fixed_s(way)
+        beside = [(other, keys) for other in _BESIDE.get(way, ()) if (other, keys) in spent.rounds]
+        rows.append(
+            (
+                _named(way, keys),
+                round(cpu_s, 1),
+                round(spent.median((way, keys), "java_s"), 1),
+                round(fixed_s, 1),
+                round((keys or amounts.entries) / max(cpu_s - fixed_s, 0.01) / 1e6, 2),
+                round(spent.median((way, keys), "elapsed_s"), 1),
+                "; ".join(f"{cpu_s / spent.cpu_s(other):.2f} of {other[0]}" for other in beside),
+            )
+        )
+    columns = ("job", "CPU s", "of it Java", "fixed part", "M entries or keys a CPU s beyond", "wall s", "CPU beside")
+    title = (
+        f"CPU seconds, median: {amounts.entries:,} entries of {amounts.days} days, Parquet, local folders; {master}; "
+        f"Spark's start takes {spent.fixed_s(_START):.1f}"
+    )
+    return Table(title, columns, tuple(rows))
 
 
 def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
     """Build and merge each number of entries in a fresh cluster; record by how much the greatest worker grows."""
     rows: list[tuple[Any, ...]] = []
     peaks: dict[str, list[int]] = {"build": [], "merge": []}
-    master = amounts.masters[0] if len(amounts.masters) == 1 else SCALE_MASTER
+    master = amounts.masters[0]
     for entries in amounts.scale:
 
         def told(name: str, values: dict[str, Any], entries: int = entries) -> None:
@@ -182,7 +234,7 @@ def _run_scale(amounts: SparkAmounts, folder: Path, meter: Meter) -> None:
 
 
 def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
-    """Put the messages of `folder`/messages, compact and upload them on one core; return the seconds it took."""
+    """Put the messages of `folder`/messages, compact and upload them on one core; return the CPU seconds it took."""
     # imported when asked for: it loads pandas, and --help imports this module
     import pyarrow.dataset as ds
 
@@ -192,7 +244,7 @@ def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
     )
     try:
         with _on_cores(1), IndexService.open(settings) as index:
-            begun = time.perf_counter()
+            begun = time.process_time()
             waiting = put = 0
             for rows in ds.dataset(folder / "messages", format="parquet").to_batches(batch_size=_BATCH):
                 waiting += index.put_batch(rows)
@@ -202,23 +254,23 @@ def _build_alone(folder: Path, config: IndexConfig, entries: int) -> float:
                     put, waiting = put + waiting, 0
             index.seal()
             index.run_lifecycle()
-            elapsed_s = time.perf_counter() - begun
+            cpu_s = time.process_time() - begun
             require(put + waiting, entries, "entries that were put")
-        return elapsed_s
+        return cpu_s
     finally:
         shutil.rmtree(place)
 
 
 def _merge_alone(folder: Path, config: IndexConfig, entries: int, days: int, threads: int) -> float:
-    """Merge a copy of `folder`/parts to days by as many threads as cores; return the seconds it took."""
+    """Merge a copy of `folder`/parts to days by as many threads as cores; return the CPU seconds it took."""
     with copy_of(folder, "parts") as parts, LocalStorage(parts) as storage, _on_cores(threads):
         log = StorageLog(storage, SystemClock())
         log.open()
         options = merge_options(entries, days, config.geometry().schema.item.itemsize)
-        begun = time.perf_counter()
+        begun = time.process_time()
         report = merge(storage, log, SystemClock(), options, threads=threads)
         require(report.entries, entries, "entries that were merged")
-        return time.perf_counter() - begun
+        return time.process_time() - begun
 
 
 @contextlib.contextmanager

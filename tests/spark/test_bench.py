@@ -36,7 +36,19 @@ from tests.benchmarks.messages import (
     message_frame,
     write_parquet,
 )
-from tests.benchmarks.setting import MASTERS, SparkAmounts, SparkSetting, cores_of
+from tests.benchmarks.setting import (
+    AUDIT,
+    BUILD,
+    BUILD_FRAME,
+    JOIN,
+    LOOKUP,
+    MASTERS,
+    MERGE,
+    SCALE_MASTER,
+    SparkAmounts,
+    SparkSetting,
+    cores_of,
+)
 from tests.benchmarks.year import DAY_S, YearOfFiles
 from tiered_index import IndexConfig, IndexReader
 from tiered_index.errors import InvalidArgument
@@ -50,7 +62,8 @@ AMOUNTS = SparkAmounts.of(SETTING)
 
 def test_amounts_follow_from_the_setting():
     assert (AMOUNTS.entries, AMOUNTS.days, AMOUNTS.masters) == (3_840, 4, MASTERS)
-    assert [cores_of(master) for master in (*MASTERS, "yarn")] == [1, 2, 2, None]
+    assert AMOUNTS.counts == (1_000, 1_920)
+    assert [cores_of(master) for master in (*MASTERS, SCALE_MASTER, "yarn")] == [2, 2, None]
     with pytest.raises(InvalidArgument, match="through a proxy"):
         place_of_uri("s3://b/p?endpoint_url=https://s3")
     assert place_of_uri("s3://b/p/q?endpoint_url=http://h:1/&region=r") == Place("http://h:1", "b", "p/q", "r")
@@ -178,19 +191,24 @@ def test_the_whole_command(tmp_path):
 
     measured = run("--entries", "4096", "--master", "local[1]", "--master", "local-cluster[2,1,1024]")
     figures = {figure["name"]: figure["median"] for figure in measured["figures"]}  # type: ignore[attr-defined]
-    assert {name for name in figures if name.startswith("spark build")} == {
-        "spark build, local[1]",
-        "spark build, local-cluster[2,1,1024]",
+    assert {name for name in figures if name.startswith(BUILD + ",")} == {
+        "build, local[1]",
+        "build, local-cluster[2,1,1024]",
     }
+    assert all(value > 0 for name, value in figures.items() if name.startswith((BUILD, AUDIT, MERGE, LOOKUP, JOIN)))
     assert figures["lookups of the year that cost other than one GET a window in range"] == 0
     assert 8 < figures["tiered_index: bytes an entry"] < 20
     assert [table["title"].split(":")[0].split(" of ")[0] for table in measured["tables"]] == [  # type: ignore[attr-defined]
-        "seconds, median",
+        "CPU seconds, median",
+        "CPU seconds, median",
         "requests and bytes a lookup",
         "GETs a lookup",
     ]
-    assert spark_page.rates(measured).count("\n") == 8
+    jobs = {row[0]: row for row in measured["tables"][0]["rows"]}  # type: ignore[index]
+    assert {BUILD, BUILD_FRAME, AUDIT, MERGE, f"{LOOKUP}, 1,000 keys", f"{JOIN}, 1,000 keys"} <= set(jobs)
+    assert jobs[BUILD][1] > jobs[BUILD][2] > 0 and "of Parquet, tuned" in jobs[BUILD][-1]
     assert "DuckDB, Parquet, tuned" in spark_page.lookups(measured)
+    assert f"| {BUILD} |" in spark_page.spent(measured)
     assert set(inputs_of(spark_page.inputs(measured))) == {"build", "merge", "bytes an entry"}
     scaled = run("--master", "local[2]", "--scale", "5000", "--scale", "10000")
     (table,) = scaled["tables"]  # type: ignore[attr-defined]
