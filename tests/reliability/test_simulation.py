@@ -16,12 +16,17 @@ from tests.reliability.scheduler import Process, Scheduler, Stuck
 from tests.reliability.simulation import campaign
 from tests.reliability.tally import Tally
 
-AGAIN = 4
+AGAIN = 2
 """Seeds that are lived more than once."""
 
 
 @pytest.mark.parametrize(
-    "seeds", [pytest.param(100, id="short"), pytest.param(10_000, id="long", marks=pytest.mark.slow)]
+    "seeds",
+    [
+        pytest.param(40, id="few"),
+        pytest.param(100, id="short", marks=pytest.mark.slow),
+        pytest.param(10_000, id="long", marks=pytest.mark.slow),
+    ],
 )
 def test_no_life_goes_wrong(seeds: int) -> None:
     tally = Tally("simulation")

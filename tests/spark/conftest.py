@@ -25,12 +25,8 @@ def spark():
     # workers have the environment that Java was started in
     os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable)
     settings = {
-        "spark.ui.enabled": "false",
         "spark.sql.shuffle.partitions": "2",
         "spark.driver.host": "127.0.0.1",
-        # small jobs are over before compiled code would pay
-        "spark.sql.codegen.wholeStage": "false",
-        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
     }
     session = open_session("local[2]", settings=settings)
     session.sparkContext.setLogLevel("OFF")

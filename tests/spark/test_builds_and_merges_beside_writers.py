@@ -43,7 +43,7 @@ def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settin
 
 
 def test_nothing_is_lost_or_doubled(tmp_path: Path) -> None:
-    run(tmp_path / "root", f"sqlite://{tmp_path}/store.db", 1, rounds=30, builds=8)
+    run(tmp_path / "root", f"sqlite://{tmp_path}/store.db", 1, rounds=12, builds=2)
 
 
 # three moves of the clock are less than it, four are more
@@ -74,7 +74,7 @@ def test_nothing_is_lost_or_doubled_where_jobs_compact_for_long(tmp_path: Path, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "seed"), [("file", 2), ("memory", 3), ("memory", 4), ("sqlite", 5)])
+@pytest.mark.parametrize(("kind", "seed"), [("sqlite", 1), ("file", 2), ("memory", 3), ("memory", 4)])
 def test_nothing_is_lost_or_doubled_for_long(tmp_path: Path, kind: str, seed: int) -> None:
     uris = {
         "file": f"file://{tmp_path}/store",

@@ -22,7 +22,10 @@ def silent():
         yield f"s3://bucket/prefix?endpoint_url=http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-@pytest.mark.parametrize("command", ["files", "verify", "orphans", "merge", "dump x", "spark merge"])
+@pytest.mark.parametrize(
+    "command",
+    ["files", "verify", "orphans", "merge", "dump x", pytest.param("spark merge", marks=pytest.mark.slow)],
+)
 def test_a_command_ends_in_time(script, silent, command):
     begun_s = time.monotonic()
     done = script(*command.split(), "--storage", silent, "--timeout", 0.3, environment=KEYS)
