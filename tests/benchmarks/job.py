@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.bulk import look_up_many
-from tests.benchmarks.memory import ProcessWatch, cpu_s
+from tests.benchmarks.memory import ProcessWatch, cpu_s, keep_orphans
 from tests.benchmarks.messages import (
     DAY_S,
     PLAIN,
@@ -282,6 +282,7 @@ def main(document: str) -> None:
     def tell(name: str, **values: Any) -> None:
         print(json.dumps({"name": name, **values}), file=out, flush=True)
 
+    keep_orphans()
     with ProcessWatch() as watch:
         spark = _session(job.master)
         try:

@@ -45,8 +45,6 @@ GROUP_BYTES = 16 * 1024
 _COUNTED = 1 << 22
 # A group longer than this is cut into blocks of at most this many bytes
 BLOCK_BYTES = 256 * 1024
-# Entries that a packed file's line of time is drawn through, at most 2 * this
-_SAMPLE = 1 << 18
 
 
 class Compaction:
@@ -101,7 +99,7 @@ class Compaction:
         differences = entries["time_diff_s"]
         self.second_min = begin_ms // 1000 + int(differences.min())
         self.second_max = begin_ms // 1000 + int(differences.max())
-        self._line = TimeLine.through(entries[:: max(1, n // _SAMPLE)]) if packed else None
+        self._line = TimeLine.through(entries) if packed else None
         self.directory: Directory | None = None
         self.filter_bytes = b""
 

@@ -7,7 +7,7 @@ not compared: only entries that share a slot are sorted. Pure functions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -209,9 +209,24 @@ def order_giant(
     `numbers` are their places in `entries`, `hashes` and `differences` their columns (n each). Memory: 24 bytes an
     entry.
     """
-    wide = differences.astype(np.int64)
-    keys = hash_rank(hashes, layout.slots) << _SHIFT | (int(wide.max()) - wide).astype(np.uint64)
-    del wide
+
+    def columns(places: Int64) -> list[Array]:
+        return [numbers[places], *offset_columns(entries[numbers[places]], layout.schema)]
+
+    return answer_order(hash_rank(hashes, layout.slots), differences.astype(np.int64), columns)
+
+
+def answer_order(ranks: npt.NDArray[np.uint64], seconds: Int64, more: Callable[[Int64], Sequence[Array]]) -> Int64:
+    """Return the permutation (i64, n) that sorts by rank (`hash_rank`, n), then by second (n), newest first, then by
+    the columns that `more` returns of the rows at some places (i64), the most significant one last.
+
+    One sort of numbers, and one by columns of what is equal in both. Memory: 24 bytes a row.
+    """
+    if not len(ranks):
+        return np.zeros(0, np.int64)
+    # what is too old for its bits is equal here, and sorted below
+    keys = (int(seconds.max()) - seconds).clip(0, int(_LOW)).astype(np.uint64)
+    keys |= ranks << _SHIFT
     order = np.argsort(keys)
     keys = keys[order]
     equal = keys[1:] == keys[:-1]
@@ -221,10 +236,13 @@ def order_giant(
         tied[:-1] |= equal
         places = np.flatnonzero(tied)
         picked = order[places]
-        part = entries[numbers[picked]]
-        columns = [*identity_columns(part, layout.schema), ~part["offset"].astype(np.int64), keys[places]]
-        order[places] = picked[np.lexsort([numbers[picked], *columns])]
+        order[places] = picked[np.lexsort([*more(picked), -seconds[picked], keys[places]])]
     return order
+
+
+def offset_columns(items: Array, schema: Schema) -> list[Array]:
+    """Return the columns that order items of one second, the most significant one last."""
+    return [*identity_columns(items, schema), ~items["offset"].astype(np.int64)]
 
 
 def identity_columns(items: Array, schema: Schema) -> list[Array]:

@@ -174,3 +174,17 @@ def test_the_sum_of_no_entries_is_0_in_every_schema():
         other = rows.copy()
         other[name] = other[name][::-1]
         assert entry_checksum(other, seconds) != entry_checksum(rows, seconds), "columns belong together"
+
+
+@pytest.mark.parametrize("oldest", [0, -(2**33)], ids=["of days", "of centuries"])
+@pytest.mark.parametrize("slots", [SlotMap(1), SlotMap(7)], ids=str)
+def test_answer_order_is_that_of_the_columns(slots, oldest):
+    items = make_items(5_000, hashes=40)
+    items["offset"] %= 3
+    seconds = np.random.default_rng(2).choice(np.array([oldest, oldest + 1, 0, 1, 50]), len(items))
+    order = answer_sorted(items, seconds, slots, KEYED_SCHEMA)
+    ranks = hash_rank(items["key_hash"].astype(np.int32), slots.base)
+    columns = [~items["offset"].astype(np.int64), -seconds, ranks]
+    named = [items[name].astype(np.int64) for name in (*reversed(KEYED_SCHEMA.identity_extra), "queue_id")]
+    # stable: of equal entries the first one comes first
+    assert order.tolist() == np.lexsort([*named, *columns]).tolist()
