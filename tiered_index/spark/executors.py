@@ -42,6 +42,16 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+def check_classic(spark: object) -> None:
+    """Raise `ConfigError` for a session of Spark Connect: it has no context by which the driver could run tasks."""
+    if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
+        raise ConfigError(
+            "this is a session of Spark Connect, and a classic one is needed: run it as a job of the cluster "
+            "(spark-submit, or tiered-index spark ...); over Spark Connect, register(spark) and the formats that it "
+            "makes known read, look up and write"
+        )
+
+
 def frame_of_splits(spark: SparkSession, splits: Sequence[Sequence[Any]]) -> DataFrame:
     """Return a DataFrame with one split to a partition."""
     rows = [(json.dumps(split),) for split in splits]

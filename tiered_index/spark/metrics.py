@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, counts_of
+from tiered_index.spark.executors import READ, WRITTEN, StorageAddress, check_classic, counts_of
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.s3.options import S3Options
 
@@ -146,11 +146,15 @@ _NOTHING: _Reading = (0.0, Counter(), Counter())
 
 
 class JobMeter:
-    """Counts one job. `driver` is the storage that the driver works on, whose prices hold."""
+    """Counts one job. `driver` is the storage that the driver works on, whose prices hold.
+
+    Raises `ConfigError` for a session of Spark Connect.
+    """
 
     def __init__(self, spark: SparkSession, driver: MeteredStorage, progress: Progress) -> None:
         from pyspark.accumulators import AddingAccumulatorParam
 
+        check_classic(spark)
         self._spark, self._driver, self._progress = spark, driver, progress
         sums: Any = AddingAccumulatorParam(Counter())
         self._request_stats = spark.sparkContext.accumulator(Counter(), sums)

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError
+from tiered_index.spark.executors import check_classic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -94,7 +95,11 @@ def pack_package(target: Path) -> Path:
 
 
 def ship_package(spark: SparkSession) -> None:
-    """Send the package to the executors of a session, those to come among them. Once a session is enough."""
+    """Send the package to the executors of a session, those to come among them. Once a session is enough.
+
+    Raises `ConfigError` for a session of Spark Connect.
+    """
+    check_classic(spark)
     folder = tempfile.mkdtemp(prefix="tiered-index-")
     # executors fetch the file from the driver when they start, so it stays until the driver ends
     atexit.register(shutil.rmtree, folder, ignore_errors=True)

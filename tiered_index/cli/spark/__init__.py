@@ -35,12 +35,14 @@ def given_storage(config: IndexConfig) -> str:
 def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
     """Return the session; with `ship` its executors get this package from here.
 
-    Raises `ConfigError` where PySpark or Java is missing.
+    Raises `ConfigError` where PySpark or Java is missing, or it is a session of Spark Connect.
     """
+    from tiered_index.spark.executors import check_classic
     from tiered_index.spark.session import open_session
 
     with _interrupts_after():
         spark = open_session(master, settings=pairs("--conf", conf))
+        check_classic(spark)
         spark.sparkContext.setLogLevel("ERROR")
     # py4j logs whatever interrupts it, with where it was
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")

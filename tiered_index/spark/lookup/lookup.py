@@ -33,7 +33,7 @@ from tiered_index.service.cold.path import ColdSettings, lost_error
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.spark.executors import StorageAddress, broadcast, typed_errors
+from tiered_index.spark.executors import StorageAddress, broadcast, check_classic, typed_errors
 from tiered_index.spark.lookup import search
 from tiered_index.spark.lookup.answers import (
     STATUSES,
@@ -153,6 +153,7 @@ def look_up(
     Raises `InvalidArgument` naming the column, `NotAnIndex`; where an object can't be read and partial answers aren't
     allowed `StorageError`, `CorruptFile` or `BudgetExceeded`.
     """
+    check_classic(spark)
     settings = config or IndexConfig()
     with opened_index(
         storage,
