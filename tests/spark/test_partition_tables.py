@@ -23,7 +23,8 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import writing as merge_writing
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
-from tiered_index.spark.build.build import BatchContent, MicroBatch, publish_batch, publish_tables
+from tiered_index.spark.build.build import publish_batch, publish_tables
+from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.datasource import writing
 from tiered_index.spark.datasource.writing import (
     EntryColumns,

@@ -10,6 +10,7 @@ from tiered_index.spark.audit.audit import AuditResult, audit
 from tiered_index.spark.build.build import BuildResult, build
 from tiered_index.spark.build.erase import EraseResult, erase
 from tiered_index.spark.build.merge import CompactReport, MergeResult, compact, merge
+from tiered_index.spark.build.positions import SourceRange
 from tiered_index.spark.lookup.hash_column import hash_key
 from tiered_index.spark.lookup.lookup import LookupResult, look_up, lookup
 from tiered_index.spark.metrics import JobMetrics, StageMetrics
@@ -23,6 +24,7 @@ __all__ = [
     "JobMetrics",
     "LookupResult",
     "MergeResult",
+    "SourceRange",
     "StageMetrics",
     "audit",
     "build",

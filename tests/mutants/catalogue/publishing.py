@@ -10,6 +10,7 @@ MERGES = "tests/unit/service/merge"
 BESIDE = f"{MERGES}/test_readers_and_writers.py"
 SWEEPS = f"{MERGES}/test_sweeps_and_pages.py"
 PUBLISHING = "tests/spark/test_publishing.py"
+RANGES = "tests/spark/test_source_ranges.py"
 PARTS = "tests/spark/test_parts.py"
 KILLED = "tests/spark/test_beside_killed_drivers.py"
 SHARD = "tests/unit/format/test_shard.py"
@@ -46,6 +47,30 @@ MUTANTS = (
         "if w[0] < end and begin < w[1]",
         "if w[0] < end and begin <= w[1]",
         (f"{KILLED}::test_a_driver_killed_at_each_call_of_publish",),
+    ),
+    Mutant(
+        "range-not-said",
+        "a build that continued a source does not say how far, and the next one doubles it",
+        "spark/build/build.py",
+        "            positions[source_range.name] = source_range.end\n",
+        "            pass\n",
+        (f"{RANGES}::test_a_driver_killed_at_its_record_says_both_or_nothing",),
+    ),
+    Mutant(
+        "range-before-the-log",
+        "two builds at once continue a source from one position, and double it",
+        "spark/build/build.py",
+        "        if source_range is not None:\n            source_range.check(state)\n",
+        "",
+        (f"{RANGES}::test_of_two_builds_that_continue_at_once_one_is_published",),
+    ),
+    Mutant(
+        "range-with-a-gap",
+        "a build passes over what no build had of a source",
+        "spark/build/positions.py",
+        "        if reached != self.begin:\n",
+        "        if reached > self.begin:\n",
+        (f"{RANGES}::test_builds_continue_a_source_where_the_index_stands",),
     ),
     Mutant(
         "merge-published-twice",

@@ -80,7 +80,7 @@ MUTANTS = (
     Mutant(
         "older-batch-dropped",
         "a checkpoint that is older than the index loses messages without a word",
-        "spark/build/build.py",
+        "spark/build/positions.py",
         "        if last > self.number:\n",
         "        if last < -1:\n",
         (f"{WRITING}::test_a_batch_is_in_the_log_once_and_what_came_again_is_taken_back",),
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "planned-anew-dropped",
         "a checkpoint one batch older than the index loses messages without a word",
-        "spark/build/build.py",
+        "spark/build/positions.py",
         "told.number == last and told != self.told:",
         "told.number != last and told != self.told:",
         (f"{CONTENT}::test_other_rows_under_the_last_number_are_refused_and_taken_back",),
@@ -96,7 +96,7 @@ MUTANTS = (
     Mutant(
         "content-by-cut",
         "a micro-batch that comes again in other tasks passes for another one",
-        "spark/build/build.py",
+        "spark/build/positions.py",
         ' if name != "topic_id"]',
         " if name]",
         (f"{CONTENT}::test_the_same_rows_are_a_repeat_however_they_are_cut",),

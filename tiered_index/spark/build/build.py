@@ -4,8 +4,7 @@ completed, then one log record with its tables. Driver only; docs/spark.md says 
 Nothing has changed until the log record: retries, speculation, lost executors and a killed driver leave objects that no
 record names, which `orphans` deletes. One thread drives a build; builds, merges and writers may run side by side.
 `mode` is decided again by the state that the record follows, so of two builds of one window with ``error`` only one is
-published. Quarantine windows are shared by all builds: there a build is recognised by its entries (`repeated`). A
-micro-batch is recognised by its record: (stream, number) as a source position, and a checksum of its entries.
+published. Quarantine windows are shared by all builds: there a build is recognised by its entries (`repeated`).
 """
 
 from __future__ import annotations
@@ -16,20 +15,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch
 from tiered_index.format.packed import packed_bytes
-from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, StreamBatch
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
@@ -44,6 +39,7 @@ from tiered_index.spark.build.plan import (
     plan_build,
     take_census,
 )
+from tiered_index.spark.build.positions import MicroBatch, SourceRange
 from tiered_index.spark.build.shards import PartitionResult, check_sums, write_shards
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of, has_log_offsets, is_frame
 from tiered_index.spark.executors import StorageAddress, typed_errors
@@ -101,63 +97,7 @@ def _sum(objects: Sequence[StoredObject], checksums: Mapping[str, int]) -> int:
     return sum(checksums[stored.name] for stored in objects) % 2**64
 
 
-@dataclass(frozen=True, slots=True)
-class BatchContent:
-    """How many entries, and the sum (u64) of a mix of each."""
-
-    entries: int = 0
-    checksum: int = 0
-
-    @classmethod
-    def of(cls, items: npt.NDArray[Any], seconds: npt.NDArray[np.int64]) -> BatchContent:
-        """Return the content of items (n) of these seconds (n)."""
-        # topic ids may differ by how tasks are cut, where two names have the same CRC; a hash is of topic and key
-        told = [name for name in items.dtype.names or () if name != "topic_id"]
-        return cls(len(items), entry_checksum(items[told], seconds))
-
-    @classmethod
-    def joined(cls, parts: Iterable[BatchContent]) -> BatchContent:
-        """Return the content of all parts together."""
-        known = list(parts)
-        return cls(sum(part.entries for part in known), sum(part.checksum for part in known) % 2**64)
-
-
 MODES = ("error", "append", "replace")
-
-
-@dataclass(frozen=True, slots=True)
-class MicroBatch:
-    """Batch `number` of a stream; numbers rise, and a batch is repeated only while no later one was begun."""
-
-    stream: str
-    number: int
-    content: BatchContent
-
-    @property
-    def told(self) -> StreamBatch:
-        """What the log's record says of it."""
-        return StreamBatch(self.number, self.content.entries, self.content.checksum)
-
-    def is_in(self, state: LogState) -> bool:
-        """Return whether the batch has been published; by its number alone where a record says no content.
-
-        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one would be
-        lost.
-        """
-        last = state.positions.get(self.stream, -1)
-        if last > self.number:
-            raise InvalidArgument(
-                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint "
-                "is older than the index, or another driver goes on with it; begin with a new checkpoint"
-            )
-        told = state.batches.get(self.stream)
-        if last == self.number and told is not None and told.number == last and told != self.told:
-            raise InvalidArgument(
-                f"the index has micro-batch {last} of this query already, of {told.entries:,} entries, and the "
-                f"{self.content.entries:,} that come now under its number are others: its checkpoint is older than the "
-                "index, or the query was changed, or makes other rows each time; begin with a new checkpoint"
-            )
-        return last == self.number
 
 
 def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
@@ -202,7 +142,12 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
 
 
 def publish_tables(
-    shards: Sequence[FinishedShard], mode: str, storage: Storage, log: StorageLog, batch: MicroBatch | None = None
+    shards: Sequence[FinishedShard],
+    mode: str,
+    storage: Storage,
+    log: StorageLog,
+    batch: MicroBatch | None = None,
+    source_range: SourceRange | None = None,
 ) -> tuple[LogState, int]:
     """Complete the uploads and append one record; return the state with it and how many objects it removed.
 
@@ -222,8 +167,12 @@ def publish_tables(
             return None  # an earlier try got as far as the log
         if batch is not None and batch.is_in(state):
             return None
+        if source_range is not None:
+            source_range.check(state)
         removed = _replaced(state, windows, mode) + repeated(state, shards, mode, storage)
         positions = {} if batch is None else {batch.stream: batch.number}
+        if source_range is not None:
+            positions[source_range.name] = source_range.end
         told = {} if batch is None else {batch.stream: batch.told}
         stored = tuple(shard.stored for shard in shards)
         return LogRecord(0, "build", 0, "", 0, stored, removed, positions, batches=told)
@@ -292,6 +241,7 @@ def build(
     config: IndexConfig | None = None,
     max_windows: int = 10_000,
     skip_corrupt: bool = False,
+    source_range: SourceRange | None = None,
     dry_run: bool = False,
     clock: Clock | None = None,
     progress: Progress = lambda stage, done, total: None,
@@ -302,13 +252,14 @@ def build(
     segments. `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how
     many a window has, `mode` what to do where a window has tables already: ``error``, ``append`` a further table, or
     ``replace`` them in the same record. The index is created as `config` says where there is none, once all is written.
-    Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows. `progress` is called with (stage,
-    tasks done, tasks).
+    Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows. `source_range` says which part of a
+    source this is: the build is published only while the index has the source up to its `begin`, and the same record
+    says that it then has it up to its `end`. `progress` is called with (stage, tasks done, tasks).
 
     Raises `InvalidArgument` (the source or the call), `SchemaMismatch`, `CorruptFile`, `JobOverdue` (23 hours after
     tasks began to write): nothing is published then. So after what the storage raises, but for an error of the log
-    record's put, the last step, whose outcome is unknown: repeated, ``append`` may double the entries, ``error`` says
-    that they are there, ``replace`` is harmless.
+    record's put, the last step, whose outcome is unknown: repeated, ``append`` may double the entries (with a
+    `source_range` it is refused), ``error`` says that they are there, ``replace`` is harmless.
     """
     if mode not in MODES:
         raise InvalidArgument(f"mode is {', '.join(MODES)}, not {mode!r}")
@@ -324,6 +275,8 @@ def build(
         wanted = wanted_descriptor(settings.model_copy(update={"offset_space": "commitlog"} if implied else {}), None)
         with meter.stage("plan"):
             genesis = stored_genesis(log, settings, opened.uri) or wanted
+            if source_range is not None:
+                source_range.check(log.state)
         with typed_errors(f"reading {_name_of(source)}"):
             with meter.stage("plan"):
                 schema, addresses = genesis.layout.schema, meter.sources(settings.s3)
@@ -356,7 +309,7 @@ def build(
                 if log.state.genesis is None:
                     # tasks need what the index will be like, not that it is there: a build that fails leaves none
                     StorageSession(opened, log, present, settings.lease_ttl_s).join(genesis, lambda stored: genesis)
-                state, removed = publish_tables(finished, mode, opened, log)
+                state, removed = publish_tables(finished, mode, opened, log, source_range=source_range)
                 publishing.entries = plan.entries
         except (InvalidArgument, CorruptFile, SchemaMismatch):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides

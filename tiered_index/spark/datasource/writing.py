@@ -32,8 +32,9 @@ from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.writing import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
-from tiered_index.spark.build.build import BatchContent, MicroBatch, publish_batch, publish_tables, stored_genesis
+from tiered_index.spark.build.build import publish_batch, publish_tables, stored_genesis
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
+from tiered_index.spark.build.positions import BatchContent, MicroBatch
 from tiered_index.spark.build.shards import BLOCK_SCHEMA, PartitionResult, Seen, check_sums, pack_batches, write_blocks
 from tiered_index.spark.build.sources import FIELDS, check_kind
 from tiered_index.spark.datasource.options import Options

@@ -1,0 +1,102 @@
+"""What a record of the log says of where its entries came from, so that they are published once: the micro-batch of a
+stream, or a range of a source's positions. Pure.
+
+A micro-batch is recognised by (stream, number), as a source position, and a checksum of its entries. A range is taken
+only where the source stands at its begin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.shard import entry_checksum
+from tiered_index.service.log.records import StreamBatch
+from tiered_index.service.log.state import LogState
+
+
+@dataclass(frozen=True, slots=True)
+class BatchContent:
+    """How many entries, and the sum (u64) of a mix of each."""
+
+    entries: int = 0
+    checksum: int = 0
+
+    @classmethod
+    def of(cls, items: npt.NDArray[Any], seconds: npt.NDArray[np.int64]) -> BatchContent:
+        """Return the content of items (n) of these seconds (n)."""
+        # topic ids may differ by how tasks are cut, where two names have the same CRC; a hash is of topic and key
+        told = [name for name in items.dtype.names or () if name != "topic_id"]
+        return cls(len(items), entry_checksum(items[told], seconds))
+
+    @classmethod
+    def joined(cls, parts: Iterable[BatchContent]) -> BatchContent:
+        """Return the content of all parts together."""
+        known = list(parts)
+        return cls(sum(part.entries for part in known), sum(part.checksum for part in known) % 2**64)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Batch `number` of a stream; numbers rise, and a batch is repeated only while no later one was begun."""
+
+    stream: str
+    number: int
+    content: BatchContent
+
+    @property
+    def told(self) -> StreamBatch:
+        """What the log's record says of it."""
+        return StreamBatch(self.number, self.content.entries, self.content.checksum)
+
+    def is_in(self, state: LogState) -> bool:
+        """Return whether the batch has been published; by its number alone where a record says no content.
+
+        Raises `InvalidArgument` where a later one has, or one of this number with other entries: this one would be
+        lost.
+        """
+        last = state.positions.get(self.stream, -1)
+        if last > self.number:
+            raise InvalidArgument(
+                f"the index has micro-batch {last} of this query already, and {self.number} comes now: its checkpoint "
+                "is older than the index, or another driver goes on with it; begin with a new checkpoint"
+            )
+        told = state.batches.get(self.stream)
+        if last == self.number and told is not None and told.number == last and told != self.told:
+            raise InvalidArgument(
+                f"the index has micro-batch {last} of this query already, of {told.entries:,} entries, and the "
+                f"{self.content.entries:,} that come now under its number are others: its checkpoint is older than the "
+                "index, or the query was changed, or makes other rows each time; begin with a new checkpoint"
+            )
+        return last == self.number
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRange:
+    """What a build takes of the source `name`: from position `begin` (0: its beginning) up to `end`, exclusive.
+
+    A position is any number that rises with the source: a table's version, a snapshot's sequence number. Raises
+    `InvalidArgument`.
+    """
+
+    name: str
+    begin: int
+    end: int
+
+    def __post_init__(self) -> None:
+        if not self.name or not 0 <= self.begin < self.end < 2**63:
+            raise InvalidArgument(f"a range of a source has a name and 0 <= begin < end < 2^63, not {self}")
+
+    def check(self, state: LogState) -> None:
+        """Raise `InvalidArgument` unless the index has the source up to `begin`: entries would be lost or doubled."""
+        reached = state.positions.get(self.name, 0)
+        if reached != self.begin:
+            raise InvalidArgument(
+                f"the index has {self.name} up to position {reached}, and the build would go on from {self.begin}: "
+                "another one was faster, or the position was not looked up; build from where the index stands"
+            )
