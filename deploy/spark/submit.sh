@@ -30,6 +30,8 @@ export PYSPARK_DRIVER_PYTHON=$python
 if [ -n "${TIERED_INDEX_ARCHIVE:-}" ]; then
   export PYSPARK_PYTHON=./environment/bin/python
   options+=(--archives "$TIERED_INDEX_ARCHIVE#environment")
+  # what begins so is a setting to the command
+  unset TIERED_INDEX_ARCHIVE
 else
   export PYSPARK_PYTHON=${PYSPARK_PYTHON:-$python}
 fi

@@ -9,13 +9,19 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import zipfile
 from pathlib import Path
 
 import pytest
+from pyspark import cloudpickle
+from pyspark.core.broadcast import Broadcast
+from pyspark.serializers import CloudPickleSerializer
 
 from tests.spark.entries import check, messages, total, write_parquet
+from tiered_index.spark import build, merge
 from tiered_index.spark.session import pack_package
+from tiered_index.testing.s3_server import CREDENTIALS
 
 _OURS = ("tiered_index", "__editable__")
 
@@ -80,6 +86,39 @@ def test_executors_get_the_package_from_the_driver(tmp_path):
     check(storage, table, keys=5)
 
 
+@pytest.mark.slow
+def test_executors_get_all_of_it_from_an_archive(tmp_path):
+    """As `submit.sh` has Spark hand it out; the driver has its own."""
+    bare_python(tmp_path / "bare")
+    (site,) = tmp_path.glob("bare/lib/python3*/site-packages")
+    zipfile.ZipFile(pack_package(tmp_path / "package.zip")).extractall(site)
+    with tarfile.open(tmp_path / "environment.tar.gz", "w:gz") as archive:
+        archive.add(tmp_path / "bare", ".")
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "PYSPARK_PYTHON")}
+    environment |= {
+        "PYTHON": sys.executable,
+        "SPARK_LOCAL_IP": "127.0.0.1",
+        "TIERED_INDEX_ARCHIVE": f"{tmp_path}/environment.tar.gz",
+    }
+    table, storage = messages(400), f"file://{tmp_path}/storage"
+    source = write_parquet(table, tmp_path / "m.parquet")
+    settings = ("spark.executor.memory=1g", "spark.ui.enabled=false", "spark.driver.host=127.0.0.1")
+    options = ["--master", "local-cluster[2,1,1024]", *(word for one in settings for word in ("--conf", one))]
+    command = ["build", "--source", source, "--slots", "64", "--storage", storage, "--json", "--quiet"]
+    script = Path(__file__).parents[2] / "deploy/spark/submit.sh"
+    built = subprocess.run(
+        ["bash", script, *options, "--", *command],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert built.returncode == 0, built.stdout + built.stderr[-3000:]
+    assert json.loads(built.stdout)["entries"] == total(storage) == 400
+    check(storage, table, keys=5)
+
+
 def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     first, second = pack_package(tmp_path / "1.zip"), pack_package(tmp_path / "2.zip")
     assert first.read_bytes() == second.read_bytes()
@@ -92,3 +131,37 @@ def test_what_is_shipped_are_the_modules_and_the_same_bytes_each_time(tmp_path):
     )
     ran = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert ran.stdout.strip() == f"{first}/tiered_index/__init__.py", ran.stderr
+
+
+def test_nothing_secret_is_handed_to_spark(spark, s3, config, tmp_path, monkeypatch):
+    """Nor stands in the descriptions of jobs, which Spark's pages show."""
+    secret = "a-secret-of-the-driver-alone"
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", secret)
+    handed: list[bytes] = []
+    pickled, sent = CloudPickleSerializer.dumps, Broadcast.dump
+
+    def dumps(serializer, value):
+        handed.append(pickled(serializer, value))
+        return handed[-1]
+
+    def dump(shared, value, file):
+        handed.append(cloudpickle.dumps(value))
+        return sent(shared, value, file)
+
+    monkeypatch.setattr(CloudPickleSerializer, "dumps", dumps)
+    monkeypatch.setattr(Broadcast, "dump", dump)
+    uri = f"s3://{s3.new_bucket()}/index?endpoint_url={s3.endpoint_url}&addressing_style=path"
+    context = spark.sparkContext
+    store = context._jsc.sc().statusStore()
+    before = store.jobsList(None).size()
+    build(spark, write_parquet(messages(100), tmp_path / "m.parquet"), storage=uri, config=config)
+    merge(spark, storage=uri, window="30d")
+    # the address is in what tasks of both are given
+    assert sum(s3.endpoint_url.encode() in one for one in handed) >= 2
+    assert not any(secret.encode() in one for one in handed)
+    jobs = [jobs.apply(number) for jobs in [store.jobsList(None)] for number in range(jobs.size())]
+    told = [f"{job.name()} {job.description().toString()} {job.jobGroup().toString()}" for job in jobs]
+    assert len(told) >= before + 3 and all(job.jobGroup().isDefined() for job in jobs[: len(jobs) - before])
+    settings = [value for _, value in context.getConf().getAll()]
+    assert not any(secret in text or CREDENTIALS["AWS_SECRET_ACCESS_KEY"] in text for text in told + settings)
