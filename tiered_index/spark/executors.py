@@ -47,8 +47,8 @@ def check_classic(spark: object) -> None:
     if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
         raise ConfigError(
             "this is a session of Spark Connect, and a classic one is needed: run it as a job of the cluster "
-            "(spark-submit, or tiered-index spark ...); over Spark Connect, register(spark) and the formats that it "
-            "makes known read, look up and write"
+            "(spark-submit, or tiered-index spark ...), or use the data source: register(spark), then spark.read and "
+            "df.write of format tiered_index"
         )
 
 

@@ -1,0 +1,132 @@
+"""What cron and Airflow run each night: a second run of a day adds nothing, and a row of another day is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import jinja2
+import pytest
+
+from tests.spark.entries import DAY_MS, check, joined, messages, states, total, write_parquet
+from tiered_index.cli.main import run
+
+_DEPLOY = Path(__file__).parents[2] / "deploy"
+
+
+def cron_script() -> str:
+    """Return the crontab's one command as cron hands it to the shell."""
+    [line] = re.findall(
+        r"^[\d*]\S* \S+ \S+ \S+ \S+ +tiered-index +(.*)$", (_DEPLOY / "cron/tiered-index").read_text(), re.M
+    )
+    assert not re.search(r"(?<!\\)%", line)  # cron ends a command there
+    return str(line.replace("\\%", "%"))
+
+
+def airflow_script() -> str:
+    """Return the commands of the DAG in their order, as Airflow renders them, of a run of 2026-11-21."""
+    tasks: list[Any] = []
+    runs: list[dict[str, Any]] = []
+
+    class Dag:
+        """Stands for `airflow.sdk.DAG`."""
+
+        def __init__(self, **options: Any) -> None:
+            runs.append(options)
+
+        def __enter__(self) -> None: ...
+
+        def __exit__(self, *exc: object) -> None: ...
+
+    class Bash:
+        """Stands for Airflow's `BashOperator`."""
+
+        def __init__(self, task_id: str, bash_command: str) -> None:
+            self.task_id, self.bash_command = task_id, bash_command
+
+        def __rshift__(self, other: Any) -> Any:
+            tasks.extend(one for one in (self, other) if one not in tasks)
+            return other
+
+    offered = {
+        "airflow.sdk": {"DAG": Dag},
+        "airflow.providers.standard.operators.bash": {"BashOperator": Bash},
+        "airflow.timetables.interval": {"CronDataIntervalTimetable": lambda cron, timezone: (cron, timezone)},
+    }
+    file = _DEPLOY / "airflow/tiered_index_daily.py"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, members in offered.items():
+            module = ModuleType(name)
+            vars(module).update(members)
+            patch.setitem(sys.modules, name, module)
+        exec(compile(file.read_text(), str(file), "exec"), {})
+    assert [options["max_active_runs"] for options in runs] == [1]
+    templates = jinja2.Environment(undefined=jinja2.StrictUndefined)
+    templates.filters["ds"] = "{:%Y-%m-%d}".format
+    begin = datetime(2026, 11, 21, 1, 17, tzinfo=UTC)
+    return " && ".join(templates.from_string(task.bash_command).render(data_interval_start=begin) for task in tasks)
+
+
+@pytest.mark.parametrize("script", [cron_script, airflow_script])
+def test_a_second_run_of_a_day_adds_nothing(
+    script: Any, spark: Any, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    uri = f"file://{tmp_path}/index"
+    commands = _commands(script().replace("s3://BUCKET", f"file://{tmp_path}"), tmp_path)
+    assert [command[0] for command in commands] == ["spark", "orphans"] and all("--json" in one for one in commands)
+    folder = Path(commands[0][commands[0].index("--source") + 1].removeprefix("file://"))
+    day = datetime.strptime(folder.name, "day=%Y-%m-%d").replace(tzinfo=UTC)
+    of_day = messages(200, days=1, begin_ms=round(day.timestamp()) * 1000)
+    before = messages(50, days=1, seed=2, begin_ms=round(day.timestamp()) * 1000 - DAY_MS)
+    folder.mkdir(parents=True)
+    write_parquet(of_day, folder / "1.parquet")
+    for removed in (0, 1):
+        built, swept = (_run(command, capfd) for command in commands)
+        assert (built["entries"], built["removed_objects"] > 0) == (200, bool(removed)) and swept["status"] == "deleted"
+        assert total(uri) == 200
+        check(uri, of_day, keys=3)
+    # messages that came late are taken by the next run
+    more = messages(10, days=1, seed=3, begin_ms=round(day.timestamp()) * 1000)
+    write_parquet(more, folder / "2.parquet")
+    _run(commands[0], capfd)
+    check(uri, joined([of_day, more]), keys=3)
+    number = states(uri).number
+    write_parquet(before, folder / "3.parquet")
+    with pytest.raises(AssertionError, match="1 are allowed"):
+        _run(commands[0], capfd)
+    assert (total(uri), states(uri).number) == (210, number)
+
+
+def test_the_page_shows_the_same_commands() -> None:
+    page = (_DEPLOY.parent / "docs/spark-recipes.md").read_text().split("## On a schedule")[1]
+    [shown] = re.findall(r"^```sh\n(tiered-index spark build.*?)\n```", page, re.MULTILINE | re.DOTALL)
+    run_by_airflow = airflow_script().replace("BUCKET", "bucket").replace(" --json", "").replace(" --quiet", "")
+    assert shown.splitlines() == run_by_airflow.split(" && ")
+
+
+def _commands(script: str, folder: Path) -> list[list[str]]:
+    """Return the arguments of each call of tiered-index by a shell's script."""
+    (folder / "bin").mkdir()
+    stand_in, calls = folder / "bin/tiered-index", folder / "calls"
+    tell = "import json, sys; print(json.dumps(sys.argv[1:]))"
+    stand_in.write_text(f"#!/bin/sh\nexec '{sys.executable}' -c '{tell}' \"$@\" >> '{calls}'\n")
+    stand_in.chmod(0o755)
+    path = {"PATH": f"{folder}/bin:/usr/bin:/bin"}
+    subprocess.run(["bash", "-euo", "pipefail", "-c", script], env=path, check=True, timeout=60)
+    return [json.loads(line) for line in calls.read_text().splitlines()]
+
+
+def _run(command: list[str], capfd: pytest.CaptureFixture[str]) -> dict[str, Any]:
+    """Run a command in this process, which has a session already; return its document."""
+    capfd.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        run(command)
+    told = capfd.readouterr()
+    assert ended.value.code == 0, told.out + told.err
+    return dict(json.loads(told.out))
