@@ -1,4 +1,6 @@
-"""Of local files that lookups, builds and audits on Spark read and write: CSV, names, errors."""
+"""Of local files that lookups, builds and audits on Spark read and write (CSV, names, errors), and of sessions that they
+refuse.
+"""
 
 from __future__ import annotations
 
@@ -80,5 +82,21 @@ MUTANTS = (
         "return not (told is not None and told.has_null_count and told.null_count == 0)",
         "return told is None",
         ("tests/spark/test_parquet_entries.py::test_entries_are_those_that_spark_makes",),
+    ),
+    Mutant(
+        "connect-of-a-vendor",
+        "a managed service's own session of Spark Connect ends in an error about the JVM",
+        "spark/executors.py",
+        "for kind in type(spark).__mro__",
+        "for kind in (type(spark),)",
+        ("tests/spark/test_connect.py::test_a_session_of_spark_connect_is_refused",),
+    ),
+    Mutant(
+        "connect-not-looked-for",
+        "a session of Spark Connect gets as far as its missing context",
+        "spark/metrics.py",
+        "        check_classic(spark)\n",
+        "",
+        ("tests/spark/test_connect.py::test_a_session_of_spark_connect_is_refused",),
     ),
 )
