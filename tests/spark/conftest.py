@@ -24,10 +24,7 @@ def spark():
     before = dict(os.environ)
     # workers have the environment that Java was started in
     os.environ.update(CREDENTIALS, PYSPARK_PYTHON=sys.executable)
-    settings = {
-        "spark.sql.shuffle.partitions": "2",
-        "spark.driver.host": "127.0.0.1",
-    }
+    settings = {"spark.sql.shuffle.partitions": "2", "spark.driver.host": "127.0.0.1"}
     session = open_session("local[2]", settings=settings)
     session.sparkContext.setLogLevel("OFF")
     yield session

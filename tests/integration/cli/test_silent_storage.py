@@ -23,8 +23,7 @@ def silent():
 
 
 @pytest.mark.parametrize(
-    "command",
-    ["files", "verify", "orphans", "merge", "dump x", pytest.param("spark merge", marks=pytest.mark.slow)],
+    "command", ["files", "verify", "orphans", "merge", "dump x", pytest.param("spark merge", marks=pytest.mark.slow)]
 )
 def test_a_command_ends_in_time(script, silent, command):
     begun_s = time.monotonic()
