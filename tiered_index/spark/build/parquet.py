@@ -7,9 +7,9 @@ chunks of a row group where the file is in a storage.
 
 from __future__ import annotations
 
-import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -22,8 +22,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
-from tiered_index.spark.executors import AddressOf, StorageAddress
-from tiered_index.storage.base import ObjectReader
+from tiered_index.spark.executors import AddressOf
+from tiered_index.storage.base import ObjectReader, Storage
 
 # Whether an entry has a key, for those who don't need it.
 HAS_KEY = "has_key"
@@ -32,24 +32,20 @@ HAS_KEY = "has_key"
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
 _BATCH_ROWS, _BATCH_BYTES = 1 << 17, 32 << 20
 _BUFFER_BYTES = 1 << 20
+# Footers that the driver reads at once
+_FOOTERS = 16
 # A field's column, or its value in every row.
 Field = tuple[str, None] | tuple[None, str | int]
 
 
 @contextmanager
-def opened(address: StorageAddress, name: str) -> Iterator[io.RawIOBase]:
-    """Yield a stored object as a file."""
-    with address.open() as storage:
-        yield ObjectReader(storage, name, storage.head(name).size_bytes)
-
-
-@contextmanager
-def _parquet(uri: str, name: str, address_of: AddressOf, texts: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
-    """Yield a file, of a storage or local (`uri` is empty then); `texts` are columns with few different values."""
+def _parquet(storage: Storage | None, name: str, texts: Sequence[str] = ()) -> Iterator[pq.ParquetFile]:
+    """Yield a file of a storage, or a local one (None); `texts` are columns with few different values."""
     how: dict[str, Any] = {"read_dictionary": list(texts), "coerce_int96_timestamp_unit": "us"}
     try:
-        if uri:
-            with opened(address_of(uri), name) as handle, pq.ParquetFile(handle, pre_buffer=True, **how) as parquet:
+        if storage is not None:
+            handle = ObjectReader(storage, name, storage.head(name).size_bytes)
+            with pq.ParquetFile(handle, pre_buffer=True, **how) as parquet:
                 yield parquet
         else:
             with pq.ParquetFile(name, pre_buffer=False, buffer_size=_BUFFER_BYTES, **how) as parquet:
@@ -58,6 +54,11 @@ def _parquet(uri: str, name: str, address_of: AddressOf, texts: Sequence[str] = 
         raise
     except (pa.ArrowException, OSError) as error:
         raise CorruptFile(name, f"not a Parquet file that can be read: {error}") from error
+
+
+def _footer(storage: Storage | None, name: str) -> tuple[pa.Schema, pq.FileMetaData]:
+    with _parquet(storage, name) as parquet:
+        return parquet.schema_arrow.remove_metadata(), parquet.metadata
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,17 @@ class ParquetFiles:
 
     @classmethod
     def of(cls, files: Sequence[tuple[str, str]], address_of: AddressOf) -> ParquetFiles:
-        """Read the footers. Raises `InvalidArgument` where columns differ, `CorruptFile`, as the storage."""
+        """Read the footers, some at once. Raises `InvalidArgument` where columns differ, `CorruptFile`, as the
+        storage.
+        """
         schema: Any = None
         groups: list[tuple[int, int, int, int]] = []
-        for number, (uri, name) in enumerate(files):
-            with _parquet(uri, name, address_of) as parquet:
-                found, metadata = parquet.schema_arrow.remove_metadata(), parquet.metadata
+        with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
+            # one a URI: a client of S3 takes longer to make than a footer to read
+            uris = dict.fromkeys(uri for uri, _ in files if uri)
+            storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
+            footers = pool.map(lambda file: _footer(storages.get(file[0]), file[1]), files)
+            for number, ((uri, name), (found, metadata)) in enumerate(zip(files, footers, strict=True)):
                 schema = schema or found
                 if found.names != schema.names or not (uri or found.equals(schema)):
                     has = ", ".join(found.names if found.names != schema.names else map(str, found.types))
@@ -109,7 +115,9 @@ class ParquetFiles:
         number, groups = part
         uri, name = self.files[number]
         sizes = {(file, group): (rows, size) for file, group, rows, size in self.groups}
-        with _parquet(uri, name, self.address_of, texts) as parquet:
+        with ExitStack() as held:
+            storage = held.enter_context(self.address_of(uri).open()) if uri else None
+            parquet = held.enter_context(_parquet(storage, name, texts))
             for group in groups:
                 rows, size = sizes[number, group]
                 most = max(1 << 10, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size)))

@@ -306,7 +306,8 @@ def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.Recor
     checksum = entry_checksum(items, seconds)
     if seen is not None:
         seen(items, seconds)
-    order = np.argsort(pieces, kind="stable")
+    # short numbers are sorted by counting
+    order = np.argsort(pieces.astype(np.uint16) if pieces.max() < 1 << 16 else pieces, kind="stable")
     pieces, packed = pieces[order], items.take(order)
     # a block ends where a piece does, and after so many items
     firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))

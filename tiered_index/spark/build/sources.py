@@ -24,7 +24,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
-from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, opened, spark_type
+from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, spark_type
 from tiered_index.spark.executors import (
     AddressOf,
     StorageAddress,
@@ -38,6 +38,7 @@ from tiered_index.spark.executors import (
     to_read,
     typed_errors,
 )
+from tiered_index.storage.base import ObjectReader
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -236,7 +237,8 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
 @contextmanager
 def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
     """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
-    with opened(address, name) as handle:
+    with address.open() as storage:
+        handle = ObjectReader(storage, name, storage.head(name).size_bytes)
         buffered = io.BufferedReader(handle, _BLOCK_BYTES)
         yield gzip.GzipFile(fileobj=buffered) if name.endswith(".gz") else buffered
 
