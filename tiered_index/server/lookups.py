@@ -174,8 +174,7 @@ class LookupRoutes(HealthRoutes):
         allowance = asked.allowance(self.served.caps, self.prices)
 
         def look_up() -> Any:
-            lookups = [one.lookup() for one in asked.lookups]
-            return self.served.lookups.query_many(lookups, asked.allow_partial, timeout_s=allowance.left_s())
+            return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=allowance.left_s())
 
         def act() -> bytes:
             topics = sorted({one.topic[:SHOWN] for one in asked.lookups})[:_MOST_AUDITED]

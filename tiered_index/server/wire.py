@@ -61,9 +61,22 @@ def answer_document(answer: QueryResult | TopicsResult, redaction: Redaction, *,
 def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
     """Return a batch's document: its answers, in the order of the lookups, and what is of all of them."""
     answers = []
-    for result in results:
+    for number, (items, is_plain) in enumerate(zip(results.item_documents(), results.is_plain.tolist(), strict=True)):
         document: dict[str, Any] = {
-            "items": list(item_documents(result, redaction)),
+            "items": items,
+            "status": "complete",
+            "cursor": None,
+            "unknown_topics": [],
+            "expired_before_ms": None,
+        }
+        answers.append(document)
+        if redaction.stand_ins and items and "source" in items[0]:
+            for item in items:
+                item["source"] = redaction.text(item["source"])
+        if is_plain:
+            continue
+        result = results[number]
+        document |= {
             "status": result.status,
             "cursor": result.cursor,
             "unknown_topics": list(result.unknown_topics),
@@ -73,7 +86,6 @@ def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) 
             document["failed"] = redaction.document([report.to_dict() for report in result.failed])
         if result.lost:
             document["lost"] = redaction.document([one.to_dict() for one in result.lost])
-        answers.append(document)
     return {"results": answers, **batch_totals(results, redaction, files=files)}
 
 
@@ -102,8 +114,7 @@ def batch_table(results: QueryResults, redaction: Redaction) -> pa.Table:
     else:
         counts = np.diff(results.starts).tolist()
         table = results.form.table("", results.rows)
-        topics = [lookup.topic for lookup in results.batch.lookups]
-        named = pa.array(topics, pa.string()).take(pa.array(np.repeat(np.arange(len(topics)), counts)))
+        named = pa.array(results.batch.topics, pa.string()).take(pa.array(np.repeat(results.batch.topic_index, counts)))
         table = table.set_column(table.column_names.index("topic"), "topic", named)
     if redaction.stand_ins:
         table = _redacted(table, redaction)

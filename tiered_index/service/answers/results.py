@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain, pairwise, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -39,14 +40,14 @@ class AnswerForm:
         self.item_type = item_type
         self._extra = [c.name for c in schema.extra]
         self._sources = sources
+        # these two only store their fields: done without their constructor, an answer takes a third of the time
+        self._only_stores = item_type is KeyedIndexItem or item_type is IndexItem
         if sources is not None:
             self._numbers, self._extra[-1] = self._extra[-1], "source"
 
     def items(self, topic: str, rows: Array) -> tuple[Any, ...]:
         """Return the rows (n) as items."""
         item_type, extra, sources, new = self.item_type, self._extra, self._sources, object.__new__
-        # these two only store their fields: done here, without their constructor, an answer takes a third of the time
-        only_stores = item_type is KeyedIndexItem or item_type is IndexItem
         made = []
         for second, key_hash, topic_id, queue_id, offset, size, *more in rows.tolist():
             if sources is not None:
@@ -62,13 +63,43 @@ class AnswerForm:
                 "source": None,
             }
             fields.update(zip(extra, more, strict=True))
-            if only_stores:
+            if self._only_stores:
                 item = new(item_type)
                 item.__dict__.update(fields)
             else:
                 item = item_type(**fields)
             made.append(item)
         return tuple(made)
+
+    def documents(self, topics: Sequence[str], rows: Array) -> list[dict[str, Any]]:
+        """Return what `items` of the rows (n), each of its topic (n), say by `to_dict`."""
+        if not self._only_stores:
+            # a class of its own may make its fields, or its document, as it likes
+            found = [self.items(topic, rows[at : at + 1])[0] for at, topic in enumerate(topics)]
+            return [item.to_dict() for item in found]
+        fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
+        made: list[dict[str, Any]] = [
+            {
+                "topic": topic,
+                "topic_id": topic_id,
+                "queue_id": queue_id,
+                "offset": offset,
+                "size": size,
+                "timestamp_ms": timestamp_ms,
+                "key_hash": key_hash,
+            }
+            for topic, topic_id, queue_id, offset, size, timestamp_ms, key_hash in zip(
+                topics, *fixed, (rows["second"] * 1000).tolist(), rows["key_hash"].tolist(), strict=True
+            )
+        ]
+        if self._sources is not None:
+            for document, number in zip(made, rows[self._numbers].tolist(), strict=True):
+                document["source"] = self._sources[number]
+        for name in self._extra:
+            if name != "source":
+                for document, value in zip(made, rows[name].tolist(), strict=True):
+                    document[name] = value
+        return made
 
     def table(self, topic: str, rows: Array) -> pa.Table:
         """Return the rows as `items_table` does their items."""
@@ -134,6 +165,33 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         for number, page in self.pages.items():
             counts[number] = len(page)
         return counts
+
+    @property
+    def is_plain(self) -> npt.NDArray[np.bool_]:
+        """Which answers (bool, n) are complete, from all files, and have nothing to say but their entries."""
+        if self._failed or self.lost is not None or self.expired is not None:
+            return np.zeros(len(self), bool)
+        plain = ~self.more
+        if self.unknown:
+            unknown = np.array([topic in self.unknown for topic in self.batch.topics], bool)
+            plain &= ~unknown[self.batch.topic_index] | (np.diff(self.starts) > 0)
+        plain[list(self.pages)] = False
+        return plain
+
+    @property
+    def topics_of_rows(self) -> list[str]:
+        """The topic of each of `rows`."""
+        counts = np.diff(self.starts).tolist()
+        named = map(self.batch.topics.__getitem__, self.batch.topic_index.tolist())
+        return list(chain.from_iterable(map(repeat, named, counts)))
+
+    def item_documents(self) -> list[list[dict[str, Any]]]:
+        """Return the entries of each answer, as by `to_dict`, without making the answers."""
+        documents, starts = self.form.documents(self.topics_of_rows, self.rows), self.starts.tolist()
+        answers = [documents[start:stop] for start, stop in pairwise(starts)]
+        for number, page in self.pages.items():
+            answers[number] = [item.to_dict() for item in page.items]
+        return answers
 
     @overload
     def __getitem__(self, index: int) -> QueryResult[ItemT]: ...
