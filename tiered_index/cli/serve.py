@@ -30,6 +30,8 @@ _guard = partial(Option, rich_help_panel="Bounds")
 _writing = partial(Option, rich_help_panel="Writing")
 _tools = partial(Option, rich_help_panel="RocketMQ's tools")
 _GIB = 1 << 30
+# objects made, less those freed, between two looks for cycles; an answer to a large batch has thousands of them
+_COLLECTED_AFTER = 50_000
 
 
 @command
@@ -227,6 +229,7 @@ def serve(
         # what is loaded stays, and is looked at by no later collection
         gc.collect()
         gc.freeze()
+        gc.set_threshold(_COLLECTED_AFTER)
         uvloop.run(serve_all(listeners, ready, stopping, following.has_ended if following else lambda: False))
         if following is not None:
             following.end()

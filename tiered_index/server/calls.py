@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,17 +58,30 @@ class Allowance:
         max_cost_usd: float | None = None,
     ) -> None:
         self.usage = Usage(
-            prices,
-            max_requests=_least(max_requests, caps.max_requests),
-            max_bytes=_least(max_bytes, caps.max_bytes),
-            max_cost_usd=_least(max_cost_usd, caps.max_cost_usd),
+            prices, max_requests=caps.max_requests, max_bytes=caps.max_bytes, max_cost_usd=caps.max_cost_usd
         )
-        self.timeout_s = _least(timeout_s, caps.timeout_s)
-        self._until_s = time.monotonic() + self.timeout_s
+        self._began_s = time.monotonic()
+        self.timeout_s = caps.timeout_s
+        self.narrow(timeout_s=timeout_s, max_requests=max_requests, max_bytes=max_bytes, max_cost_usd=max_cost_usd)
+
+    def narrow(
+        self,
+        *,
+        timeout_s: float | None = None,
+        max_requests: int | None = None,
+        max_bytes: int | None = None,
+        max_cost_usd: float | None = None,
+    ) -> None:
+        """Lower what may be spent to what is asked for, where that is less; None: as it is."""
+        usage = self.usage
+        usage.max_requests = _least(max_requests, usage.max_requests)
+        usage.max_bytes = _least(max_bytes, usage.max_bytes)
+        usage.max_cost_usd = _least(max_cost_usd, usage.max_cost_usd)
+        self.timeout_s = min(self.timeout_s, timeout_s or self.timeout_s)
 
     def left_s(self) -> float:
         """Return the seconds that are left. Raises `BudgetExceeded` where none are."""
-        left_s = self._until_s - time.monotonic()
+        left_s = self._began_s + self.timeout_s - time.monotonic()
         if left_s <= 0:
             raise BudgetExceeded(f"timeout_s={self.timeout_s:g} was reached before the lookup could begin")
         return left_s
@@ -77,8 +91,8 @@ class Allowance:
         self.usage.max_requests = 0
 
 
-def _least(asked: N | None, cap: N) -> N:
-    return cap if asked is None else min(asked, cap)
+def _least(asked: N | None, cap: N | None) -> N | None:
+    return cap if asked is None or cap is None else min(asked, cap)
 
 
 # of streams, behind their first ones, that are made at once, lest single lookups wait for them
@@ -92,6 +106,7 @@ class Calls:
         self._pool = DaemonPool(threads, "tiered-index-http")
         self._most = threads + waiting
         self.under_way = 0
+        self._lock = threading.Lock()
         self.later_pages = asyncio.Semaphore(_LATER_PAGES)
 
     async def run(self, request: Request, allowance: Allowance, call: Callable[[], T]) -> T:
@@ -102,9 +117,9 @@ class Calls:
             raise Refused(503, "too many requests are under way; try again", retry_after_s=_BUSY_RETRY_S)
         with active_context().counting(allowance.usage).active():
             future = self._pool.submit(call)
-        self.under_way += 1
-        loop = asyncio.get_running_loop()
-        future.add_done_callback(lambda _: _tell(loop, self._ended))
+        with self._lock:
+            self.under_way += 1
+        future.add_done_callback(self._ended)
         awaited = asyncio.wrap_future(future)
         try:
             done, _ = await asyncio.wait([awaited], timeout=_SOON_S)
@@ -118,8 +133,10 @@ class Calls:
             raise
         return awaited.result()
 
-    def _ended(self) -> None:
-        self.under_way -= 1
+    def _ended(self, _: object) -> None:
+        # in the call's thread: the loop is woken once a call, for its result
+        with self._lock:
+            self.under_way -= 1
 
     async def _watch(self, request: Request, awaited: asyncio.Future[T]) -> None:
         """Return once a call has ended. Raises `Refused` where the client goes before."""
@@ -135,13 +152,6 @@ class Calls:
     def close(self) -> None:
         """Take no further calls, and let those under way end."""
         self._pool.close()
-
-
-def _tell(loop: asyncio.AbstractEventLoop, act: Callable[[], None]) -> None:
-    try:
-        loop.call_soon_threadsafe(act)
-    except RuntimeError:  # the loop has ended before the call
-        pass
 
 
 async def _disconnected(request: Request) -> None:

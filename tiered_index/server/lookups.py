@@ -163,23 +163,23 @@ class LookupRoutes(HealthRoutes):
         caller, form = caller_of(request), wire.form_of(request.headers.get("accept"))
         redaction = self.served.redaction
 
-        def read() -> parameters.BatchBody:
-            return of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
-
-        # a large body takes a moment to check
-        asked = await self.calls.run(request, Allowance(self.served.caps, self.prices), read)
-        for topic in {one.topic for one in asked.lookups}:
-            caller.need_topic(topic)
-        self._check_count(max(one.max_count for one in asked.lookups))
-        allowance = asked.allowance(self.served.caps, self.prices)
-
-        def look_up() -> Any:
-            return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=allowance.left_s())
+        allowance = Allowance(self.served.caps, self.prices)
 
         def act() -> bytes:
-            topics = sorted({one.topic[:SHOWN] for one in asked.lookups})[:_MOST_AUDITED]
+            # a large body takes a moment to check, so that is done in the thread, too
+            asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
+            asked.narrow(allowance)
+            topics = {one.topic for one in asked.lookups}
+            for topic in topics:
+                caller.need_topic(topic)
+            self._check_count(max(one.max_count for one in asked.lookups))
             keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:_MOST_AUDITED]]
-            what = {"lookups": len(asked.lookups), "topics": topics, "keys": keys}
+            shown = sorted({topic[:SHOWN] for topic in topics})[:_MOST_AUDITED]
+            what = {"lookups": len(asked.lookups), "topics": shown, "keys": keys}
+
+            def look_up() -> QueryResults:
+                return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=allowance.left_s())
+
             results = self._told(request, "query_many", what, look_up)
             if form == wire.ARROW:
                 stream = wire.ArrowStream()

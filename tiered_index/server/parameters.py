@@ -58,9 +58,13 @@ class Bounds(BaseModel):
 
     def allowance(self, caps: Caps, prices: PriceTable) -> Allowance:
         """Return what the request may spend."""
-        return Allowance(
-            caps,
-            prices,
+        allowance = Allowance(caps, prices)
+        self.narrow(allowance)
+        return allowance
+
+    def narrow(self, allowance: Allowance) -> None:
+        """Lower what a request may spend to these bounds."""
+        allowance.narrow(
             timeout_s=self.timeout_s,
             max_requests=self.max_requests,
             max_bytes=self.max_bytes,

@@ -26,13 +26,14 @@ from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import (
     Array,
     check_key,
-    check_range,
     check_topic,
     concatenate,
     differing,
+    in_answer_order,
+    ranges_of,
     tie_keys,
 )
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, Lookup
+from tiered_index.types import MAX_KEY_UNITS, Lookup
 
 NEVER = -(2**63)
 """A second before all others."""
@@ -93,7 +94,7 @@ class LookupBatch:
         self.queues: Mapping[tuple[int, int], int] = {}
         self.topics = list(place)
         self.topic_index = np.fromiter([place[q.topic] for q in lookups], np.int64, len(lookups))
-        self.second_min, self.second_max, self.max_count = _ranges(lookups)
+        self.second_min, self.second_max, self.max_count = ranges_of(lookups)
         keys = [q.key for q in lookups]
         try:
             units = code_units(keys)
@@ -288,24 +289,6 @@ class LookupBatch:
         return ends
 
 
-def _ranges(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return first and last second and count of each lookup, by the rules of `check_range`."""
-    lows = [0 if q.begin_ms is None else q.begin_ms for q in lookups]
-    highs = [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]
-    counts = [q.max_count for q in lookups]
-    if set(map(type, lows)) | set(map(type, highs)) | set(map(type, counts)) <= {int}:
-        try:
-            low, high, count = (np.array(values, np.int64) for values in (lows, highs, counts))
-        except OverflowError:  # numbers beyond 64 bits are looked at one by one
-            pass
-        else:
-            if (low <= high).all() and (count >= 1).all():
-                return low // 1000, high // 1000, count
-    checked = [check_range(q.begin_ms, q.end_ms, q.max_count, f"lookup {i}: ") for i, q in enumerate(lookups)]
-    table = np.array([(low, high, min(count, 2**62)) for low, high, count in checked], np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
-
-
 def best_answers(
     batch: LookupBatch, parts: list[Matches], schema: Schema, folded: Callable[[int], None] | None = None
 ) -> tuple[Array, npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
@@ -327,7 +310,7 @@ def first_rows(
     lookups, rows = lookups[order], rows[order]
     # a lookup with one row needs neither order nor identity, and most have one
     shared = np.flatnonzero(np.bincount(lookups, minlength=len(limits))[lookups] > 1)
-    if len(shared):
+    if len(shared) and not in_answer_order(rows, lookups):
         part, owner = rows[shared], lookups[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
         part = part[
@@ -389,6 +372,8 @@ class MatchAccumulator:
         with self._lock:
             if not self._parts:
                 return Matches(np.zeros(0, np.int64), concatenate([], self.schema))
+            # newest files first: mostly that is answer order
+            self._parts.sort(key=lambda part: -int(part.rows["second"].max()))
             lookups = np.concatenate([part.lookups for part in self._parts])
             if (np.bincount(lookups, minlength=len(self.batch)) > self.batch.max_count + 1).any():
                 return self._cut()

@@ -14,7 +14,7 @@ import hashlib
 import json
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import ge, gt, neg
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -130,6 +130,24 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
     if count < 1:
         raise InvalidArgument(f"{which}max_count must be at least 1, not {count}")
     return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
+
+
+def ranges_of(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
+    """Return first and last second and count of each lookup, as `check_range` does."""
+    lows = [0 if q.begin_ms is None else q.begin_ms for q in lookups]
+    highs = [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]
+    counts = [q.max_count for q in lookups]
+    if set(map(type, lows)) | set(map(type, highs)) | set(map(type, counts)) <= {int}:
+        try:
+            low, high, count = (np.array(values, np.int64) for values in (lows, highs, counts))
+        except OverflowError:  # numbers beyond 64 bits are looked at one by one
+            pass
+        else:
+            if (low <= high).all() and (count >= 1).all():
+                return low // 1000, high // 1000, count
+    checked = [check_range(q.begin_ms, q.end_ms, q.max_count, f"lookup {i}: ") for i, q in enumerate(lookups)]
+    table = np.array([(low, high, min(count, 2**62)) for low, high, count in checked], np.int64).reshape(-1, 3)
+    return table[:, 0], table[:, 1], table[:, 2]
 
 
 def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> list[Lookup]:
@@ -292,6 +310,16 @@ def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int
         folded(differing(rows, rows[of], schema))
     kept = np.sort(first)
     return rows[kept[:limit]]
+
+
+def in_answer_order(rows: Array, owners: npt.NDArray[np.int64]) -> bool:
+    """Return whether rows (n), grouped by `owners` (n), are in order and of one identity each, as a log's mostly are.
+
+    Where offsets fall from row to row no two have one identity, and what orders rows of equal ones decides nothing.
+    """
+    offsets, seconds = rows["offset"], rows["second"]
+    falls = (offsets[1:] < offsets[:-1]) & (seconds[1:] <= seconds[:-1])
+    return bool((falls | (owners[1:] != owners[:-1])).all())
 
 
 def differing(rows: Array, kept: Array, schema: Schema) -> int:
