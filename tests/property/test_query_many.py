@@ -9,12 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.cold_index import Recorder
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, InvalidCursor
 from tiered_index.format import compacted
+from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.answers import batch
 from tiered_index.service.files import search
 from tiered_index.storage.memory import MemoryStorage
@@ -314,3 +317,28 @@ def test_no_lookups_and_slices(index: IndexService) -> None:
     assert answers[-1] == answers[9]
     with pytest.raises(IndexError):
         answers[10]
+
+
+found = st.lists(st.tuples(st.integers(0, 1), st.integers(0, 3), st.integers(0, 3), st.integers(0, 1)), max_size=6)
+
+
+@given(parts=st.lists(found, max_size=2), most=st.integers(1, 3))
+def test_rows_come_in_answer_order_and_once_however_they_are_found(parts: list[Any], most: int) -> None:
+    given_parts = []
+    for part in parts:
+        rows = np.zeros(len(part), KEYED_SCHEMA.row)
+        for name, values in zip(
+            ("second", "offset", "queue_id"), np.array(part, int).reshape(-1, 4).T[1:], strict=True
+        ):
+            rows[name] = values
+        given_parts.append(batch.Matches(np.array([one[0] for one in part], np.int64), rows))
+    first, counts = batch.first_rows(np.full(2, most), given_parts, KEYED_SCHEMA)
+    answers = list(zip(*(first.rows[name].tolist() for name in ("second", "offset", "queue_id")), strict=True))
+    for owner in range(2):
+        newest: dict[tuple[int, int], int] = {}
+        for _, second, offset, queue in (one for part in parts for one in part if one[0] == owner):
+            newest[offset, queue] = max(second, newest.get((offset, queue), 0))
+        expected = sorted(((-second, -offset, queue) for (offset, queue), second in newest.items()))
+        here = [answer for answer, of in zip(answers, first.lookups.tolist(), strict=True) if of == owner]
+        assert [(-second, -offset, queue) for second, offset, queue in here] == expected[:most]
+        assert counts[owner] == len(expected)

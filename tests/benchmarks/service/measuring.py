@@ -68,11 +68,14 @@ def measure(
                 with _writing(url) as written:
                     beside = service.run("hot: lookups beside writes", service.lookups, keys)
                 rows.append(beside | {"written_per_s": written[0] / beside["elapsed_s"]})
-            row = service.run(f"{place}: batches of {_BATCH_KEYS:,} keys", service.batches, keys, connections=2)
-            rows.append(row | {"keys_per_s": row["answers_per_s"] * _BATCH_KEYS})
+            lookups = rows[-1]
+            for form, batches in (("JSON", service.batches), ("Arrow", service.arrow_batches)):
+                name = f"{place}: batches of {_BATCH_KEYS:,} keys, {form}"
+                row = service.run(name, batches, keys, connections=2)
+                rows.append(row | {"keys_per_s": row["answers_per_s"] * _BATCH_KEYS})
             if place == "cached":
                 # a quarter of what one connection after the other gets
-                pause_s = connections / max(1.0, rows[-2]["answers_per_s"] / 4)
+                pause_s = connections / max(1.0, lookups["answers_per_s"] / 4)
                 many = service.run(
                     f"{connections:,} connections", service.lookups, keys, connections=connections, pause_s=pause_s
                 )

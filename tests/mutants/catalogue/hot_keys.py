@@ -13,6 +13,22 @@ HOT = "tests/unit/service/cold/test_hot_keys_in_batches.py"
 
 MUTANTS = (
     Mutant(
+        "batch-twice",
+        "an entry that lies in two files is two answers of a batch",
+        "service/answers/rows.py",
+        "(offsets[1:] < offsets[:-1])",
+        "(offsets[1:] <= offsets[:-1])",
+        ("tests/property/test_query_many.py::test_rows_come_in_answer_order_and_once_however_they_are_found",),
+    ),
+    Mutant(
+        "batch-unordered",
+        "rows of a batch whose offsets fall stay as they are found, whatever their times",
+        "service/answers/rows.py",
+        " & (seconds[1:] <= seconds[:-1])",
+        "",
+        ("tests/property/test_query_many.py::test_rows_come_in_answer_order_and_once_however_they_are_found",),
+    ),
+    Mutant(
         "batch-done-with-a-hole",
         "a lookup of a batch is done though a block before its answers isn't read",
         "service/files/search.py",

@@ -12,6 +12,7 @@ CLIENT = "tests/server/test_client.py"
 COMMAND = "tests/server/test_serve_command.py"
 DEPLOY = "tests/server/test_deploy.py"
 HEALTH = "tests/server/test_health.py"
+BATCHES = "tests/server/test_batches.py"
 
 MUTANTS = (
     Mutant(
@@ -53,6 +54,30 @@ MUTANTS = (
         "allowance.end()",
         "pass",
         (f"{GUARD}::test_a_client_that_goes_ends_its_lookup",),
+    ),
+    Mutant(
+        "serve-batch-unbounded",
+        "a batch may spend what the service allows, whatever it asks to be held to",
+        "server/lookups.py",
+        "            asked.narrow(allowance)\n",
+        "",
+        (f"{BATCHES}::test_a_batch_is_held_to_its_own_bounds_and_the_services",),
+    ),
+    Mutant(
+        "serve-batch-unknown",
+        "a batch does not say that no file has a topic",
+        "service/answers/results.py",
+        "plain &= ~unknown[self.batch.topic_index] | (np.diff(self.starts) > 0)",
+        "pass",
+        (f"{BATCHES}::test_every_form_of_a_batch_says_what_its_answers_say",),
+    ),
+    Mutant(
+        "serve-batch-short",
+        "an answer of a batch that has more passes for the whole",
+        "service/answers/results.py",
+        "plain = ~self.more",
+        "plain = np.ones(len(self), bool)",
+        (f"{BATCHES}::test_every_form_of_a_batch_says_what_its_answers_say",),
     ),
     Mutant(
         "serve-other-key",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain, pairwise, repeat
+from itertools import accumulate, chain, groupby, pairwise, repeat
 from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
@@ -75,8 +75,12 @@ class AnswerForm:
         """Return what `items` of the rows (n), each of its topic (n), say by `to_dict`."""
         if not self._only_stores:
             # a class of its own may make its fields, or its document, as it likes
-            found = [self.items(topic, rows[at : at + 1])[0] for at, topic in enumerate(topics)]
-            return [item.to_dict() for item in found]
+            runs = [(topic, len(list(run))) for topic, run in groupby(topics)]
+            ends = accumulate([count for _, count in runs])
+            of_runs = [
+                self.items(topic, rows[end - count : end]) for (topic, count), end in zip(runs, ends, strict=True)
+            ]
+            return [item.to_dict() for item in chain.from_iterable(of_runs)]
         fixed = (rows[name].tolist() for name in ("topic_id", "queue_id", "offset", "size"))
         made: list[dict[str, Any]] = [
             {

@@ -1,0 +1,147 @@
+"""A batch is made by columns, and says what its answers say one by one: as JSON, as lines, and as an Arrow stream."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import random
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.server.conftest import serving
+from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
+from tiered_index.server import wire
+from tiered_index.server.calls import Caps
+from tiered_index.server.problems import Redaction
+from tiered_index.types import FileReport, LostFile, column
+
+T = 1_700_000_000_000
+HIDDEN = Redaction((("broker-", "[root]-"),))
+FAILED = FileReport(
+    file="f", place="storage", outcome="failed", begin_ms=T, end_ms=T + 60_000, error="/broker-a is away"
+)
+LOST = LostFile(file="g", begin_ms=T, end_ms=T, entries=3, source="memory://broker-a")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Marked(KeyedIndexItem):
+    """An entry with columns that JSON has no type for."""
+
+    mark: bytes = column("S4", default=b"")
+    weight: float = column(">f8", default=0.0)
+
+
+@pytest.fixture(scope="module", params=["native", "rocketmq", "marked", "several"])
+def looked_up(request, tmp_path_factory):
+    """What looks a batch up: an index of each kind of entries, or two indexes as one."""
+    folder, names = tmp_path_factory.mktemp("batches"), ["broker-a", "broker-b"]
+    uris = [(folder / name).as_uri() for name in names[: 2 if request.param == "several" else 1]]
+    own = {"rocketmq": {"preset": "rocketmq"}, "marked": {"item_type": Marked}}.get(request.param, {})
+    for number, uri in enumerate(uris):
+        with IndexService.open(
+            root=folder / str(number), storage=uri, slots=50, items=90, background=False, **own
+        ) as index:
+            rng = random.Random(number)
+            # duplicates, several files, times and offsets that rise together and that don't
+            for start in range(0, 240, 60):
+                some = np.array([rng.randrange(400) for _ in range(60)])
+                more = (
+                    {"mark": [b"\x01%d" % (n % 9) for n in some], "weight": some / 7}
+                    if request.param == "marked"
+                    else {}
+                )
+                index.put_batch(
+                    {
+                        "topic": [("t", "tö", "u")[n % 3] for n in some],
+                        "key": [f"k{n % 12}" for n in some],
+                        "queue_id": some % 4,
+                        "offset": some * 10,
+                        "size": np.full(60, 7),
+                        "timestamp_ms": T + (some % 50 if start % 120 else some) * 1000,
+                        **more,
+                    }
+                )
+                index.seal()
+            index.run_lifecycle()
+    with IndexReader.open(uris, **({"item_type": Marked} if request.param == "marked" else {})) as reader:
+        yield reader
+
+
+lookups = st.lists(
+    st.builds(
+        Lookup,
+        topic=st.sampled_from(["t", "tö", "u", "nowhere"]),
+        key=st.sampled_from([*(f"k{n}" for n in range(12)), "absent"]),
+        begin_ms=st.sampled_from([None, T + 20_000]),
+        end_ms=st.sampled_from([None, T + 200_000]),
+        max_count=st.sampled_from([1, 3, 64]),
+    ),
+    min_size=1,
+    max_size=12,
+)
+
+
+def expected(result, redaction):
+    """Return what a batch says of one answer, made of its items."""
+    whole = result.to_dict()
+    said = {name: whole[name] for name in ("items", "status", "cursor", "unknown_topics", "expired_before_ms")}
+    said |= {name: whole[name] for name in ("failed", "lost") if whole[name]}
+    said["items"] = [redaction.document(item) for item in said["items"]]
+    said |= {name: redaction.document(said[name]) for name in ("failed", "lost") if name in said}
+    return json.loads(wire.encode(said))
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    asked=lookups, paged=st.booleans(), more=st.sampled_from([{}, {"failed": (FAILED,)}, {"lost": lambda n: (LOST,)}])
+)
+@pytest.mark.parametrize("redaction", [Redaction(), HIDDEN])
+def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged, more, redaction):
+    if paged and (cursor := looked_up.query_many(asked)[0].cursor) is not None:
+        asked = [*asked, dataclasses.replace(asked[0], cursor=cursor)]
+    results = dataclasses.replace(looked_up.query_many(asked), **more)
+    answers = [expected(result, redaction) for result in results]
+    document = json.loads(wire.encode(wire.batch_document(results, redaction, files=False)))
+    assert document["results"] == answers
+    # the document of a lookup by itself has the same entries
+    for one, answer in zip(asked, answers, strict=True):
+        alone = looked_up.query(one.topic, one.key, one.begin_ms, one.end_ms, one.max_count, one.cursor)
+        items = json.loads(wire.encode(wire.answer_document(alone, redaction, files=False)))["items"]
+        assert items == answer["items"]
+    stream = wire.ArrowStream()
+    data = stream.table(wire.batch_table(results, redaction)) + stream.end(
+        wire.batch_totals(results, redaction, files=False)
+    )
+    batches = list(pa.ipc.open_stream(io.BytesIO(data)).iter_batches_with_custom_metadata())
+    rows = [row for batch, _ in batches for row in batch.to_pylist()]
+    for row in rows:
+        row |= {"mark": row["mark"].hex()} if "mark" in row else {}
+        if row["source"] is None:
+            del row["source"]
+    items = [{"lookup": number, **item} for number, answer in enumerate(answers) for item in answer["items"]]
+    assert rows == items
+    status = json.loads(batches[-1][1][wire.STATUS])
+    cursors = {str(number): answer["cursor"] for number, answer in enumerate(answers) if answer["cursor"]}
+    assert status["cursors"] == document["cursors"] == cursors
+    assert status["status"] == document["status"]
+
+
+@pytest.mark.parametrize(("caps", "bounds"), [({}, {"max_requests": 0}), ({"max_requests": 0}, {"max_requests": 9})])
+def test_a_batch_is_held_to_its_own_bounds_and_the_services(tmp_path, caps, bounds):
+    uri = (tmp_path / "storage").as_uri()
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=50, items=90, background=False) as index:
+        index.put("t", 0, "k", 0, 1, T)
+        index.seal()
+        index.run_lifecycle()
+    asked = {"lookups": [{"topic": "t", "key": "k"}]}
+    with IndexReader.open(uri) as reader, serving(reader, caps=Caps(**caps)) as client:
+        got = client.post("/v1/query:batch", json=asked | bounds)
+        assert (got.status_code, got.json()["error"]) == (422, "BudgetExceeded")
+        assert [report["file"] for report in got.json()["failed"]]
+        more = client.post("/v1/query:batch", json=asked | {"max_requests": 9})
+        assert more.status_code == (422 if caps else 200)
