@@ -55,6 +55,12 @@ def test_what_is_no_request_does_not_hold_a_connection(connection, monkeypatch, 
     assert rest(connection) == b""
 
 
+def test_a_request_with_two_hosts_is_refused(connection):
+    for host, status in ((b"host: 127.0.0.1\r\n", b"400"), (b"X-Host: a\r\nX-Host: b\r\n", b"200")):
+        connection.sendall(b"GET /v1/topics" + HOST + host + b"\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 " + status)
+
+
 @pytest.mark.parametrize("most", [8, 1])
 def test_requests_of_one_connection_wait_up_to_a_number(connection, monkeypatch, most):
     monkeypatch.setattr(listening, "_MOST_WAITING", most)

@@ -310,6 +310,26 @@ def test_lookups_are_told_to_the_audit_log(index, tmp_path, made):
     assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
 
 
+def test_an_audit_log_that_was_moved_away_is_begun_anew(index, tmp_path):
+    path, moved = tmp_path / "audit.ndjson", tmp_path / "audit.ndjson.1"
+    with serving(index, audit=path) as client:
+        client.get("/v1/query", params=QUERY | {"key": "before"})
+        path.rename(moved)
+        for _ in range(2):
+            client.get("/v1/query", params=QUERY | {"key": "after"})
+        assert [json.loads(line)["key"] for line in moved.read_text().splitlines()] == ["before"]
+        assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["after"] * 2
+        # a folder that takes no file is told, and what comes once it does is written
+        path.unlink()
+        path.mkdir()
+        client.get("/v1/query", params=QUERY)
+        assert "the audit log can't be written" in client.get("/readyz").text
+        path.rmdir()
+        client.get("/v1/query", params=QUERY | {"key": "last"})
+        assert client.get("/readyz").status_code == 200
+    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["last"]
+
+
 def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index, tmp_path, made):
     path = tmp_path / "audit.ndjson"
     batch = [{"topic": "payments", "key": f"{n}" + "x" * 2000} for n in range(150)]

@@ -93,6 +93,11 @@ def test_tools_ask_beside_http(archived, tmp_path):
             assert httpx.get(f"{http}/livez", timeout=PATIENCE_S, trust_env=False).status_code == 200
             assert rocketmq.startswith("rocketmq://127.0.0.1:")
             asyncio.run(ask(urlsplit(rocketmq)))
+            page = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text
+            counted = 'tiered_index_lookups_total{kind="rocketmq:%s",place="%s",status="complete"} 1.0'
+            for kind, place in (("QUERY_MESSAGE", "storage"), ("GET_ROUTEINFO_BY_TOPIC", "none")):
+                assert counted % (kind, place) in page
+            assert "tiered_index_lookup_bytes_total 0.0" not in page
             process.send_signal(signal.SIGTERM)
             assert process.wait(PATIENCE_S) == 0
         finally:

@@ -216,7 +216,7 @@ def serve(
         listeners: list[Listener] = [http]
         if tools is not None:
             guarded = not insecure and (tokens is not None or not is_local(host))
-            bounds: Any = {"caps": caps, "audit": audit, "threads": threads}
+            bounds: Any = {"caps": caps, "audit": audit, "counted": service.count, "threads": threads}
             listeners.append(tools.listener(lookups, host, store=store, tls=tls, guarded=guarded, **bounds))
 
         def ready() -> None:

@@ -167,6 +167,8 @@ class Service:
         """
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.gauges)
+        # lookups of other protocols of the process are counted, too
+        self.count = metrics.lookup
         self._routes = Routes(served, self._calls, metrics)
         app = create_app(self._routes, openapi.add_health_routes if only_health else openapi.add_routes)
         page = Console() if console and not only_health else None

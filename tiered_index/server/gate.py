@@ -125,6 +125,7 @@ class Gate:
             with request_span(method, headers) as traced:
                 failed: Exception | None = None
                 try:
+                    _check_host(scope, headers)
                     state["caller"] = self._caller(scope, headers)
                     _check_text(scope)
                     body.announce(headers.get(b"content-length", b"0"))
@@ -225,6 +226,12 @@ def _log_request(method: str, route: str, status: int, seconds: float, caller: C
     fields = {"method": method, "route": route, "status": status, "seconds": round(seconds, 6)}
     who = caller.name if caller is not None else None
     _logger.info("%s %s %d %.6f s", method, route, status, seconds, extra={"fields": {**fields, "caller": who}})
+
+
+def _check_host(scope: Scope, headers: dict[bytes, bytes]) -> None:
+    """Raise `Refused` where `Host` is given twice: a proxy and this service might each go by another one (RFC 9112)."""
+    if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
+        raise Refused(400, "the header Host is given more than once")
 
 
 def _check_text(scope: Scope) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 from tiered_index import documents
 from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError
-from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
+from tiered_index.rocketmq.remoting.broker import Counted, ReadOnlyBroker
 from tiered_index.rocketmq.remoting.frames import Command, RequestCode
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
 from tiered_index.rocketmq.remoting.signing import ACCESS_KEY, AccessKey
@@ -49,6 +49,7 @@ class RemotingOptions:
         guarded: bool,
         caps: Caps,
         audit: Audit,
+        counted: Counted,
         threads: int,
     ) -> RemotingServer:
         """Return the server, which does not listen yet; `guarded`: not everybody who reaches the host may ask.
@@ -70,6 +71,7 @@ class RemotingOptions:
             timeout_s=min(caps.timeout_s, _LONGEST_S),
             max_requests=caps.max_requests,
             max_bytes=caps.max_bytes,
+            counted=counted,
         )
         keys = read_keys(self.keys) if self.keys is not None else None
         context = _context(tls) if tls is not None else None

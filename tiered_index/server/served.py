@@ -6,6 +6,7 @@ Threads: any.
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -31,11 +32,15 @@ _LOOK_TIMEOUT_S = 2.0
 
 
 class Audit:
-    """Lookups as JSON lines in a file: who asked for what, when, and what came of it. None: nowhere."""
+    """Lookups as JSON lines in a file: who asked for what, when, and what came of it. None: nowhere.
+
+    A file that was moved away or deleted (`logrotate` does so) is begun anew with the next record.
+    """
 
     def __init__(self, path: Path | None) -> None:
         self.problem: str | None = None
         self._lock = threading.Lock()
+        self._path = path
         try:
             self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
         except OSError as error:
@@ -53,10 +58,23 @@ class Audit:
         line = json.dumps(record) + "\n"
         with self._lock:
             try:
+                self._follow()
                 self._file.write(line)
                 self.problem = None
             except OSError as error:
                 self.problem = f"the audit log can't be written: {error.strerror}"
+
+    def _follow(self) -> None:
+        """Open the file anew where its path names another one by now, or none."""
+        assert self._path is not None and self._file is not None
+        try:
+            if os.path.samestat(self._path.stat(), os.fstat(self._file.fileno())):
+                return
+        except FileNotFoundError:
+            pass
+        after = self._path.open("a", encoding="utf-8", buffering=1)
+        self._file.close()
+        self._file = after
 
     def close(self) -> None:
         """Close the file."""

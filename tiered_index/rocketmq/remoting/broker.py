@@ -7,6 +7,7 @@ read is an error, never a shorter answer. Remarks name no path, object or storag
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import threading
@@ -27,10 +28,10 @@ from tiered_index.rocketmq.remoting.signing import UNIQUE_KEY_QUERY
 from tiered_index.service.answers.rows import check_key, check_topic
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
-from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import MAX_TIMESTAMP_MS, IndexItem
+from tiered_index.types import MAX_TIMESTAMP_MS, Explain, IndexItem
 
 # Messages of one answer: a frame's bytes, but for its header.
 _ROOM_BYTES = MAX_FRAME_BYTES - (64 << 10)
@@ -61,11 +62,17 @@ _WRITES = frozenset(
 )
 _NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _Sees = Callable[[str], bool]
+Counted = Callable[[str, str, Explain], None]
+"""Is told of each lookup: its kind, its status, and what it cost."""
 _log = logging.getLogger(__name__)
 
 
-def _every(topic: str) -> bool:
-    return True
+@dataclass
+class _Asker:
+    """Who asks, who sees some topics only, and what was looked up in the index so far."""
+
+    sees: _Sees
+    answer: MessagesResult | None = None
 
 
 class _BadRequest(InvalidArgument):
@@ -149,7 +156,7 @@ class ReadOnlyBroker:
 
     `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
     address at which they asked. A request takes `timeout_s`, `max_requests` to the storage and `max_bytes` at most.
-    `root` as in `RocketmqMessages`.
+    `root` as in `RocketmqMessages`. `counted` is told of each lookup.
     """
 
     def __init__(
@@ -165,8 +172,10 @@ class ReadOnlyBroker:
         max_requests: int | None = None,
         max_bytes: int | None = None,
         clock: Clock | None = None,
+        counted: Counted | None = None,
     ) -> None:
         self._index = index
+        self._counted = counted
         self._store = store
         self._root = root
         self.cluster = cluster
@@ -190,24 +199,21 @@ class ReadOnlyBroker:
         text = f" request type {request.code} not supported"
         return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
-    def look_up(self, request: Command, local: Host, sees: _Sees = _every) -> Command:
+    def look_up(self, request: Command, local: Host, sees: _Sees = lambda _: True) -> Command:
         """Return the response to a request for which `answer_at_once` has none; it reads files and the storage.
 
         Topics that `sees` refuses are none for it.
         """
         budget = LookupBudget(self._index.config.prices, self._limits)
         try:
-            with budget.open():
-                return _LOOKED_UP[request.code](self, request, local, sees)
+            with budget.open(), self._counting(request, budget, asker := _Asker(sees)):
+                return _LOOKED_UP[request.code](self, request, local, asker)
         except _BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
-        except BudgetExceeded as error:
+        except (BudgetExceeded, StorageUnavailable) as error:
             # where time is left the client is gone, and with it the lookup's right to further requests
-            if budget.remaining_s() == 0:
+            if isinstance(error, StorageUnavailable) or budget.remaining_s() == 0:
                 _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
-            return busy(request)
-        except StorageUnavailable as error:
-            _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         except TieredIndexError as error:
             _log.error("request %d of RocketMQ's protocol: %s", request.code, error)
@@ -215,11 +221,28 @@ class ReadOnlyBroker:
             _log.exception("request %d of RocketMQ's protocol failed unexpectedly", request.code)
         return request.answered(ResponseCode.SYSTEM_ERROR, "the index could not be read; its server's log says why")
 
+    @contextlib.contextmanager
+    def _counting(self, request: Command, budget: LookupBudget, asker: _Asker) -> Iterator[None]:
+        """Count what is looked up meanwhile, also where it fails."""
+        status = "failed"
+        try:
+            yield
+            status = asker.answer.status if asker.answer is not None else "complete"
+        except TieredIndexError as error:
+            status = type(error).__name__
+            raise
+        finally:
+            if self._counted is not None and status != _BadRequest.__name__:
+                spent = RequestStats.of_usage(budget.usage)
+                files = asker.answer.explain.files if asker.answer is not None else ()
+                explain = Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd, files=files)
+                self._counted(f"rocketmq:{RequestCode(request.code).name}", status, explain)
+
     # what a name server answers
 
-    def _route(self, request: Command, local: Host, sees: _Sees) -> Command:
+    def _route(self, request: Command, local: Host, asker: _Asker) -> Command:
         topic = _topic(request)
-        if not sees(topic) or topic not in self._topics.names(topic):
+        if not asker.sees(topic) or topic not in self._topics.names(topic):
             text = f"No topic route info in name server for the topic: {topic}"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
         queues = {
@@ -248,8 +271,8 @@ class ReadOnlyBroker:
             "enableActingMaster": False,
         }
 
-    def _topic_list(self, request: Command, local: Host, sees: _Sees) -> Command:
-        topics = sorted(filter(sees, self._topics.names()))
+    def _topic_list(self, request: Command, local: Host, asker: _Asker) -> Command:
+        topics = sorted(filter(asker.sees, self._topics.names()))
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
     def _system_topics(self, request: Command, local: Host) -> Command:
@@ -272,7 +295,7 @@ class ReadOnlyBroker:
         table = {"brokerVersionDesc": f"tiered-index {__version__}"}
         return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
 
-    def _query(self, request: Command, local: Host, sees: _Sees) -> Command:
+    def _query(self, request: Command, local: Host, asker: _Asker) -> Command:
         topic, key = _topic(request), _checked(check_key, request, "key")
         begin_ms, end_ms = _number(request, "beginTimestamp"), _number(request, "endTimestamp")
         wanted = min(_number(request, "maxNum"), _MOST_MESSAGES)
@@ -284,10 +307,10 @@ class ReadOnlyBroker:
             # tools begin three days ago, since no broker has older ones
             begin_ms, wanted = 0, _MOST_OF_UNIQUE_KEY
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
-        if wanted <= 0 or begin_ms > end_ms or not sees(topic):
+        if wanted <= 0 or begin_ms > end_ms or not asker.sees(topic):
             return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
         source = _Fitting(self._messages(), unique, _ROOM_BYTES)
-        answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, source=source)
+        asker.answer = answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, source=source)
         messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
         if unique and not answer.messages:
             messages = self._of_offset_id(topic, key)
@@ -322,9 +345,9 @@ class ReadOnlyBroker:
             "indexLastUpdateTimestamp": str(self._clock.now_ms() if as_of_ms is None else as_of_ms),
         }
 
-    def _view(self, request: Command, local: Host, sees: _Sees) -> Command:
+    def _view(self, request: Command, local: Host, asker: _Asker) -> Command:
         offset = _number(request, "offset")
-        found = [message for message in self._at(offset) if sees(message.topic)] if offset >= 0 else []
+        found = [message for message in self._at(offset) if asker.sees(message.topic)] if offset >= 0 else []
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
         found = [message for message in found if message.store_host == local] or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
@@ -419,7 +442,7 @@ _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.GET_CONSUMER_CONNECTION_LIST: ReadOnlyBroker._consumers,
     RequestCode.GET_BROKER_RUNTIME_INFO: ReadOnlyBroker._runtime_info,
 }
-_LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Sees], Command]] = {
+_LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Asker], Command]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
     RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,
