@@ -15,10 +15,14 @@ from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
 from tiered_index import IndexReader
 from tiered_index.cli.main import run
+from tiered_index.client import IndexClient
+from tiered_index.client.answers import NotThere
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server.calls import Caps
 
 T = 1_762_000_000_000
+# as an application may call its messages
+ODD = "/a/../b//?c=%2F&d#e +é\\"
 
 
 @pytest.fixture(scope="module")
@@ -28,13 +32,14 @@ def sidecar(tmp_path_factory):
     with StoreWriter(folder / "store") as writer:
         for number in range(3):
             writer.put("orders", 0, b'{"n": %d}' % number, keys=["k"], uniq_key=f"U{number}", store_ms=T + number)
+        writer.put("odd", 0, b"odd", uniq_key=ODD, store_ms=T)
         writer.flush()
         index = ("--root", folder / "root", "--storage", (folder / "storage").as_uri())
         with started(*index, "--follow", folder / "store", "--max-lag", 60) as (process, client):
             until_s = time.monotonic() + PATIENCE_S
             with IndexReader.open(root=folder / "root") as reader:
                 # which sees what was flushed
-                while len(reader.query("orders", "k")) < 3:
+                while len(reader.query("orders", "k")) < 3 or not len(reader.query("odd", ODD)):
                     assert time.monotonic() < until_s
             yield folder, process, client
 
@@ -51,6 +56,17 @@ def test_messages_come_with_their_state_and_bodies_as_asked(sidecar):
     assert by_place[0]["message"]["uniq_key"] == "U2"
     by_key = client.get("/v1/messages/U1", params={"topic": "orders", "body": "none"}).json()["messages"]
     assert [one["message"]["uniq_key"] for one in by_key] == ["U1"]
+
+
+def test_an_id_may_have_any_characters(sidecar):
+    _, _, client = sidecar
+    with IndexClient(str(client.base_url)) as asking:
+        (one,) = asking.message(ODD, "odd").messages
+        assert (one.message.to_dict()["uniq_key"], one.message.to_dict()["body"]) == (ODD, "odd")
+        with pytest.raises(NotThere, match="no message"):
+            asking.message(ODD[:-1], "odd")
+    # a path tells metrics nothing of what was asked
+    assert 'route="/v1/messages/{id}",status="200"' in client.get("/metrics").text
 
 
 def test_what_is_not_there_is_404(sidecar):

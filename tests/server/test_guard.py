@@ -88,6 +88,21 @@ def test_a_token_sees_its_topics_only(guarded, made):
     assert topics == ["payments"]
     rows = {name: guarded.get("/v1/du", headers=who).json()["rows"] for name, who in (("pay", pay), ("all", reader))}
     assert {row["topic"] for row in rows["pay"]} == {"payments"} and len(rows["all"]) == 2
+    explained = {name: [] for name in ("pay", "reader")}
+    for name, told in explained.items():
+        headers, more = bearer(made[1][name]), {"explain": True}
+        for path in ("/v1/query", "/v1/messages", "/v1/topics"):
+            asks = (asked if path != "/v1/topics" else {}) | more
+            told.append(guarded.get(path, params=asks, headers=headers).json()["explain"])
+        batch = guarded.post("/v1/query:batch", json={"lookups": [asked]} | more, headers=headers)
+        told.append(batch.json()["explain"])
+        lines = headers | {"accept": wire.NDJSON}
+        told.append(
+            json.loads(guarded.get("/v1/query", params=asked | more, headers=lines).text.splitlines()[-1])["explain"]
+        )
+    # files are of all topics
+    assert [("files" in one) for one in explained["pay"]] == [False] * 5
+    assert [bool(one["files"]) for one in explained["reader"]] == [True] * 5
     for path in ("/v1/files", "/v1/files/x", "/metrics"):
         assert guarded.get(path, headers=pay).status_code == 403
         assert guarded.get(path, headers=reader).status_code in (200, 404)

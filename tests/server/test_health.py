@@ -8,7 +8,6 @@ import json
 import re
 import signal
 import socket
-import subprocess
 import threading
 import time
 
@@ -17,7 +16,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import PATIENCE_S, put_entries, serving
-from tests.server.test_serve_command import ROOT, command, environment
+from tests.server.test_serve_command import process_of
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
@@ -231,34 +230,24 @@ def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
         writer.flush()
         place = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
         watched = ("--follow", "--metrics-port", 0, "--max-lag", 60, "--log-format", "json", "-v", "--json")
-        with subprocess.Popen(
-            command("ingest", tmp_path / "store", *place, *watched),
-            cwd=ROOT,
-            env=environment(),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        ) as process:
-            try:
-                url = None
-                while url is None:
-                    said = json.loads(process.stderr.readline())
-                    url = re.search(r"metrics at (\S+)/metrics", said["message"])
-                with httpx.Client(base_url=url[1], timeout=PATIENCE_S, trust_env=False) as client:
-                    until_s = time.monotonic() + PATIENCE_S
-                    while client.get("/readyz").status_code != 200:
-                        assert time.monotonic() < until_s
-                    # they are counted once they are put
-                    while (found := values(client))["tiered_index_follow_messages_total",] < 3:
-                        assert time.monotonic() < until_s
-                    assert found["tiered_index_put_entries_total",] == 6
-                    assert found["tiered_index_follow_lost_ranges_total",] == 0
-                    assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200
-                    assert client.get("/v1/query", params=KNOWN).status_code == 404
-                process.send_signal(signal.SIGTERM)
-                _, errors = process.communicate(timeout=PATIENCE_S)
-            finally:
-                process.kill()
+        with process_of("ingest", tmp_path / "store", *place, *watched) as process:
+            url = None
+            while url is None:
+                said = json.loads(process.stderr.readline())
+                url = re.search(r"metrics at (\S+)/metrics", said["message"])
+            with httpx.Client(base_url=url[1], timeout=PATIENCE_S, trust_env=False) as client:
+                until_s = time.monotonic() + PATIENCE_S
+                while client.get("/readyz").status_code != 200:
+                    assert time.monotonic() < until_s
+                # they are counted once they are put
+                while (found := values(client))["tiered_index_follow_messages_total",] < 3:
+                    assert time.monotonic() < until_s
+                assert found["tiered_index_put_entries_total",] == 6
+                assert found["tiered_index_follow_lost_ranges_total",] == 0
+                assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200
+                assert client.get("/v1/query", params=KNOWN).status_code == 404
+            process.send_signal(signal.SIGTERM)
+            _, errors = process.communicate(timeout=PATIENCE_S)
     lines = list(map(json.loads, errors.splitlines()))
     (probe,) = [line for line in lines if line.get("request_id") == "probe-1"]
     assert (probe["route"], probe["status"], probe["level"]) == ("/livez", 200, "INFO")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import subprocess
 from types import SimpleNamespace
 from urllib.parse import urlsplit
 
@@ -16,7 +15,7 @@ from tests.rocketmq.answered import settled
 from tests.rocketmq.archived_store import delete_segments
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
-from tests.server.test_serve_command import ROOT, command, environment, refused
+from tests.server.test_serve_command import process_of, refused
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
@@ -72,7 +71,7 @@ def test_tools_ask_beside_http(archived, tmp_path):
                 }
             ]
 
-    asked = command(
+    asked = (
         "serve",
         "--json",
         "--storage",
@@ -87,21 +86,18 @@ def test_tools_ask_beside_http(archived, tmp_path):
         "--audit-log",
         tmp_path / "audit.ndjson",
     )
-    with subprocess.Popen(asked, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, text=True) as process:
-        try:
-            http, rocketmq = json.loads(process.stdout.readline())["urls"]
-            assert httpx.get(f"{http}/livez", timeout=PATIENCE_S, trust_env=False).status_code == 200
-            assert rocketmq.startswith("rocketmq://127.0.0.1:")
-            asyncio.run(ask(urlsplit(rocketmq)))
-            page = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text
-            counted = 'tiered_index_lookups_total{kind="rocketmq:%s",place="%s",status="complete"} 1.0'
-            for kind, place in (("QUERY_MESSAGE", "storage"), ("GET_ROUTEINFO_BY_TOPIC", "none")):
-                assert counted % (kind, place) in page
-            assert "tiered_index_lookup_bytes_total 0.0" not in page
-            process.send_signal(signal.SIGTERM)
-            assert process.wait(PATIENCE_S) == 0
-        finally:
-            process.kill()
+    with process_of(*asked) as process:
+        http, rocketmq = json.loads(process.stdout.readline())["urls"]
+        assert httpx.get(f"{http}/livez", timeout=PATIENCE_S, trust_env=False).status_code == 200
+        assert rocketmq.startswith("rocketmq://127.0.0.1:")
+        asyncio.run(ask(urlsplit(rocketmq)))
+        page = httpx.get(f"{http}/metrics", timeout=PATIENCE_S, trust_env=False).text
+        counted = 'tiered_index_lookups_total{kind="rocketmq:%s",place="%s",status="complete"} 1.0'
+        for kind, place in (("QUERY_MESSAGE", "storage"), ("GET_ROUTEINFO_BY_TOPIC", "none")):
+            assert counted % (kind, place) in page
+        assert "tiered_index_lookup_bytes_total 0.0" not in page
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
     told = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
     assert [(one["caller"], one["lookup"], one.get("key"), one["status"]) for one in told][:2] == [
         ("support", "rocketmq:QUERY_MESSAGE", "order-7", 0),

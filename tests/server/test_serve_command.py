@@ -35,23 +35,25 @@ def environment():
 
 
 @contextlib.contextmanager
-def started(*arguments):
-    """Run `serve` in a process of its own until the block ends; yields its process and a client."""
+def process_of(*arguments):
+    """Run a command in a process of its own until the block ends."""
     with subprocess.Popen(
-        command("serve", "--port", 0, "--json", *arguments),
-        cwd=ROOT,
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        command(*arguments), cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         try:
-            line = process.stdout.readline()
-            assert line, process.stderr.read()
-            with httpx.Client(base_url=json.loads(line)["url"], timeout=PATIENCE_S, trust_env=False) as client:
-                yield process, client
+            yield process
         finally:
             process.kill()
+
+
+@contextlib.contextmanager
+def started(*arguments):
+    """Run `serve` likewise; yields its process and a client."""
+    with process_of("serve", "--port", 0, "--json", *arguments) as process:
+        line = process.stdout.readline()
+        assert line, process.stderr.read()
+        with httpx.Client(base_url=json.loads(line)["url"], timeout=PATIENCE_S, trust_env=False) as client:
+            yield process, client
 
 
 def refused(*arguments):

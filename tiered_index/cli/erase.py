@@ -140,6 +140,8 @@ def tell_erased(out: Output, done: Erasure) -> int:
         )
     for said in done.unchecked:
         out.line(f"not checked: {said}")
+    for topic in done.unknown_topics:
+        out.remark(f"no stored file has topic {topic!r}: is it spelled so? Topics are by their exact name")
     for step in done.to_do:
         out.remark(step)
     if done.status == "planned":

@@ -219,7 +219,9 @@ class _Body:
 
 
 def _route_of(scope: Scope) -> str:
-    return getattr(scope.get("route"), "path", "other")
+    route = scope.get("route")
+    # without what says of a parameter which characters it may have
+    return str(getattr(route, "path_format", getattr(route, "path", "other")))
 
 
 def _log_request(method: str, route: str, status: int, seconds: float, caller: Caller | None) -> None:

@@ -53,7 +53,7 @@ class LookupRoutes(HealthRoutes):
         if form != wire.JSON:
             return await self._stream(request, asked, allowance, form)
         what, look_up = {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
-        return await self._answer(request, allowance, "query", what, look_up, files=asked.explain)
+        return await self._answer(request, allowance, "query", what, look_up, files=_tells_files(request, asked))
 
     def _page(self, asked: parameters.OneKey, allowance: Allowance, cursor: str | None = None) -> QueryResult:
         return self.served.lookups.query(
@@ -120,7 +120,7 @@ class LookupRoutes(HealthRoutes):
     ) -> Response:
         """Return an answer page by page. The first page is read before it begins, so that its error is a problem."""
         redaction = self.served.redaction
-        pages, arrow = wire.Pages(files=asked.explain), wire.ArrowStream()
+        pages, arrow = wire.Pages(files=_tells_files(request, asked)), wire.ArrowStream()
         what = {"topic": asked.topic, "key": asked.key}
         seen: set[tuple[object, ...]] = set()
 
@@ -169,6 +169,7 @@ class LookupRoutes(HealthRoutes):
             # a large body takes a moment to check, so that is done in the thread, too
             asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
             asked.narrow(allowance)
+            files = _tells_files(request, asked)
             topics = {one.topic for one in asked.lookups}
             for topic in topics:
                 caller.need_topic(topic)
@@ -184,9 +185,9 @@ class LookupRoutes(HealthRoutes):
             if form == wire.ARROW:
                 stream = wire.ArrowStream()
                 data = stream.table(wire.batch_table(results, redaction))
-                totals = wire.batch_totals(results, redaction, files=asked.explain)
+                totals = wire.batch_totals(results, redaction, files=files)
                 return data + stream.end(totals)
-            document = wire.batch_document(results, redaction, files=asked.explain)
+            document = wire.batch_document(results, redaction, files=files)
             if form == wire.NDJSON:
                 answers = document.pop("results")
                 return b"".join(map(wire.encode, [*answers, document]))
@@ -221,7 +222,7 @@ class LookupRoutes(HealthRoutes):
             "messages",
             {"topic": asked.topic, "key": asked.key},
             look_up,
-            partial(self._messages_document, asked.body, asked.explain),
+            partial(self._messages_document, asked.body, _tells_files(request, asked)),
         )
 
     async def message(self, request: Request) -> Response:
@@ -259,7 +260,7 @@ class LookupRoutes(HealthRoutes):
             "message",
             {"id": msg_id[:200]},
             look_up,
-            partial(self._messages_document, asked.body, asked.explain),
+            partial(self._messages_document, asked.body, _tells_files(request, asked)),
         )
 
     def _messages_document(self, body: parameters.Body, files: bool, answer: MessagesResult) -> dict[str, Any]:
@@ -284,7 +285,7 @@ class LookupRoutes(HealthRoutes):
             )
             return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
 
-        return await self._answer(request, allowance, "topics", {}, look_up, files=asked.explain)
+        return await self._answer(request, allowance, "topics", {}, look_up, files=_tells_files(request, asked))
 
     def _check_count(self, max_count: int) -> None:
         if max_count > self.served.caps.max_count:
@@ -292,6 +293,11 @@ class LookupRoutes(HealthRoutes):
                 f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
                 "with the cursor"
             )
+
+
+def _tells_files(request: Request, asked: parameters.Bounds) -> bool:
+    """Return whether an answer tells what was done with each file: files are of all topics, and so are their times."""
+    return asked.explain and caller_of(request).topics is None
 
 
 def _for_caller(caller: Caller, answer: Any) -> Any:

@@ -289,7 +289,14 @@ def add_routes(app: FastAPI, api: Any) -> None:
         body=batch,
     )
     add("GET", "/v1/messages", api.messages, "MessagesResult", model=parameters.MessagesParameters, codes=(422,))
-    add("GET", "/v1/messages/{id}", api.message, "MessagesResult", model=parameters.MessageParameters, codes=(404, 422))
+    add(
+        "GET",
+        "/v1/messages/{id:path}",
+        api.message,
+        "MessagesResult",
+        model=parameters.MessageParameters,
+        codes=(404, 422),
+    )
     add("GET", "/v1/topics", api.topics, "TopicsResult", model=parameters.Range, codes=(422,))
     add("GET", "/v1/files", api.files, "Files", forms=(wire.JSON, wire.NDJSON))
     add("GET", "/v1/files/{id}", api.file, "File", codes=(404,))

@@ -62,3 +62,13 @@ def test_a_queue_needs_a_moment_and_is_no_key(run_here, store):
     assert run_here(*asked, "--queue", "1", "--key", "k1", "--before", "2026-01-01").code == 2
     assert run_here(*asked, "--queue", "1", "--before", "2026-01-01").code == 0
     assert run_here("erase", "--storage", store).code == 2
+
+
+def test_a_topic_that_no_file_has_is_told(run_here, store):
+    for topic, unknown in (("Orders", True), ("orders", False)):
+        asked = ("erase", "--topic", topic, "--key", "nobody", "--storage", store)
+        planned = run_here(*asked, "--json")
+        assert (planned.code, planned.document["entries"]) == (0, 0)
+        assert planned.document["unknown_topics"] == ([topic] if unknown else [])
+        people = run_here(*asked, "--wide")
+        assert ("no stored file has topic 'Orders'" in people.out + people.err) is unknown

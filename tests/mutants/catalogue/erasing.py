@@ -13,6 +13,14 @@ NOW = f"{ERASE}::test_now_rewrites_what_holds_it_and_certifies"
 
 MUTANTS = (
     Mutant(
+        "erase-misspelt",
+        "nobody is told that no file has the topic to erase",
+        "service/erasure/find.py",
+        "bool(told) and not names, problem, bool(told))",
+        "bool(told) and not names, problem, True)",
+        ("tests/integration/cli/test_erase.py::test_a_topic_that_no_file_has_is_told",),
+    ),
+    Mutant(
         "erase-what-no-record-can-say",
         "the log states a tombstone that no reader can read",
         "service/erasure/erase.py",

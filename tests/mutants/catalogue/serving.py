@@ -104,6 +104,22 @@ MUTANTS = (
         ("tests/server/test_remoting_port.py::test_tools_ask_beside_http",),
     ),
     Mutant(
+        "serve-files-of-all",
+        "a token for some topics is told the times of all topics' files",
+        "server/lookups.py",
+        "return asked.explain and caller_of(request).topics is None",
+        "return asked.explain",
+        (f"{GUARD}::test_a_token_sees_its_topics_only",),
+    ),
+    Mutant(
+        "serve-plain-ids",
+        "a message whose id has a slash can't be asked for",
+        "server/openapi.py",
+        "{id:path}",
+        "{id}",
+        ("tests/server/test_beside_a_broker.py::test_an_id_may_have_any_characters",),
+    ),
+    Mutant(
         "serve-other-key",
         "a key that is no UTF-8 is looked up as another one",
         "server/gate.py",

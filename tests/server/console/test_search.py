@@ -245,6 +245,15 @@ def test_a_message_is_shown_as_text_json_or_digits(opened, service):
     page.get_by_label("Message id").fill(msg_id)
     page.get_by_role("button", name="Show", exact=True).click()
     expect(panel).to_contain_text(msg_id)
+    with page.expect_download() as began:
+        page.get_by_role("button", name="Download").click()
+    assert began.value.path().read_bytes() == bytes(range(256))
+    assert re.fullmatch(r"[\w.-]+\.bin", began.value.suggested_filename)
+    # the address is what was asked, and asks it for somebody else
+    other = opened(page.url.partition("/console/")[0], page.url.partition("/console/")[2])
+    expect(other.locator("#message")).to_contain_text(msg_id)
+    expect(other.get_by_label("Message id")).to_have_value(msg_id)
+    other.close()
     search(page, key="busy")
     # digits as other tools want them
     expect(rows(page).first).to_contain_text(str(1 << 40 | MANY - 1))

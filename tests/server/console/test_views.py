@@ -34,6 +34,9 @@ def test_a_token_is_asked_for_refused_and_kept_by_the_tab(opened, made, tmp_path
         page.keyboard.press("Enter")
         # what was asked for is asked again
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
+        expect(page.locator("#explain-sums")).to_contain_text("The token is for some topics")
+        expect(page.locator("#explain-chart")).to_be_hidden()
+        expect(page.locator("#explain summary")).to_be_hidden()
         page.reload()
         expect(status(page)).to_have_text("1 entry: the answer is complete.")
         assert page.evaluate("[localStorage.length, sessionStorage.length, document.cookie]") == [0, 1, ""]

@@ -75,7 +75,7 @@ function parts({ state, item, message, read_from: place, problem }) {
     make("p", { class: "state", role: "status" }, STATES[state] ?? state),
     ...warnings.filter(Boolean).map((warning) => make("p", { class: "warning" }, warning)),
     ...(place ? [make("p", { class: "hint" }, `From ${place}`)] : []),
-    ...(message?.body === undefined ? [] : bodyParts(message.body)),
+    ...(message?.body === undefined ? [] : bodyParts(message.body, message.uniq_key || message.msg_id)),
     list(message ? fields.filter(([name]) => FIRST.has(name)) : fields),
     ...(message ? [make("details", {}, make("summary", {}, "All fields"), list(fields))] : []),
   ];
@@ -93,7 +93,7 @@ function said(name, value) {
   return Object.entries(value).map((pair) => pair.join("=")).join(", ");
 }
 
-function bodyParts(digits) {
+function bodyParts(digits, id) {
   const content = Uint8Array.from(digits.match(/../g) ?? [], (pair) => parseInt(pair, 16));
   const forms = { Text: null, JSON: null, Hex: (whole) => hexDump(whole ? content : content.subarray(0, SHOWN)) };
   let isReadable = false;
@@ -120,8 +120,18 @@ function bodyParts(digits) {
     onchange: () => show(form, isSmall),
   }), ` ${form}`));
   show(first, isSmall);
+  // as it is stored; what a file system may not take of an id is left out
+  const file = `${id.replace(/[^\w.-]+/g, "_").slice(0, 100)}.${{ JSON: "json", Text: "txt", Hex: "bin" }[first]}`;
+  const save = make("button", { type: "button", onclick: () => download(content, file) }, "Download");
   const legend = make("legend", {}, `Body, ${counted(content.length, "byte")}, as`);
-  return [make("fieldset", {}, legend, ...choices), box, more];
+  return [make("fieldset", {}, legend, ...choices), box, more, make("p", { class: "buttons" }, save)];
+}
+
+function download(content, name) {
+  const href = URL.createObjectURL(new Blob([content], { type: "application/octet-stream" }));
+  make("a", { href, download: name }).click();
+  // the browser has its own hold of it only once it has begun
+  setTimeout(() => URL.revokeObjectURL(href), 60_000);
 }
 
 function hexDump(content) {

@@ -44,17 +44,11 @@ export function start() {
   ]);
   find("search-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    const named = NAMES.map((name) => [name, event.target.elements[name].value]).filter(([, value]) => value);
-    const place = `#search?${new URLSearchParams(named)}`;
-    // the address is the question, to be sent to somebody else
-    if (location.hash === place) search();
-    else location.hash = place;
+    go(NAMES.map((name) => [name, event.target.elements[name].value]), search);
   });
   find("id-form").addEventListener("submit", (event) => {
     event.preventDefault();
-    forget();
-    find("status").textContent = "";
-    message.showId(find("message-id").value.trim(), find("id-topic").value, find("message-id"));
+    go([["id", find("message-id").value.trim()], ["topic", find("id-topic").value]], showId);
   });
   find("within").addEventListener("change", ({ target }) => {
     const since = target.value && new Date(Date.now() - target.value * HOUR_MS).toISOString();
@@ -67,9 +61,28 @@ export function start() {
   find("message").addEventListener("keydown", ({ key }) => key === "Escape" && message.close());
 }
 
+// The address is the question, to be sent to somebody else; the one that is there already is asked again.
+function go(named, ask) {
+  const place = `#search?${new URLSearchParams(named.filter(([, value]) => value))}`;
+  if (location.hash === place) ask();
+  else location.hash = place;
+}
+
+function showId() {
+  forget();
+  find("status").textContent = "";
+  message.showId(find("message-id").value, find("id-topic").value, find("message-id"));
+}
+
 // Is called with the question in the page's address.
 export function show(params) {
   suggestTopics();
+  if (params.has("id")) {
+    find("by-id").open = true;
+    find("message-id").value = params.get("id");
+    find("id-topic").value = params.get("topic") ?? "";
+    return showId();
+  }
   // without a question the one before stays
   if (!params.has("topic")) return find("topic").focus();
   for (const name of NAMES) find("search-form").elements[name].value = params.get(name) ?? "";
@@ -173,12 +186,20 @@ function explain(more) {
       if (isNews) Object.assign(before, { outcome, place, error });
     } else reports.set(id, report);
   }
+  find("explain").hidden = false;
+  // what a token for some topics is not told: files are of all topics
+  const isTold = Boolean(more.files);
+  for (const part of find("explain").querySelectorAll("#explain-chart, details")) part.hidden = !isTold;
+  if (!isTold) {
+    find("explain-sums").textContent = `${costs(sums)}, ${sums.elapsed_ms.toFixed(1)} ms. The token is for some topics; `
+      + "files are of all of them.";
+    return;
+  }
   const all = [...reports.values()];
   const of = (outcome) => all.filter((file) => file.outcome === outcome);
   const lanes = OUTCOMES.map(([outcome, name, color]) => ({ name, color, files: of(outcome) }))
     .filter((lane) => lane.color && lane.files.length);
   const said = lanes.map((lane) => `${counted(lane.files.length, "file")} ${lane.name}`).join(", ") || "no file";
-  find("explain").hidden = false;
   find("explain-sums").textContent = `${said}: ${costs(sums)}, ${sums.elapsed_ms.toFixed(1)} ms.`;
   chart ??= new Lanes(find("explain-chart"), (file) => `${file.file}, ${time(file.begin_ms)} to ${time(file.end_ms)}: `
     + `${words[file.outcome]}, ${file.place}, ${costs(file)}`);
@@ -210,6 +231,7 @@ function conclude(end) {
     const timed = asked.begin_ms || asked.end_ms;
     if (timed) notes.push(`Asked for from ${asked.begin_ms || "the beginning"} to ${asked.end_ms || "now"}.`);
     if (looked) notes.push(`Looked at ${counted(looked, "file")}; below is what was done with each.`);
+    else if (!end.explain.files) notes.push("Which files were looked at is not told to this token.");
     else if (timed || expired !== null || until !== null) notes.push("No file has entries of this time.");
     else notes.push("The index has no entries yet.");
     for (const topic of end.unknown_topics) notes.push(`No file that was read has topic ${topic}: is it spelled so?`);

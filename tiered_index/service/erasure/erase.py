@@ -105,7 +105,7 @@ class Erasure:
     records that stated and removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining`
     are objects in which it found entries, or that could not be told, `pending` objects that were removed and whose
     bytes are still there, or uploads that no record names yet. `unchecked` says in words what could not be seen,
-    `to_do` what is left to do.
+    `to_do` what is left to do. `unknown_topics` has the topic where none of the files that were stored at first has it.
     """
 
     request: EraseRequest
@@ -133,6 +133,7 @@ class Erasure:
     pending: tuple[str, ...] = ()
     unchecked: tuple[str, ...] = ()
     to_do: tuple[str, ...] = field(default=())
+    unknown_topics: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -149,6 +150,7 @@ class Erasure:
             "entries": self.entries,
             "bytes": self.size_bytes,
             "by_hash_alone": self.by_hash_alone,
+            "unknown_topics": list(self.unknown_topics),
             "collisions": self.collisions,
             "objects_removed": list(self.removed),
             "entries_removed": self.entries_removed,
@@ -219,6 +221,7 @@ def erase(
         "objects": hit,
         "entries": sum(found[stored.name].hidden for stored in hit),
         "by_hash_alone": bool(request.keys) and not schema.keyed,
+        "unknown_topics": () if any(held.may_have_topic for held in found.values()) else (request.topic,),
     }
     if not yes:
         _check_bound(begun.expired, stones)
