@@ -15,6 +15,9 @@ from hypothesis import strategies as st
 
 from tests.server.conftest import serving
 from tiered_index import IndexReader, IndexService, KeyedIndexItem, Lookup
+from tiered_index.client import IndexClient
+from tiered_index.client.answers import decoded, table_of_stream
+from tiered_index.errors import StorageUnavailable
 from tiered_index.server import wire
 from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction
@@ -129,6 +132,23 @@ def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged
     cursors = {str(number): answer["cursor"] for number, answer in enumerate(answers) if answer["cursor"]}
     assert status["cursors"] == document["cursors"] == cursors
     assert status["status"] == document["status"]
+
+
+def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):
+    lookups = [Lookup(topic="t", key="k3", max_count=1), ("tö", "absent")]
+    with serving(looked_up) as client, IndexClient(str(client.base_url)) as asking:
+        table, status = asking.query_many_arrow(lookups, explain=True, max_requests=99)
+        answers = asking.query_many(lookups)
+        assert table["offset"].to_pylist() == [item.offset for answer in answers for item in answer]
+        assert (status["status"], [*status["cursors"]]) == ("truncated", ["0"]) and status["explain"]["files"]
+        absent, _ = asking.query_many_arrow(lookups[1:])
+        assert (len(absent), absent.schema) == (0, table.schema)
+    sink = io.BytesIO()
+    with pa.ipc.new_stream(sink, table.schema) as stream:
+        stream.write_table(table)
+    for data in (sink.getvalue(), sink.getvalue()[:-20], b"{}"):
+        with pytest.raises(StorageUnavailable, match="is none of an index's service"):
+            decoded(table_of_stream, data)
 
 
 @pytest.mark.parametrize(("caps", "bounds"), [({}, {"max_requests": 0}), ({"max_requests": 0}, {"max_requests": 9})])

@@ -13,14 +13,15 @@ import json
 import os
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -30,28 +31,32 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidAr
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.lookup.budget import add_up
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import (
     Answer,
     Explain,
     FileReport,
     Freshness,
-    IndexItem,
     Lookup,
     LostFile,
-    QueryResult,
     format_time,
     items_table,
     parse_time,
 )
 
+if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
+
 _CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
 _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 # lookups that share their reads
 _BATCH = 100_000
+# lookups of one request to a service, and entries of each: fewer than a service allows, so that others get their turn
+_SERVED, _SERVED_PAGE = 1000, 1000
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
-_SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
 _NOTHING = Explain()
+_SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 _ASKED = pa.schema(
     [
@@ -149,20 +154,103 @@ def _check_columns(file: Path, names: Sequence[str]) -> None:
 _KINDS = ((_CSV, _csv_rows), (_NDJSON, _ndjson_rows), (_PARQUET, _parquet_rows))
 
 
-def _table(lookups: Sequence[Lookup], answers: Sequence[QueryResult], item_type: type[IndexItem]) -> pa.Table:
+class _Found(NamedTuple):
+    """The answers to n lookups: `entries`, by lookup and in answer order, `counts` (i64, n) of them, and of each lookup
+    its status and the files that could not be read. The rest is of all lookups.
+    """
+
+    entries: pa.Table
+    counts: npt.NDArray[np.int64]
+    statuses: list[str]
+    failed_of: list[list[dict[str, Any]] | None]
+    whole: dict[str, Any]
+
+    @classmethod
+    def of(cls, results: QueryResults) -> _Found:
+        """Return what `query_many` has found."""
+        answers = list(results)
+        return cls(
+            items_table([item for answer in answers for item in answer], results.item_type).drop_columns(["topic"]),
+            np.array([len(answer) for answer in answers], np.int64),
+            [answer.status for answer in answers],
+            [_failed(answer.failed) for answer in answers],
+            {
+                "failed": results.failed,
+                "explain": results.explain,
+                "freshness": results.freshness,
+                "unknown_topics": tuple(dict.fromkeys(name for answer in answers for name in answer.unknown_topics)),
+                "lost": tuple(dict.fromkeys(lost for answer in answers for lost in answer.lost)),
+                "expired_before_ms": max(
+                    [ms for one in answers if (ms := one.expired_before_ms) is not None], default=None
+                ),
+            },
+        )
+
+
+def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
+    return [{"file": report.file, "error": report.error} for report in reports] or None
+
+
+def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
+    """Return what looks a batch up as `query_many` does, by requests to a service: answers that are longer than a page
+    are read to their end. Raises as `IndexClient.query_many`.
+    """
+    from tiered_index.client.answers import decoded, seen_of
+
+    def look_up(lookups: Sequence[Lookup], allow_partial: bool, **limits: Any) -> _Found:
+        budget, tables, seen = CommandBudget(**limits), [], []
+        counts, truncated = np.zeros(len(lookups), np.int64), set(range(len(lookups)))
+        cursors: dict[int, str | None] = dict.fromkeys(truncated)
+        while cursors:
+            places = np.array(list(cursors))
+            page = [
+                replace(
+                    lookups[at], cursor=cursor, max_count=min(_SERVED_PAGE, lookups[at].max_count - int(counts[at]))
+                )
+                for at, cursor in cursors.items()
+            ]
+            table, status = client.query_many_arrow(page, allow_partial, explain=explain, **budget.left())
+            tables.append(table.set_column(0, "lookup", pa.array(places[table["lookup"].to_numpy()])))
+            counts += np.bincount(tables[-1]["lookup"].to_numpy(), minlength=len(lookups))
+            seen.append(decoded(seen_of, status))
+            budget.spend(seen[-1]["explain"])
+            more = {int(places[int(at)]): cursor for at, cursor in status["cursors"].items()}
+            truncated = truncated - set(cursors) | more.keys()
+            cursors = {at: cursor for at, cursor in more.items() if counts[at] < lookups[at].max_count}
+        entries = pa.concat_tables(tables)
+        entries = entries.take(np.argsort(entries["lookup"].to_numpy(), kind="stable"))
+        if len(tables) > 1:
+            # an entry that was put with two times may be on two pages
+            same = [name for name in entries.column_names if name not in ("timestamp_ms", "size", "topic_id")]
+            rows = entries.append_column("row", pa.array(np.arange(len(entries)))).group_by(same, use_threads=False)
+            entries = entries.take(np.sort(rows.aggregate([("row", "min")])["row_min"].to_numpy()))
+            counts = np.bincount(entries["lookup"].to_numpy(), minlength=len(lookups))
+        entries = entries.drop_columns(["lookup", "topic"])
+        explains = [one["explain"] for one in seen]
+        failed = tuple({(report.source, report.file): report for one in seen for report in one["failed"]}.values())
+        failed_of = [
+            _failed(one for one in failed if one.begin_ms // 1000 <= high and one.end_ms // 1000 >= low)
+            for low, high, _ in (check_range(lookup.begin_ms, lookup.end_ms, 1) for lookup in lookups)
+        ]
+        statuses = [
+            "partial" if files else "truncated" if at in truncated else "complete" for at, files in enumerate(failed_of)
+        ]
+        whole = add_up(explains, (), sum(one.elapsed_ms for one in explains))
+        return _Found(entries, counts, statuses, failed_of, {**seen[0], "failed": failed, "explain": whole})
+
+    return look_up
+
+
+def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
     """Return the answers to lookups, a row an entry; the columns of a lookup without entries are null."""
-    counts = np.array([len(answer) for answer in answers], np.int64)
-    entries = items_table([item for answer in answers for item in answer], item_type).drop_columns(["topic"])
+    counts, entries = found.counts, found.entries
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
     first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
     position = np.arange(len(lookup)) - first[lookup]
     none = counts[lookup] == 0
     entry = (np.cumsum(counts) - counts)[lookup] + position
     asked: dict[str, list[Any]] = {name: [getattr(one, name) for one in lookups] for name in _FIELDS}
-    asked["status"] = [answer.status for answer in answers]
-    asked["failed"] = [
-        [{"file": report.file, "error": report.error} for report in answer.failed] or None for answer in answers
-    ]
+    asked["status"], asked["failed"] = found.statuses, found.failed_of
     rows = pa.table({name: pa.array(values, _ASKED.field(name).type) for name, values in asked.items()}).take(lookup)
     table = rows.append_column("position", pa.array(position, pa.int32(), mask=none))
     for name, column in zip(entries.column_names, entries.take(pa.array(entry, mask=none)).columns, strict=True):
@@ -221,8 +309,7 @@ class _Batch(Answer):
 
     status: str
     lookups: Sequence[Lookup] = ()
-    answers: Sequence[QueryResult] = ()
-    item_type: type[IndexItem] = IndexItem
+    found: _Found | None = None
     # whatever it is, there are more batches
     cursor: str | None = None
     failed: tuple[FileReport, ...] = ()
@@ -233,50 +320,51 @@ class _Batch(Answer):
     expired_before_ms: int | None = None
 
     def __len__(self) -> int:
-        return sum(map(len, self.answers))
+        return 0 if self.found is None else int(self.found.counts.sum())
 
 
 class _Asking:
     """Looks a batch up after the other; counts by status what was, and what was not yet."""
 
-    def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
+    def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool, most: int) -> None:
         self._lookups = lookups
         self._allow_partial = allow_partial
-        self._next = list(islice(lookups, _BATCH))
+        self._most = most
+        self._next = list(islice(lookups, most))
         self._unknown: dict[str, None] = {}
         self._lost: dict[LostFile, None] = {}
         self._expired_before_ms: int | None = None
         self.statuses: Counter[str] = Counter()
 
-    def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
-        """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
+    def look_up(self, ask: Callable[..., _Found], cursor: str | None, **limits: Any) -> _Batch:
+        """Return the next batch of answers. Raises as `ask`; the `result` of a `BudgetExceeded` is a batch."""
         asked = self._next
         try:
-            answers = reader.query_many(asked, self._allow_partial, **limits)
+            found = ask(asked, self._allow_partial, **limits)
         except BudgetExceeded as error:
             if not isinstance(error.result, QueryResults):
                 raise
             self._next = []
-            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, error.result)) from error
-        self._next = list(islice(self._lookups, _BATCH))
-        return self._batch(asked, answers)
+            raise BudgetExceeded(
+                str(error), failed=error.failed, result=self._batch(asked, _Found.of(error.result))
+            ) from error
+        self._next = list(islice(self._lookups, self._most))
+        return self._batch(asked, found)
 
-    def _batch(self, asked: Sequence[Lookup], found: QueryResults) -> _Batch:
-        answers = list(found)
-        self.statuses.update(answer.status for answer in answers)
-        self._unknown |= {topic: None for answer in answers for topic in answer.unknown_topics}
-        self._lost |= {lost: None for answer in answers for lost in answer.lost}
-        expired = [self._expired_before_ms, *(answer.expired_before_ms for answer in answers)]
+    def _batch(self, asked: Sequence[Lookup], found: _Found) -> _Batch:
+        self.statuses.update(found.statuses)
+        self._unknown |= dict.fromkeys(found.whole["unknown_topics"])
+        self._lost |= dict.fromkeys(found.whole["lost"])
+        expired = (self._expired_before_ms, found.whole["expired_before_ms"])
         self._expired_before_ms = max([ms for ms in expired if ms is not None], default=None)
         return _Batch(
             lookups=asked,
-            answers=answers,
-            item_type=found.item_type,
+            found=found,
             status=next((each for each in ("partial", "truncated") if self.statuses[each]), "complete"),
             cursor="more" if self._next else None,
-            failed=found.failed,
-            explain=found.explain,
-            freshness=found.freshness,
+            failed=found.whole["failed"],
+            explain=found.whole["explain"],
+            freshness=found.whole["freshness"],
             unknown_topics=tuple(self._unknown),
             lost=tuple(self._lost),
             expired_before_ms=self._expired_before_ms,
@@ -298,13 +386,18 @@ def look_up_keys(
     explaining: Explaining | None,
     begin_ms: int | None,
     end_ms: int | None,
+    client: IndexClient | None,
 ) -> int:
-    """Look all up, write the answers, say what they are, and return the exit code. Raises `BudgetExceeded` then."""
-    asking = _Asking(lookups, allow_partial=allow_partial)
+    """Look all up, by `client` where there is one, write the answers, say what they are, and return the exit code.
+    Raises `BudgetExceeded` then.
+    """
+    asking = _Asking(lookups, allow_partial=allow_partial, most=_BATCH if client is None else _SERVED)
 
     def open_lookup() -> Callable[..., _Batch]:
-        pages.reader = open_reader()
-        return partial(asking.look_up, pages.reader)
+        if client is not None:
+            return partial(asking.look_up, asked_of(client, explain=explaining is not None))
+        reader = pages.reader = open_reader()
+        return partial(asking.look_up, lambda *asked, **limits: _Found.of(reader.query_many(*asked, **limits)))
 
     bounds: Any = {"begin_ms": begin_ms, "end_ms": end_ms}
     pages: Pages[Any] = Pages(
@@ -315,9 +408,9 @@ def look_up_keys(
     with target.open() if target is not None else contextlib.nullcontext(partial(_show, out, shown)) as write:
         for batch in pages:
             if batch is not pages.nothing:
-                write(_table(batch.lookups, batch.answers, batch.item_type))
+                write(_table(batch.lookups, batch.found))
+                found += int((batch.found.counts > 0).sum())
             entries += len(batch)
-            found += sum(len(answer) > 0 for answer in batch.answers)
         left = asking.left()
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}

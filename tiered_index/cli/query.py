@@ -94,8 +94,9 @@ def query(
     its source. Their messages come from what each has archived.
 
     With --keys the file's columns are topic, key and, where wanted, begin_ms and end_ms (epoch ms or ISO 8601; --begin
-    and --end stand for rows without). Each stored file is read once for 100,000 keys. Answers have a row for each
-    entry, and one for a key without (with --json one a line, then the status); --max is of each key.
+    and --end stand for rows without). Each stored file is read once for 100,000 keys, by a service for 1,000. Answers
+    have a row for each entry, and one for a key without (with --json one a line, then the status); --max is of each
+    key.
 
     [bold]Examples[/bold]
 
@@ -114,6 +115,8 @@ def query(
       tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
 
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
+
+      tiered-index query --keys orders.csv --url http://localhost:8080 --token-file token --out answers.parquet
     """
     if keys is not None:
         given = {
@@ -133,7 +136,7 @@ def query(
     if not messages and (store is not None or body is not None):
         raise InvalidArgument("--store and --body say how messages are fetched and shown: give --messages, too")
     budget = CommandBudget(max_requests, max_bytes, timeout)
-    client = asked_service(session, url, token_file, keys=keys, store=store, cache_dir=cache_dir)
+    client = asked_service(session, url, token_file, store=store, cache_dir=cache_dir)
     config = session.reader_config(cache_dir=cache_dir)
     explaining = Explaining(config.prices.as_of, every=explain_all) if explain or explain_all else None
     if keys is not None:
@@ -154,6 +157,7 @@ def query(
                 explaining=explaining,
                 begin_ms=begin,
                 end_ms=end,
+                client=stack.enter_context(client) if client is not None else None,
             )
     assert topic is not None and key is not None
     key = tag_key(key) if tag else key

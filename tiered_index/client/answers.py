@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from tiered_index import errors
 from tiered_index.errors import (
@@ -32,10 +33,16 @@ from tiered_index.types import (
     column,
 )
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
 T = TypeVar("T")
+D = TypeVar("D")
+# where the last batch of an Arrow stream has the status
+STATUS = b"tiered_index.status"
 
 
-def decoded(decode: Callable[[dict[str, Any]], T], document: dict[str, Any]) -> T:
+def decoded(decode: Callable[[D], T], document: D) -> T:
     """Return what `decode` makes of a document. Raises `StorageUnavailable` where it is none of a service."""
     try:
         return decode(document)
@@ -73,7 +80,7 @@ def reports_of(documents: Sequence[dict[str, Any]]) -> tuple[FileReport, ...]:
     return tuple(FileReport(**one) for one in documents)
 
 
-def _seen(document: dict[str, Any]) -> dict[str, Any]:
+def seen_of(document: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that each answer has."""
     return {
         "status": document["status"],
@@ -94,7 +101,7 @@ def result_of(document: dict[str, Any]) -> QueryResult:
         cursor=document["cursor"],
         timestamp_resolution_ms=document["timestamp_resolution_ms"],
         item_type=type(items[0]) if items else IndexItem,
-        **_seen(document),
+        **seen_of(document),
     )
 
 
@@ -104,9 +111,26 @@ def results_of(document: dict[str, Any]) -> list[QueryResult]:
     return [result_of(common | one) for one in document["results"]]
 
 
+def table_of_stream(data: bytes) -> tuple[pa.Table, dict[str, Any]]:
+    """Return the table of an Arrow stream, and the status that its last batch carries. Raises `ValueError` without."""
+    # loaded when used, as in `IndexClient`
+    import pyarrow as pa
+
+    try:
+        with pa.ipc.open_stream(data) as stream:
+            batches = list(stream.iter_batches_with_custom_metadata())
+            table = pa.Table.from_batches([batch for batch, _ in batches], stream.schema)
+    except OSError as error:  # Arrow's of a stream that broke off
+        raise ValueError(str(error)) from error
+    metadata = batches[-1][1] if batches else None
+    if metadata is None:
+        raise ValueError("a stream without its status")
+    return table, json.loads(metadata[STATUS])
+
+
 def topics_of(document: dict[str, Any]) -> TopicsResult:
     """Return the answer to a list of topics."""
-    return TopicsResult(topics=tuple(TopicSummary(**one) for one in document["topics"]), **_seen(document))
+    return TopicsResult(topics=tuple(TopicSummary(**one) for one in document["topics"]), **seen_of(document))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,7 +162,7 @@ def messages_of(document: dict[str, Any]) -> MessagesResult:
         collisions=document["collisions"],
         message_requests=explain["message_requests"],
         message_bytes=explain["message_bytes"],
-        **_seen(document),
+        **seen_of(document),
     )
 
 

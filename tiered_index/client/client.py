@@ -17,7 +17,7 @@ import io
 import json
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from urllib.parse import quote, urlencode, urlsplit
 
 import urllib3
@@ -30,12 +30,16 @@ from tiered_index.client.answers import (
     reports_of,
     result_of,
     results_of,
+    table_of_stream,
     topics_of,
 )
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
 from tiered_index.service.answers.rows import check_lookups, unseen
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
@@ -146,13 +150,29 @@ class IndexClient:
         self, lookups: Iterable[Lookup | tuple[str, str]], allow_partial: bool = False, **limits: Any
     ) -> list[QueryResult]:
         """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness are of all of them."""
-        rows = [dataclasses.asdict(one) for one in check_lookups(lookups)]
-        if not rows:
+        given = check_lookups(lookups)
+        if not given:
             return []
-        rows = [{name: value for name, value in row.items() if value is not None} for row in rows]
-        body = {"lookups": rows, "allow_partial": allow_partial, **_given(limits)}
-        document = self._json("POST", "/v1/query:batch", {}, json.dumps(body).encode(), timeout_of=limits)
-        return decoded(results_of, document)
+        body = _batch_body(given, allow_partial, False, limits)
+        return decoded(results_of, self._json("POST", "/v1/query:batch", {}, body, timeout_of=limits))
+
+    def query_many_arrow(
+        self,
+        lookups: Iterable[Lookup | tuple[str, str]],
+        allow_partial: bool = False,
+        *,
+        explain: bool = False,
+        **limits: Any,
+    ) -> tuple[pa.Table, dict[str, Any]]:
+        """Answer many lookups, one at least, by one request, as one table and what is of all of them.
+
+        The table has `lookup` (int32: the lookup's number, from 0) and the entries' columns as `QueryResult.to_arrow`,
+        by lookup and in answer order, also where there is no row. The other value has ``status``, ``cursors`` (of
+        truncated answers, by the lookup's number as text), ``failed``, ``explain``, and what each answer has else.
+        """
+        body = _batch_body(check_lookups(lookups), allow_partial, explain, limits)
+        data = self._ask("POST", "/v1/query:batch", {}, body, ARROW, timeout_of=limits).data
+        return decoded(table_of_stream, data)
 
     def messages(
         self,
@@ -334,6 +354,7 @@ class AsyncIndexClient:
 
     query = _awaited(IndexClient.query)
     query_many = _awaited(IndexClient.query_many)
+    query_many_arrow = _awaited(IndexClient.query_many_arrow)
     messages = _awaited(IndexClient.messages)
     message = _awaited(IndexClient.message)
     topics = _awaited(IndexClient.topics)
@@ -363,6 +384,12 @@ def _given(asked: Mapping[str, Any]) -> dict[str, Any]:
         for name, value in asked.items()
         if value is not None
     }
+
+
+def _batch_body(lookups: Iterable[Lookup], allow_partial: bool, explain: bool, limits: Mapping[str, Any]) -> bytes:
+    rows = [{name: value for name, value in vars(one).items() if value is not None} for one in lookups]
+    named = {name: value for name, value in limits.items() if value is not None}
+    return json.dumps({"lookups": rows, "allow_partial": allow_partial, "explain": explain, **named}).encode()
 
 
 def _one_key(

@@ -103,8 +103,7 @@ EXAMPLES = Examples(
             "cursors": {},
             "failed": [],
             "explain": _EXPLAIN,
-            "as_of_ms": None,
-            "freshness": [],
+            **_SEEN,
             "timestamp_resolution_ms": 1000,
         },
         "GET /v1/topics": {

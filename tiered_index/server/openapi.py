@@ -149,9 +149,8 @@ def schemas() -> dict[str, Any]:
             cursors={"type": "object", "additionalProperties": _TEXT},
             failed=_list("FileReport"),
             explain=_ref("Explain"),
-            as_of_ms=_NULLABLE,
-            freshness=_list("Freshness"),
             timestamp_resolution_ms=_NUMBER,
+            **_SEEN,
         ),
         "MessagesResult": _record(
             messages={"type": "array", "items": _MESSAGE}, cursor=_CURSOR, collisions=_NUMBER, **_ANSWER

@@ -10,8 +10,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from tests.server.conftest import serving
 from tests.support.several_indexes import BASE_MS, Cluster
 from tiered_index import IndexReader, Lookup
+from tiered_index.cli import keys as keys_command
+from tiered_index.server.calls import Caps
 
 KEYS = [("t", "k1", None, None), ("t", "none", None, None), ("t", "k2", BASE_MS + 2_000, BASE_MS + 9_000)]
 
@@ -20,10 +23,11 @@ KEYS = [("t", "k1", None, None), ("t", "none", None, None), ("t", "k2", BASE_MS 
 def cluster(tmp_path_factory):
     folder = tmp_path_factory.mktemp("keys")
     made = Cluster(folder)
+    # "again": each entry with two times
+    again = [("t", 0, "again", 100 + n % 3, 5, BASE_MS + n * 1000) for n in range(6)]
     for name in "ab":
-        made.add(
-            f"file://{folder}/cluster/{name}", [("t", 0, f"k{n % 3}", n, 5, BASE_MS + n * 1000) for n in range(30)]
-        )
+        rows = [("t", 0, f"k{n % 3}", n, 5, BASE_MS + n * 1000) for n in range(30)]
+        made.add(f"file://{folder}/cluster/{name}", rows + again)
     return made
 
 
@@ -180,3 +184,56 @@ def test_topics_that_no_file_has_are_told_beside_what_was_found(run_here, cluste
     assert "'tt4'" in done.out and "has topic 'tt5'" not in done.out and "nor any of 2 more topics" in done.out
     file.write_text("topic,key\nt,k1\n")
     assert "no file that was read" not in run_here(*where, "--begin", 1000).out
+
+
+@pytest.mark.parametrize(
+    "options", [("--max", 3), ("--all",), ("--all", "--explain"), ("--max", 7, "--begin", BASE_MS + 4_000)]
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_a_service_answers_a_file_of_keys_as_the_index_does(
+    run_here, cluster, keys, tmp_path, monkeypatch, options, several
+):
+    uris = cluster.uris if several else cluster.uris[:1]
+    storages = [word for uri in uris for word in ("--storage", uri)]
+    rows = [*KEYS, ("nowhere", "k", None, None), ("t", "k1", None, BASE_MS + 20_000)]
+    rows += [("t", "again", None, None)] * ("--all" in options)
+    # several requests of several pages each
+    monkeypatch.setattr(keys_command, "_SERVED", 2)
+    monkeypatch.setattr(keys_command, "_SERVED_PAGE", 2)
+    with IndexReader.open(uris if several else uris[0]) as reader, serving(reader) as client:
+        said = {}
+        for name, where in (("local", storages), ("url", ("--url", str(client.base_url)))):
+            out = tmp_path / f"{name}.parquet"
+            done = run_here("query", "--keys", keys("csv", rows), *where, *options, "--out", out, "--json")
+            assert done.code == 0, done
+            said[name] = done.document, pq.read_table(out)
+        local, served = said["local"], said["url"]
+        places = {uri.removeprefix("file://"): f"/{uri.rpartition('/')[2]}" for uri in uris}
+        shown = local[1]
+        if several:
+            sources = [
+                one and next(one.replace(at, to) for at, to in places.items() if at in one)
+                for one in shown["source"].to_pylist()
+            ]
+            shown = shown.set_column(shown.column_names.index("source"), "source", pa.array(sources))
+        assert served[1].to_pylist() == shown.to_pylist()
+        assert served[1].equals(shown)
+        same = ("status", "count", "lookups", "found", "statuses", "not_looked_up", "unknown_topics", "as_of_ms")
+        assert [served[0][name] for name in same] == [local[0][name] for name in same]
+        # people see the same, too, but for who writes the index, and hints
+        text = run_here("query", "--keys", keys("csv", rows), "--url", str(client.base_url), *options)
+        assert text.code == 0 and f"{local[0]['lookups']} lookups" in text.out and "nothing found" in text.out
+
+
+def test_a_service_that_can_not_read_a_file_is_told(run_here, cluster, keys, tmp_path):
+    asked = ("query", "--keys", keys("csv"), "--json", "--out")
+    with IndexReader.open(cluster.uris[0]) as reader, serving(reader, caps=Caps(max_requests=0)) as client:
+        url = ("--url", str(client.base_url))
+        done = run_here(*asked, tmp_path / "a.ndjson", *url)
+        assert (done.code, done.document["status"], done.document["not_looked_up"]) == (6, "partial", 3)
+        assert done.error["type"] == "BudgetExceeded"
+        done = run_here(*asked, tmp_path / "b.ndjson", *url, "--allow-partial")
+        assert (done.code, done.document["statuses"]) == (6, {"partial": 3})
+        assert rows_of(tmp_path / "b.ndjson")[0]["failed"][0]["file"]
+    refused = run_here(*asked, tmp_path / "c.ndjson", *url, "--storage", cluster.uris[0])
+    assert refused.code == 2 and "leave --storage out" in refused.err

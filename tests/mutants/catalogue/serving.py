@@ -120,6 +120,22 @@ MUTANTS = (
         ("tests/server/test_beside_a_broker.py::test_an_id_may_have_any_characters",),
     ),
     Mutant(
+        "keys-first-page",
+        "of a key with more answers than a page a service gives the first page alone",
+        "cli/keys.py",
+        "if counts[at] < lookups[at].max_count}",
+        "if False}",
+        ("tests/integration/cli/test_query_keys.py::test_a_service_answers_a_file_of_keys_as_the_index_does",),
+    ),
+    Mutant(
+        "keys-twice",
+        "an entry with two times is on two pages of a service",
+        "cli/keys.py",
+        "if len(tables) > 1:",
+        "if False:",
+        ("tests/integration/cli/test_query_keys.py::test_a_service_answers_a_file_of_keys_as_the_index_does",),
+    ),
+    Mutant(
         "serve-other-key",
         "a key that is no UTF-8 is looked up as another one",
         "server/gate.py",
