@@ -398,7 +398,7 @@ def items_table(items: Sequence[IndexItem], item_type: type[IndexItem]) -> pa.Ta
 
 
 def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table:
-    """Return `items_table` of the items whose fields are `columns`: lists or arrays by name."""
+    """Return `items_table` of the items whose fields are `columns`: lists or arrays by name, NumPy's or Arrow's."""
     # loaded when used: every command imports this module
     import numpy as np
     import pyarrow as pa
@@ -410,7 +410,8 @@ def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table
             kind = pa.binary() if dtype.kind == "S" else pa.from_numpy_dtype(dtype.newbyteorder("="))
         else:
             kind = pa.type_for_alias(_ARROW_TYPES.get(f.name, "int32"))
-        table[f.name] = pa.array(columns[f.name], kind)
+        values = columns[f.name]
+        table[f.name] = values if isinstance(values, pa.Array) else pa.array(values, kind)
     return pa.table(table)
 
 

@@ -107,9 +107,16 @@ class AnswerForm:
 
     def table(self, topic: str, rows: Array) -> pa.Table:
         """Return the rows as `items_table` does their items."""
-        columns: dict[str, Any] = {"topic": [topic] * len(rows), "timestamp_ms": rows["second"] * 1000}
+        # loaded when used, as in `table_of`
+        import pyarrow as pa
+
+        text = pa.string()
+        columns: dict[str, Any] = {
+            "topic": pa.repeat(pa.scalar(topic, text), len(rows)),
+            "timestamp_ms": rows["second"] * 1000,
+        }
         if self._sources is None:
-            columns["source"] = [None] * len(rows)
+            columns["source"] = pa.nulls(len(rows), text)
         else:
             columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
         for name in rows.dtype.names or ():
