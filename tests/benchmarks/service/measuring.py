@@ -64,15 +64,16 @@ def measure(
                     _fill(client.put_batch, entries)
             keys = 200 if place == "cached" else entries // _PER_KEY
             rows.append(service.run(f"{place}: lookups", service.lookups, keys))
-            if place == "hot":
-                with _writing(url) as written:
-                    beside = service.run("hot: lookups beside writes", service.lookups, keys)
-                rows.append(beside | {"written_per_s": written[0] / beside["elapsed_s"]})
             lookups = rows[-1]
             for form, batches in (("JSON", service.batches), ("Arrow", service.arrow_batches)):
                 name = f"{place}: batches of {_BATCH_KEYS:,} keys, {form}"
                 row = service.run(name, batches, keys, connections=2)
                 rows.append(row | {"keys_per_s": row["answers_per_s"] * _BATCH_KEYS})
+            if place == "hot":
+                # last, since what is written becomes files of other places
+                with _writing(url) as written:
+                    beside = service.run("hot: lookups beside writes", service.lookups, keys)
+                rows.append(beside | {"written_per_s": written[0] / beside["elapsed_s"]})
             if place == "cached":
                 # a quarter of what one connection after the other gets
                 pause_s = connections / max(1.0, lookups["answers_per_s"] / 4)
