@@ -62,6 +62,7 @@ class Allowance:
         )
         self._began_s = time.monotonic()
         self.timeout_s = caps.timeout_s
+        self._ended = False
         self.narrow(timeout_s=timeout_s, max_requests=max_requests, max_bytes=max_bytes, max_cost_usd=max_cost_usd)
 
     def narrow(
@@ -78,6 +79,9 @@ class Allowance:
         usage.max_bytes = _least(max_bytes, usage.max_bytes)
         usage.max_cost_usd = _least(max_cost_usd, usage.max_cost_usd)
         self.timeout_s = min(self.timeout_s, timeout_s or self.timeout_s)
+        if self._ended:
+            # meanwhile, in another thread
+            usage.max_requests = 0
 
     def left_s(self) -> float:
         """Return the seconds that are left. Raises `BudgetExceeded` where none are."""
@@ -88,6 +92,7 @@ class Allowance:
 
     def end(self) -> None:
         """Let its calls make no further request."""
+        self._ended = True
         self.usage.max_requests = 0
 
 
