@@ -22,7 +22,7 @@ from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
 from tiered_index.client import AsyncIndexClient, IndexClient
 from tiered_index.client import client as client_module
-from tiered_index.client.answers import NotThere, error_of
+from tiered_index.client.answers import NotThere, error_of, item_of
 from tiered_index.errors import (
     BackPressure,
     BudgetExceeded,
@@ -34,6 +34,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.server.tokens import add_token
+from tiered_index.service.answers.rows import unseen
 
 
 def same(got: QueryResult, own: QueryResult):
@@ -62,6 +63,12 @@ def test_answers_are_the_librarys(asking, index):
     pages = list(asking.query_all("orders", "order-4711", max_count=1))
     assert [[item.offset for item in page] for page in pages] == [[204_800], [1024]]
     assert tuple(asking.stream("orders", "order-4711")) == index.query("orders", "order-4711").items
+
+
+def test_pages_tell_entries_apart_by_columns_that_only_their_index_has(index):
+    (document, *_) = index.query("orders", "order-4711").to_dict()["items"]
+    regions = [item_of({**document, "region": region}) for region in (1, 2, 1)]
+    assert [item.region for item in unseen(regions, set())] == [1, 2]
 
 
 @pytest.mark.parametrize("ever", [(0, 2**63 - 1), (-(2**63), 2**63)])

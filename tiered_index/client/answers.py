@@ -57,7 +57,8 @@ def _item_type(more: tuple[str, ...]) -> type[IndexItem]:
         return IndexItem
     if more == ("fingerprint",):
         return KeyedIndexItem
-    fields = [(name, Any, column(">i8")) for name in more]
+    # nobody says which of them tell entries apart, and an entry too many is none that is lost
+    fields = [(name, Any, column(">i8", identity=True)) for name in more]
     return dataclasses.make_dataclass("ServedItem", fields, bases=(IndexItem,), frozen=True, kw_only=True)
 
 
