@@ -9,6 +9,7 @@ the S3 client where that is further in.
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import os
@@ -284,7 +285,11 @@ def _key(number: int) -> str:
 
 
 def main(folder: str, uri: str, entries: str, lookups: str) -> None:
-    """Measure in `folder` and print the results."""
+    """Measure in `folder` and print the results, with compiled loops loaded, as a process has them that lives on."""
+    with contextlib.suppress(ImportError):  # of a version before there were any
+        from tiered_index import kernels
+
+        kernels.load()
     operations = Operations(Path(folder), uri, int(entries), int(lookups))
     operations.run()
     print(json.dumps(operations.results))
