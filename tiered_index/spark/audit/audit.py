@@ -38,8 +38,9 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import ArchivedSegment, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.spark.audit.differences import Differences, Sides, compare
+from tiered_index.spark.audit.differences import Differences, compare
 from tiered_index.spark.audit.entries import ALL_TIME
+from tiered_index.spark.audit.ranges import Sides
 from tiered_index.spark.build.sources import SourceLike, check_source, entries_of
 from tiered_index.spark.executors import StorageAddress, arrow_schema, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress

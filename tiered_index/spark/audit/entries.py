@@ -1,4 +1,4 @@
-"""Entries as an audit compares them, a source's and stored objects': parts, and rows made of them. Runs in tasks.
+"""Entries as an audit compares them, a source's and stored objects', in parts. Runs in tasks.
 
 `identity` and `value` are an entry's bytes: what it is, and what may be wrong about it. Memory: a batch, or 8 MiB.
 """
@@ -28,14 +28,10 @@ from tiered_index.service.files.search import FileBytes, read_items, scan_runs
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import arrow_schema, cells_of
+from tiered_index.spark.executors import cells_of
 from tiered_index.storage.base import Storage
 
-SOURCE, INDEX, UNREAD = range(3)
-# `side`: `SOURCE`, `INDEX`, or `UNREAD`, a row that names an object of which something could not be read. The source's
-# rows have topic and key; the index's the object's name, and the topic where the file has a table of topics.
-ENTRY_SCHEMA = "side int, identity binary, value binary, second long, topic string, key string, object string"
-_ARROW = arrow_schema(ENTRY_SCHEMA)
+SOURCE, INDEX = range(2)
 _WINDOW_BYTES = 8 << 20
 _BATCH_ROWS = 1 << 16
 # Seconds without bounds.
@@ -69,8 +65,8 @@ class Picked:
     """Entries in an inclusive range of seconds; with `identities` (packed), those of them that lie outside of it.
 
     `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
-    those that objects may have of the identities. What has `expired` is not picked; with `digests` (sorted), only those
-    whose `entry_digests` are among them.
+    those that objects may have of the identities. What has `expired` is not picked; with `marks` (u8, a power of two of
+    bits, each for an interval of digests), only those whose `entry_digests` are marked.
     """
 
     first: int
@@ -79,7 +75,7 @@ class Picked:
     hashes: npt.NDArray[np.int32] | None = None
     rule: HashRule = "abs"
     expired: Expired = NOTHING
-    digests: npt.NDArray[np.uint64] | None = None
+    marks: npt.NDArray[np.uint8] | None = None
 
     @classmethod
     def outside(
@@ -91,8 +87,7 @@ class Picked:
         expired: Expired = NOTHING,
     ) -> Picked:
         """Return what picks some identities' entries outside of a range."""
-        packed = np.frombuffer(b"".join(identities), identity_dtype(schema))
-        hashes = np.unique(packed["key_hash"].astype(np.int32))
+        hashes = np.unique(np.frombuffer(b"".join(identities), identity_dtype(schema))["key_hash"].astype(np.int32))
         if rule == "both":
             hashes = np.union1d(hashes, (2**31 - hashes[hashes > 0].astype(np.int64)).astype(np.int32))
         return cls(*seconds, pa.array(identities, pa.binary()), hashes, rule, expired)
@@ -104,17 +99,18 @@ class Picked:
     def rows(self, columns: Mapping[str, npt.NDArray[Any]], schema: Schema) -> npt.NDArray[np.intp]:
         """Return the places (intp, n) of the picked ones among entries."""
         inside = (columns["second"] >= self.first) & (columns["second"] <= self.last)
-        if self.digests is not None:
-            # sorted: a digest is there if it stands where it would
-            made = entry_digests(columns, schema)
-            places = np.minimum(np.searchsorted(self.digests, made), max(0, len(self.digests) - 1))
-            inside &= self.digests[places] == made if len(self.digests) else False
+        if self.marks is not None:
+            # an interval is a digest's first bits, of as many values as there are marks
+            digests = entry_digests(columns, schema)
+            places = (digests >> np.uint64(65 - (8 * len(self.marks)).bit_length())).astype(np.int64)
+            inside &= (self.marks[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)).astype(np.bool_)
         if self.identities is None or self.hashes is None:
             return np.flatnonzero(inside)
         dtype = identity_dtype(schema)
         likely = np.flatnonzero(~inside & np.isin(columns["key_hash"], self.hashes))
-        packed = _packed({name: columns[name][likely] for name in dtype.names or ()}, dtype)
-        sought: npt.NDArray[np.bool_] = pc.is_in(packed, value_set=self.identities).to_numpy(zero_copy_only=False)
+        likely_ones = packed({name: columns[name][likely] for name in dtype.names or ()}, dtype)
+        cells = cells_of(likely_ones, np.arange(len(likely)))
+        sought: npt.NDArray[np.bool_] = pc.is_in(cells, value_set=self.identities).to_numpy(zero_copy_only=False)
         return likely[sought]
 
     def runs(self, trailer: Trailer) -> list[Run]:
@@ -219,26 +215,9 @@ def _topic_names(ids: npt.NDArray[Any], table: Sequence[tuple[int, str]]) -> pa.
     return pa.DictionaryArray.from_arrays(pa.array(places.astype(np.int32)), texts)
 
 
-def rows(parts: Iterable[Part | Unread], schema: Schema) -> Iterator[pa.RecordBatch]:
-    """Yield rows of `ENTRY_SCHEMA`."""
-    for part in parts:
-        if isinstance(part, Unread):
-            row = {"side": UNREAD, "identity": b"", "value": b"", "second": 0, "object": part.name}
-            yield pa.RecordBatch.from_pylist([row], _ARROW)
-            continue
-        count = len(part.columns["second"])
-        none = pa.nulls(count, pa.string())
-        texts = [none if values is None else values.cast(pa.string()) for values in (part.topics, part.keys)]
-        objects = none if part.name is None else pa.array([part.name] * count, pa.string())
-        packed = [_packed(part.columns, dtype) for dtype in (identity_dtype(schema), value_dtype(schema))]
-        seconds = pa.array(np.ascontiguousarray(part.columns["second"], np.int64))
-        cells = [pa.array(np.full(count, part.side, np.int32)), *packed, seconds, *texts, objects]
-        yield pa.RecordBatch.from_arrays(cells, schema=_ARROW)
-
-
-def _packed(columns: Mapping[str, Any], dtype: np.dtype[Any]) -> pa.Array:
-    count = len(next(iter(columns.values())))
-    rows: npt.NDArray[np.void] = np.empty(count, dtype)
+def packed(columns: Mapping[str, Any], dtype: np.dtype[Any]) -> npt.NDArray[np.void]:
+    """Return columns (n each) as records (n) of their fields."""
+    made: npt.NDArray[np.void] = np.empty(len(next(iter(columns.values()))), dtype)
     for name in dtype.names or ():
-        rows[name] = columns[name]
-    return cells_of(rows, np.arange(count))
+        made[name] = columns[name]
+    return made

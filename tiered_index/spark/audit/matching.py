@@ -1,17 +1,16 @@
-"""Which entries index and source disagree about: one shuffle of packed digests, compared range by range.
+"""Which entries index and source disagree about: digests of both sides, compared range by range.
 
 A digest is 64 bits of an entry's identity and values and 32 of its topic's name, whatever object or file it stands in.
 A range of digests whose sums are the same on both sides has the same entries; of others the digests that differ are
-told. That two different entries of a range have one digest, so that a difference goes unseen, has a chance of 2^-64 a
-pair. Memory of a task: `_HELD` digests before the shuffle, a range after it.
+marked. That two different entries of a range have one digest, so that a difference goes unseen, has a chance of 2^-64 a
+pair. Marks are a bit for each of a number of intervals of digests, so what is marked may be alike, and is never missed.
 """
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 
 import numpy as np
@@ -22,22 +21,18 @@ from tiered_index.format.schema import Schema
 from tiered_index.format.shard import mixed_columns
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
-from tiered_index.spark.audit.entries import INDEX, SOURCE, UNREAD, Part, Picked, Unread
-from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, cells_of
+from tiered_index.spark.audit.entries import INDEX, SOURCE, Part, Picked
+from tiered_index.spark.audit.ranges import Blocks, Ranges, Sides
+from tiered_index.spark.executors import cells_of
 
 # `topic` is 0 where an object has no table of topics.
 DIGEST = np.dtype([("entry", "<u8"), ("topic", "<u4")])
-_BLOCKS = "partition int, range int, side int, digests binary, object string"
-_ARROW = arrow_schema(_BLOCKS)
-_HELD = 1 << 22
 # Digests of a range, about, on each side; the least number of ranges bounds it where the source has far more entries
 # than the index.
 _RANGE = 1 << 19
 _LEAST_RANGES = 64
-_OBJECT_BYTES = 1 << 28
-# Digests that differ and are told, at most; where there are more, all entries are compared.
-_MOST_TOLD = 1 << 22
+# Marks, as bits of their number: so many for an entry, and 32 MiB of them at most.
+_MARKS_AN_ENTRY, _LEAST_BITS, _MOST_BITS = 16, 16, 28
 Digests = npt.NDArray[np.void]
 UInt64 = npt.NDArray[np.uint64]
 
@@ -56,118 +51,72 @@ def _digests(part: Part, schema: Schema) -> Digests:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """How many different entries each side has, and the digests (u64, sorted) of those that differ, None for too many;
-    `unread` are the objects of which something could not be read.
+    """How many different entries each side has, and the marks of those that differ, where any do, as (range, bits of
+    its marks); `unread` are the objects of which something could not be read.
     """
 
     source: int
     index: int
-    differing: UInt64 | None
+    differing: int
+    marks: Sequence[tuple[int, bytes]]
     unread: frozenset[str]
 
-
-def match(
-    source: Entries, stored: Sequence[StoredObject], address: StorageAddress, schema: Schema, picked: Picked
-) -> Matched:
-    """Compare the picked entries of a source and of stored objects. Driver. Raises as `entries` does."""
-    spark = source.frame.sparkSession
-    cores = spark.sparkContext.defaultParallelism
-    bits = (max(_LEAST_RANGES, sum(one.count for one in stored) // _RANGE) - 1).bit_length()
-    partitions = min(1 << bits, max(2 * cores, (1 << bits) // 4))
-    largest = sorted(stored, key=lambda one: -one.size_bytes)
-    most = _MOST_TOLD // partitions
-    tasks = min(len(stored), max(4 * cores, sum(one.size_bytes for one in stored) // _OBJECT_BYTES))
-    with broadcast(spark, (largest, picked)) as shared:
-
-        def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            return _blocks(entries.source_entries(batches, schema, shared.value[1]), schema, bits, partitions)
-
-        def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            objects, wanted = shared.value
-            with closing(address.open()) as storage:
-                numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-                mine = [one for number in numbers for one in objects[number::tasks]]
-                parts = (part for one in mine for part in entries.stored_entries(one, storage, schema, wanted))
-                yield from _blocks(parts, schema, bits, partitions)
-
-        def compared(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-            with between_tasks():
-                result = _compared(batches, most)
-            yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
-
-        both = source.mapped(of_source, entries.compared_fields(source), _BLOCKS)
-        if stored:
-            both = both.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, _BLOCKS))
-        blocks = both.repartitionById(partitions, "partition").sortWithinPartitions("range")
-        rows = blocks.mapInArrow(compared, "result binary").collect()
-    found: list[Matched] = [pickle.loads(row[0]) for row in rows]
-    told = [one.differing for one in found if one.differing is not None]
-    differing = np.sort(np.concatenate([np.empty(0, np.uint64), *told])) if len(told) == len(found) else None
-    unread = frozenset[str]().union(*(one.unread for one in found))
-    return Matched(sum(one.source for one in found), sum(one.index for one in found), differing, unread)
+    @classmethod
+    def joined(cls, parts: Iterable[Matched]) -> Matched:
+        """Return what all partitions found together."""
+        source = index = differing = 0
+        marks: list[tuple[int, bytes]] = []
+        unread: set[str] = set()
+        for one in parts:
+            source, index, differing = source + one.source, index + one.index, differing + one.differing
+            marks += one.marks
+            unread |= one.unread
+        return cls(source, index, differing, marks, frozenset(unread))
 
 
-def _blocks(parts: Iterable[Part | Unread], schema: Schema, bits: int, partitions: int) -> Iterator[pa.RecordBatch]:
-    """Yield a block for each range of digests, of up to `_HELD` of one side together, and a row for what is unread."""
-    held: list[Digests] = []
-    count, side = 0, SOURCE
-    for part in parts:
-        if isinstance(part, Unread):
-            row = {"partition": 0, "range": 0, "side": UNREAD, "digests": b"", "object": part.name}
-            yield pa.RecordBatch.from_pylist([row], _ARROW)
-            continue
-        held.append(_digests(part, schema))
-        side, count = part.side, count + len(held[-1])
-        if count >= _HELD:
-            yield _cut(np.concatenate(held), side, bits, partitions)
-            held, count = [], 0
-    if held:
-        yield _cut(np.concatenate(held), side, bits, partitions)
+def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.uint8]]:
+    """Return what differs between the picked entries of both sides, and its marks as `Picked` has them. Driver. Raises
+    as `entries` does.
+    """
+    count = sum(one.count for one in stored)
+    ranges = Ranges.of(count, _RANGE, _LEAST_RANGES, sides.cores)
+    bits = min(_MOST_BITS, max(_LEAST_BITS, ranges.bits + 3, (count * _MARKS_AN_ENTRY).bit_length()))
+    pack = partial(_digests, schema=sides.schema)
+    meet = partial(_compared, bits=ranges.bits, mark_bits=bits)
+    matched: Matched = sides.met(stored, picked, ranges, pack, _cut, meet, Matched.joined)
+    return matched, all_marks(matched.marks, ranges.bits, bits)
 
 
-def _cut(digests: Digests, side: int, bits: int, partitions: int) -> pa.RecordBatch:
-    ranges = (digests["entry"] >> np.uint64(64 - bits)).astype(np.uint16 if bits <= 16 else np.uint32)
-    order = np.argsort(ranges, kind="stable")
-    ranges = ranges[order].astype(np.int64)
-    firsts = np.flatnonzero(np.diff(ranges, prepend=-1))
-    numbers = ranges[firsts]
-    where = [pa.array(each.astype(np.int32)) for each in (numbers * partitions // 2**bits, numbers)]
-    sides, none = pa.array(np.full(len(firsts), side, np.int32)), pa.nulls(len(firsts), pa.string())
-    return pa.RecordBatch.from_arrays([*where, sides, cells_of(digests.take(order), firsts), none], schema=_ARROW)
+def all_marks(marks: Sequence[tuple[int, bytes]], bits: int, mark_bits: int) -> npt.NDArray[np.uint8]:
+    """Return the marks of all 2**`bits` ranges, as bits (u8, 2**`mark_bits` / 8)."""
+    whole = np.zeros(1 << (mark_bits - 3), np.uint8)
+    size = len(whole) >> bits
+    for number, told in marks:
+        whole[number * size : (number + 1) * size] = np.frombuffer(told, np.uint8)
+    return whole
 
 
-def _compared(batches: Iterable[pa.RecordBatch], most: int) -> Matched:
-    """Return what differs in the ranges of a partition, whose blocks come range by range."""
-    counts = [0, 0]
-    told: list[UInt64] | None = []
-    unread: set[str] = set()
-    held: tuple[list[bytes], list[bytes]] = ([], [])
-    number = -1
+def _cut(held: Sequence[Digests], ranges: Ranges) -> tuple[npt.NDArray[np.int64], pa.Array]:
+    digests = np.concatenate(held)
+    order, firsts, numbers = ranges.cut(digests["entry"])
+    return numbers, cells_of(digests.take(order), firsts)
 
-    def end() -> None:
-        nonlocal told
-        source, index = (np.frombuffer(b"".join(cells), DIGEST) for cells in held)
+
+def _compared(found: Iterator[Blocks], unread: frozenset[str], bits: int, mark_bits: int) -> Matched:
+    """Return what differs in the ranges of a partition."""
+    counts = [0, 0, 0]
+    marks: list[tuple[int, bytes]] = []
+    for one in found:
+        source, index = (np.frombuffer(b"".join(cells), DIGEST) for cells in one.sides)
         of_source, of_index, differing = compare_range(source, index)
         counts[SOURCE] += of_source
         counts[INDEX] += of_index
-        if told is not None:
-            told = [*told, differing] if sum(map(len, told)) + len(differing) <= most else None
-        for cells in held:
-            cells.clear()
-
-    for batch in batches:
-        for row in range(len(batch)):
-            _, where, side, digests, name = (column[row].as_py() for column in batch.columns)
-            if side == UNREAD:
-                unread.add(name)
-                continue
-            if where != number:
-                end()
-                number = where
-            held[side].append(digests)
-    end()
-    differing = None if told is None else np.concatenate([np.empty(0, np.uint64), *told])
-    return Matched(counts[SOURCE], counts[INDEX], differing, frozenset(unread))
+        counts[2] += len(differing)
+        if len(differing):
+            marked = np.zeros(1 << (mark_bits - bits), np.bool_)
+            marked[(differing >> np.uint64(64 - mark_bits)) & np.uint64(len(marked) - 1)] = True
+            marks.append((one.number, np.packbits(marked, bitorder="little").tobytes()))
+    return Matched(counts[SOURCE], counts[INDEX], counts[2], marks, unread)
 
 
 def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64]:
