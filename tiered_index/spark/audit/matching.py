@@ -125,15 +125,25 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64]:
     An entry that one side has more often is no difference; nor is a topic that an object's lack of a table hides.
     """
     if len(source) == len(index) and _sum(source) == _sum(index):
-        count = len(np.unique(source["entry"]))
+        count = _different(source["entry"])
         return count, count, np.empty(0, np.uint64)
-    mine, other = np.unique(source["entry"]), np.unique(index["entry"])
     both = np.concatenate([source, index])
-    both = both.compress(both["topic"] > 0)
-    both = both.take(np.lexsort((both["topic"], both["entry"])))
-    same = both["entry"][1:] == both["entry"][:-1]
-    misplaced = both["entry"][1:][same & (both["topic"][1:] != both["topic"][:-1])]
-    return len(mine), len(other), np.union1d(np.setxor1d(mine, other, assume_unique=True), misplaced)
+    # the order of digests alone: of what is alike the lot is small
+    order = np.argsort(both["entry"])
+    digests, topics, mine = both["entry"][order], both["topic"][order], order < len(source)
+    firsts = np.flatnonzero(np.diff(digests, prepend=~digests[:1]))
+    own, sizes = np.add.reduceat(mine, firsts, dtype=np.int64), np.diff(firsts, append=len(digests))
+    in_source, in_index = own > 0, own < sizes
+    # numbers of topics are odd: 0 stands for none that is known
+    least = np.minimum.reduceat(np.where(topics > 0, topics, np.uint32(2**32 - 1)), firsts)
+    most = np.maximum.reduceat(topics, firsts)
+    differs = (in_source != in_index) | ((most > 0) & (least != most))
+    return int(in_source.sum()), int(in_index.sum()), digests[firsts[differs]]
+
+
+def _different(digests: UInt64) -> int:
+    ordered = np.sort(digests)
+    return len(ordered[:1]) + int(np.count_nonzero(ordered[1:] != ordered[:-1]))
 
 
 def _sum(digests: Digests) -> int:

@@ -290,8 +290,11 @@ class Told:
 
     def _list(self, kind: int, table: pa.Table) -> None:
         both = pa.concat_tables([self.listed[kind], table])
-        order = pc.sort_indices(both, _BY_NAME, null_placement="at_start")
-        self.listed[kind] = both.take(order[: self.most])
+        # what is unknown comes first
+        named = both.select(["identity", "rank"])
+        for name in ("topic", "key"):
+            named = named.append_column(name, pc.fill_null(both[name], ""))
+        self.listed[kind] = both.take(pc.sort_indices(named, _BY_NAME)[: self.most])
 
     def _seek(self, kind: int, table: pa.Table) -> None:
         both = pa.concat_tables([self.sought[kind], table])
@@ -329,7 +332,8 @@ class _Pairs:
         ranks = [np.arange(len(group)) - np.searchsorted(group, group) for group in groups]
         span = 1 + max(int(rank.max(initial=0)) for rank in ranks)
         codes = [group * span + rank for group, rank in zip(groups, ranks, strict=True)]
-        both = np.union1d(*codes)
+        both = np.sort(np.concatenate(codes))
+        both = both[np.diff(both, prepend=-1) > 0]
         group, rank = both // span, both % span
         laid = []
         for side, code in zip(sides, codes, strict=True):

@@ -35,6 +35,7 @@ from tiered_index.spark.executors import (
     frame_of_splits,
     is_local,
     local_path,
+    spare_collections,
     to_read,
     typed_errors,
 )
@@ -273,10 +274,15 @@ class Entries:
         from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
         read = self.read
+
+        def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            spare_collections()
+            return make(batches if read is None else read(batches, names))
+
+        frame = self.frame
         if read is None:
-            keyed = self.frame.withColumn(HAS_KEY, F.col("key").isNotNull())
-            return keyed.select(*names).mapInArrow(make, schema)
-        return self.frame.mapInArrow(lambda batches: make(read(batches, names)), schema)
+            frame = frame.withColumn(HAS_KEY, F.col("key").isNotNull()).select(*names)
+        return frame.mapInArrow(made, schema)
 
 
 def entries_of(
