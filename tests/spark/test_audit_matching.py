@@ -1,14 +1,18 @@
-"""Digests of both sides, range by range: what differs is told, whatever is there more than once. No Spark."""
+"""Both sides range by range: what differs is told, whatever is there more than once. No Spark."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from tiered_index.spark.audit.entries import INDEX, SOURCE
-from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, compare_range
+from tiered_index.format.layout import PRESETS
+from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
+from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, all_marks, compare_range
+from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, pack, pair
+from tiered_index.spark.audit.ranges import Blocks, Ranges
 
 
 def digests(entries: Any, topic: int = 1) -> Any:
@@ -35,16 +39,113 @@ def test_an_entry_under_another_topic_differs() -> None:
     assert compare_range(digests([1, 2, 3, 4]), index)[2].tolist() == [3]
 
 
-def test_what_is_cut_is_compared_whole_and_too_much_is_not_told() -> None:
+def cut_ranges(digests_of_sides: tuple[list[Any], list[Any]], ranges: Ranges) -> list[Blocks]:
+    """Return what tasks would meet of one partition."""
+    met: dict[int, Blocks] = {}
+    for side, parts in enumerate(digests_of_sides):
+        for part in parts:
+            numbers, blocks = _cut([part], ranges)
+            for number, block in zip(numbers.tolist(), blocks, strict=True):
+                met.setdefault(number, Blocks(number, ([], []))).sides[side].append(block.as_py())
+    return [met[number] for number in sorted(met)]
+
+
+def test_what_is_cut_is_compared_whole_and_what_differs_is_marked() -> None:
     rng = np.random.default_rng(8)
     same = rng.integers(0, 2**64, 5_000, np.uint64)
     alone = rng.integers(0, 2**64, 40, np.uint64)
-    blocks = [
-        *(_cut(digests(part), SOURCE, 6, 1) for part in np.array_split(np.concatenate([same, alone]), 3)),
-        *(_cut(digests(part), INDEX, 6, 1) for part in np.array_split(same[::-1], 2)),
-    ]
-    rows = sorted((block.slice(row, 1) for block in blocks for row in range(len(block))), key=lambda r: r[1][0].as_py())
-    found = _compared(rows, 40)
-    assert (found.source, found.index) == (5_040, 5_000)
-    assert found.differing is not None and found.differing.tolist() == sorted(alone.tolist())
-    assert _compared(rows, 39).differing is None
+    source = np.array_split(digests(np.concatenate([same, alone])), 3)
+    found = _compared(
+        iter(cut_ranges((source, np.array_split(digests(same[::-1]), 2)), Ranges(6, 1))), frozenset(), 6, 20
+    )
+    assert (found.source, found.index, found.differing) == (5_040, 5_000, 40)
+    marks = all_marks(found.marks, 6, 20)
+    places = alone >> np.uint64(44)
+    assert np.unpackbits(marks, bitorder="little").nonzero()[0].tolist() == sorted(set(places.tolist()))
+
+
+SCHEMA = PRESETS["native"].schema
+IDENTITY, VALUE = identity_dtype(SCHEMA), value_dtype(SCHEMA)
+Entry = tuple[bytes, bytes, str | None, str | None, str | None]
+
+
+def by_hand(source: list[Entry], index: list[Entry], spans: list[Any], base: int) -> list[tuple[Any, ...]]:
+    """Return each difference, as the pages say it: (kind, identity, said, said topic, held, held topic, object)."""
+    told = []
+    for identity in sorted({entry[0] for entry in source + index}):
+        sides: tuple[dict[bytes, Any], dict[bytes, Any]] = ({}, {})
+        for side, some in zip(sides, (source, index), strict=True):
+            for entry in some:
+                if entry[0] == identity:
+                    side.setdefault(entry[1], []).append(entry)
+        said: list[tuple[bytes, str | None]] = []
+        held: list[tuple[bytes, str | None, str]] = []
+        for value in sorted({*sides[0], *sides[1]}):
+            mine, theirs = sides[0].get(value, []), sides[1].get(value, [])
+            topics, others = {entry[2] for entry in mine}, {entry[2] for entry in theirs} - {None}
+            both = zip((min, max), (others, others), (topics, topics), strict=True) if mine and others else ()
+            wrong = [end(found) for end, found, known in both if end(found) != end(known)]
+            if mine and (not theirs or wrong):
+                said.append((value, min(topics) if theirs else None))
+            if theirs and (not mine or wrong):
+                held.append((value, wrong[0] if mine else None, min(entry[4] for entry in theirs)))
+        for place in range(max(len(said), len(held))):
+            one = said[place] if place < len(said) else None
+            other = held[place] if place < len(held) else None
+            kind = "extra" if one is None else "missing" if other is None else "wrong"
+            if one is not None and other is None:
+                key_hash, second = (
+                    int(np.frombuffer(cell, kind)[0][name])
+                    for cell, kind, name in ((identity, IDENTITY, "key_hash"), (one[0], VALUE, "second"))
+                )
+                if any(first <= second <= last and low <= key_hash % base < high for first, last, low, high in spans):
+                    kind = "unproven"
+            told.append((kind, identity, *(one or (None, None)), *(other or (None, None, None))))
+    return told
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_differs_is_laid_side_by_side(seed: int) -> None:
+    """Few identities and values, each often more than once, under topics that a table may lack."""
+    rng = np.random.default_rng(seed)
+
+    def some(count: int, *, stored: bool) -> list[Part]:
+        columns = {name: rng.integers(0, 6, count).astype(IDENTITY[name]) for name in IDENTITY.names or ()}
+        columns |= {"queue_id": np.zeros(count), "offset": np.zeros(count), "fingerprint": np.zeros(count)}
+        columns |= {"second": rng.integers(0, 4, count), "size": rng.integers(0, 2, count)}
+        names = pa.array(np.where(rng.random(count) < 0.3, "b", "a")).dictionary_encode()
+        if stored:
+            return [Part(1, columns, None if rng.random() < 0.2 else names, None, f"object {rng.integers(3)}")]
+        keys = pa.array([f"key {one}" for one in columns["key_hash"]])
+        return [Part(0, columns, names, keys)]
+
+    sides = ([some(9, stored=False)[0] for _ in range(3)], [some(7, stored=True)[0] for _ in range(4)])
+    met: dict[int, Blocks] = {}
+    entries: tuple[list[Entry], list[Entry]] = ([], [])
+    for side, parts in enumerate(sides):
+        batches = [pack(part, SCHEMA) for part in parts]
+        for row in (row for batch in batches for row in batch.to_pylist()):
+            entries[side].append(tuple(row[name] for name in ("identity", "value", "topic", "key", "object")))
+        numbers, blocks = cut(batches, Ranges(2, 1))
+        for number, block in zip(numbers.tolist(), blocks, strict=True):
+            met.setdefault(number, Blocks(number, ([], []))).sides[side].append(block)
+    spans = [(1, 2, 0, 3)]
+    hidden = Hidden({}, frozenset(), 4, "abs")
+    told = Told(1_000, 1_000)
+    for one in met.values():
+        told.take(_Values.of(one), hidden, spans, SCHEMA)
+    expected = by_hand(*entries, spans, 4)
+    kinds = (*KINDS, "unproven")
+    assert told.counts == [sum(row[0] == kind for row in expected) for kind in kinds] and sum(told.counts[:3]) > 5
+    columns = ["identity", "said", "said_topic", "held", "held_topic", "object"]
+    for kind, table in zip(kinds, told.listed, strict=False):
+        rows = [tuple(row[name] for name in columns) for row in table.sort_by("identity").to_pylist()]
+        assert sorted(map(repr, rows)) == sorted(repr(row[1:]) for row in expected if row[0] == kind)
+    few = Told(3, 2)
+    for one in met.values():
+        few.add(pair(iter([one]), frozenset(), hidden, SCHEMA, 3, 2))
+    assert few.listed[1].to_pylist() == told.listed[1].slice(0, 3).to_pylist()
+    assert few.listed[2].to_pylist() == told.listed[2].slice(0, 3).to_pylist()
+    extra = told.listed[1].sort_by([("identity", "ascending"), ("rank", "ascending")])
+    identities = extra["identity"].to_pylist()
+    assert few.sought[1]["identity"].to_pylist() == [one for one in identities if one <= identities[:2][-1]]

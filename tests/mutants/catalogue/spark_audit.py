@@ -21,8 +21,8 @@ MUTANTS = (
         "audit-gone-is-missing",
         "what a merge and a sweep removed during an audit is told as missing from the index",
         "spark/audit/differences.py",
-        "if o.name in bad | unread]",
-        "if o.name in bad]",
+        "frozenset(bad | matched.unread)",
+        "frozenset(bad)",
         (f"{TESTS}::test_what_is_merged_and_swept_during_an_audit_is_not_missing",),
     ),
     Mutant(
@@ -36,39 +36,33 @@ MUTANTS = (
     Mutant(
         "audit-time-alone-hides",
         "one damaged shard of a day hides what is missing from the others, which are sound",
-        "spark/audit/differences.py",
-        """
-        (F.col("kind") == "missing")
-        & F.col("said.second").between(F.col("first"), F.col("last"))
-        & reduce(operator.or_, [(where >= F.col("slot_low")) & (where < F.col("slot_high")) for where in places])
-    """,
-        'F.col("kind") == "missing") & F.col("said.second").between(F.col("first"), F.col("last")) & (places[0] >= 0',
+        "spark/audit/pairing.py",
+        "hidden |= inside & np.logical_or.reduce([(slot >= low) & (slot < high) for slot in slots])",
+        "hidden |= inside",
         (f"{TESTS}::test_a_damaged_shard_hides_nothing_of_another",),
     ),
     Mutant(
         "audit-first-interval-only",
         "of damaged objects only the first interval excuses what is not found",
-        "spark/audit/differences.py",
-        '_joined(damaged), "first long, last long, slot_low long, slot_high long"',
-        """
-            _joined(damaged)[:1], "first long, last long, slot_low long, slot_high long"
-        """,
+        "spark/audit/pairing.py",
+        "        return joined\n",
+        "        return joined[:1]\n",
         (f"{TESTS}::test_what_damage_found_late_hides_is_not_missing",),
     ),
     Mutant(
         "audit-bounds-cut-pairs",
         "an entry whose second is wrong and lies beyond a bound is told as missing or extra",
         "spark/audit/differences.py",
-        "if seconds != ALL_TIME and",
-        "if seconds == ALL_TIME and",
+        "bounded = seconds != ALL_TIME",
+        "bounded = seconds == ALL_TIME",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
     Mutant(
         "audit-sound-half-pairs",
         "what index and source both have outside of the bounds makes a missing entry a wrong one",
-        "spark/audit/differences.py",
-        'isNull() & ((F.col("source") == 0) != (F.col("index") == 0)))',
-        "isNull())",
+        "spark/audit/pairing.py",
+        "np.flatnonzero(values.in_source != values.in_index)",
+        "np.flatnonzero(values.in_source | values.in_index)",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
     Mutant(
@@ -81,10 +75,26 @@ MUTANTS = (
     ),
     Mutant(
         "audit-range-at-the-end",
-        "the last range of digests of a partition is not compared",
+        "the last range of a partition is not compared",
+        "spark/audit/ranges.py",
+        "    if held is not None:\n        yield held\n",
+        "",
+        (f"{TESTS}::test_what_index_and_source_disagree_about_is_told_once_each",),
+    ),
+    Mutant(
+        "audit-marks-of-one-range",
+        "what differs is sought in the first range of digests only",
         "spark/audit/matching.py",
-        "    end()\n    differing =",
-        "    differing =",
-        ("tests/spark/test_audit_matching.py::test_what_is_cut_is_compared_whole_and_too_much_is_not_told",),
+        "whole[number * size : (number + 1) * size]",
+        "whole[:size]",
+        ("tests/spark/test_audit_matching.py::test_what_is_cut_is_compared_whole_and_what_differs_is_marked",),
+    ),
+    Mutant(
+        "audit-unlike-values-in-any-order",
+        "of an entry that is there more than once any value is laid beside any other",
+        "spark/audit/pairing.py",
+        "order = np.lexsort([*values, *identities])",
+        "order = np.lexsort([*values[:0], *identities])",
+        ("tests/spark/test_audit_matching.py::test_what_differs_is_laid_side_by_side",),
     ),
 )

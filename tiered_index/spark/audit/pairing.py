@@ -212,7 +212,8 @@ def _numbered(texts: pa.DictionaryArray) -> tuple[pa.Array, Int64]:
     numbers = np.empty(len(names) + 1, np.int64)
     numbers[order] = np.arange(len(names))
     numbers[-1] = _NONE
-    return names.take(pa.array(order)), numbers[texts.indices.fill_null(_NONE).to_numpy()]
+    found: Int64 = numbers[texts.indices.fill_null(_NONE).to_numpy()]
+    return names.take(pa.array(order)), found
 
 
 @dataclass(slots=True)
@@ -286,7 +287,8 @@ class Told:
         if len(known) > self.most:
             by = [(name, "ascending") for name in ("topic", "key", "at")]
             known = known.take(pc.select_k_unstable(known, self.most, by))
-        return of_kind[np.concatenate([unknown[: self.most], known["at"].to_numpy()])]
+        places: Int64 = np.concatenate([unknown[: self.most], known["at"].to_numpy()])
+        return of_kind[places]
 
     def _list(self, kind: int, table: pa.Table) -> None:
         both = pa.concat_tables([self.listed[kind], table])

@@ -53,9 +53,9 @@ class Ranges:
     def cut(self, mixed: UInt64) -> tuple[npt.NDArray[np.intp], npt.NDArray[np.intp], npt.NDArray[np.int64]]:
         """Return the order (n) by range of entries (n), where each range begins in it (k), and the ranges (k)."""
         # of 16 bits NumPy sorts by radix
-        numbers = (mixed >> np.uint64(64 - self.bits)).astype(np.uint16 if self.bits <= 16 else np.uint32)
-        order = np.argsort(numbers, kind="stable")
-        numbers = numbers[order].astype(np.int64)
+        short = (mixed >> np.uint64(64 - self.bits)).astype(np.uint16 if self.bits <= 16 else np.uint32)
+        order = np.argsort(short, kind="stable")
+        numbers: npt.NDArray[np.int64] = short[order].astype(np.int64)
         firsts = np.flatnonzero(np.diff(numbers, prepend=-1))
         return order, firsts, numbers[firsts]
 
