@@ -27,16 +27,36 @@ if TYPE_CHECKING:
 # Is called with (stage, tasks done, tasks).
 Progress: TypeAlias = Callable[[str, int, int], None]
 _INTERVAL_S = 0.5
-_GROUP = "spark.jobGroup.id"
+_GROUP, _DESCRIPTION = "spark.jobGroup.id", "spark.job.description"
+
+
+# What Spark's own pages say of a stage's jobs.
+_DOING = {
+    "count": "count the entries of each window, or the keys",
+    "build": "hash, pack and write window tables",
+    "objects": "check every byte of objects and archived segments",
+    "compare": "compare the index's entries with its source's",
+    "merge": "merge files and tables into window tables",
+    "compact": "compact staged files",
+    "find": "find what is to be erased",
+    "overwrite": "overwrite archived segments without what is erased",
+    "search": "look keys up in the stored objects",
+    "write": "write the answers",
+}
 
 
 @contextlib.contextmanager
 def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[list[int]]:
-    """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number."""
+    """Call `progress` with (stage, tasks done, tasks) meanwhile and at the end; yield what then has their number.
+
+    Spark's jobs meanwhile are of a group of their own, named by the stage, and described.
+    """
     seen: list[int] = []
-    context, group = spark.sparkContext, f"tiered_index-{secrets.token_hex(4)}"
-    before = context.getLocalProperty(_GROUP)
-    context.setLocalProperty(_GROUP, group)
+    context, group = spark.sparkContext, f"tiered_index-{stage}-{secrets.token_hex(4)}"
+    named = {_GROUP: group, _DESCRIPTION: f"tiered_index {stage}: {_DOING[stage]}"}
+    before: dict[str, Any] = {name: context.getLocalProperty(name) for name in named}
+    for name, value in named.items():
+        context.setLocalProperty(name, value)
     over = threading.Event()
 
     def watch() -> None:
@@ -50,11 +70,12 @@ def watched(spark: SparkSession, stage: str, progress: Progress) -> Iterator[lis
         yield seen
         done, total = _tasks(context, group)
         seen.append(max(done, total))
-        progress(stage, max(done, total), total)
     finally:
         over.set()
         thread.join()
-        context.setLocalProperty(_GROUP, before)  # type: ignore[arg-type]
+        for name, value in before.items():
+            context.setLocalProperty(name, value)
+    progress(stage, max(done, total), total)
 
 
 def _tasks(context: SparkContext, group: str) -> tuple[int, int]:

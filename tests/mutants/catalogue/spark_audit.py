@@ -20,9 +20,9 @@ MUTANTS = (
     Mutant(
         "audit-gone-is-missing",
         "what a merge and a sweep removed during an audit is told as missing from the index",
-        "spark/audit/differences.py",
-        "frozenset(bad | matched.unread)",
-        "frozenset(bad)",
+        "spark/audit/pairing.py",
+        "if name in self.damaged | unread]",
+        "if name in ()]",
         (f"{TESTS}::test_what_is_merged_and_swept_during_an_audit_is_not_missing",),
     ),
     Mutant(
@@ -61,8 +61,12 @@ MUTANTS = (
         "audit-sound-half-pairs",
         "what index and source both have outside of the bounds makes a missing entry a wrong one",
         "spark/audit/pairing.py",
-        "np.flatnonzero(values.in_source != values.in_index)",
-        "np.flatnonzero(values.in_source | values.in_index)",
+        """np.flatnonzero(values.in_source != values.in_index)
+        if len(alone):
+            mine, none = values.in_source[alone],""",
+        """np.flatnonzero(values.in_source | values.in_index)
+        if len(alone):
+            mine, none = ~values.in_index[alone],""",
         (f"{TESTS}::test_a_wrong_second_beyond_a_bound_is_wrong_and_told_once",),
     ),
     Mutant(

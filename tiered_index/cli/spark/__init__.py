@@ -7,15 +7,18 @@ from __future__ import annotations
 import contextlib
 import logging
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.options import pairs
-from tiered_index.cli.session import Session
+from tiered_index.cli.progress import Progress
+from tiered_index.cli.session import Session, open_stored_index, storage_uri
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError
+from tiered_index.spark.executors import StorageAddress
 from tiered_index.spark.metrics import JobMetrics
 
 if TYPE_CHECKING:
@@ -30,6 +33,15 @@ def given_storage(config: IndexConfig) -> str:
     if config.storage is None:
         raise ConfigError("no storage is given: --storage URI")
     return config.storage
+
+
+def check_index(config: IndexConfig) -> None:
+    """Raise what a job on an index does before its tasks begin: `ConfigError` where they can't reach it, `NotAnIndex`,
+    what the storage raises.
+    """
+    StorageAddress(storage_uri(config), config.s3)
+    with open_stored_index(config):
+        pass
 
 
 def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = False) -> SparkSession:
@@ -74,16 +86,30 @@ def _interrupts_after() -> Iterator[None]:
         signal.raise_signal(came[0])
 
 
-def progress_of(session: Session) -> Callable[[str, int, int], None]:
-    """Return what is told of tasks done: a line on stderr where that has changed."""
+@contextlib.contextmanager
+def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield what is told of tasks done: a bar on a terminal, else a line on stderr where that has changed; no bar
+    beside a document.
+    """
     last: list[tuple[str, int, int]] = []
+    bars: dict[str, Progress] = {}
+    # ends the bar of the stage before
+    with contextlib.ExitStack() as shown:
 
-    def tell(stage: str, done: int, total: int) -> None:
-        if total and last[-1:] != [(stage, done, total)]:
+        def tell(stage: str, done: int, total: int) -> None:
+            if not total or last[-1:] == [(stage, done, total)]:
+                return
             last[:] = [(stage, done, total)]
-            session.out.note(f"{stage}: {done:,} of {total:,} tasks")
+            if session.out.as_json or session.out.logs_json or not sys.stderr.isatty():
+                session.out.note(f"{stage}: {done:,} of {total:,} tasks")
+                return
+            if stage not in bars:
+                shown.close()
+                bars.clear()
+                bars[stage] = shown.enter_context(session.progress(stage, total))
+            bars[stage].update(done, f"{done:,} of {total:,} tasks", total)
 
-    return tell
+        yield tell
 
 
 def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:

@@ -4,6 +4,7 @@ executors.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,7 @@ from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark import given_storage, progress_of, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
+from tiered_index.spark.metrics import watched
 from tiered_index.types import format_time
 
 if TYPE_CHECKING:
@@ -98,27 +100,28 @@ def lookup(
     kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}
     columns |= {name: F.lit(value).cast(kinds[name]) for name, value in given.items() if value is not None}
     begun = time.monotonic()
-    result = look_up(
-        spark,
-        read_keys(spark, keys, config.s3),
-        storage=storage,
-        columns=columns,
-        max_count=max_count,
-        nested=nested,
-        allow_partial=allow_partial,
-        skip_null=skip_null,
-        **bounds,
-        messages=messages,
-        config=config,
-        dry_run=dry_run,
-        progress=progress_of(session),
-    )
-    try:
+    with contextlib.ExitStack() as ending:
+        progress = ending.enter_context(progress_of(session))
+        result = look_up(
+            spark,
+            read_keys(spark, keys, config.s3),
+            storage=storage,
+            columns=columns,
+            max_count=max_count,
+            nested=nested,
+            allow_partial=allow_partial,
+            skip_null=skip_null,
+            **bounds,
+            messages=messages,
+            config=config,
+            dry_run=dry_run,
+            progress=progress,
+        )
+        ending.callback(result.release)
         if result.frame is not None and out is not None:
-            write_answers(result.frame, out, config.s3)
+            with watched(spark, "write", progress):
+                write_answers(result.frame, out, config.s3)
         statuses = result.statuses
-    finally:
-        result.release()
     _write_looked_up(session.out, result, statuses, time.monotonic() - begun)
     return _PARTIAL if statuses.get("partial") else 0
 
@@ -213,21 +216,22 @@ def audit(
     # all of it before Spark, which takes seconds to start
     if report is not None:
         check_report_name(report, config.s3)
-    if source:
-        check_audit(source, storage=storage, fields={**columns, **dict.fromkeys(constants)}, config=config)
+    fields: dict[str, object] = {**columns, **dict.fromkeys(constants)}
+    check_audit(source or None, storage=storage, fields=fields, config=config)
     spark = spark_of(master, conf, ship=ship)
     begun = time.monotonic()
-    result = audit_index(
-        spark,
-        source or None,
-        storage=storage,
-        columns=spark_columns(columns, constants),
-        begin_ms=begin,
-        end_ms=end,
-        most_listed=list_,
-        config=config,
-        progress=progress_of(session),
-    )
+    with progress_of(session) as progress:
+        result = audit_index(
+            spark,
+            source or None,
+            storage=storage,
+            columns=spark_columns(columns, constants),
+            begin_ms=begin,
+            end_ms=end,
+            most_listed=list_,
+            config=config,
+            progress=progress,
+        )
     elapsed_s = time.monotonic() - begun
     session.out.answer(_document(result, elapsed_s))
     _write_audited(session.out, result, elapsed_s, bounded=begin is not None or end is not None)

@@ -27,7 +27,7 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
-from tiered_index.cli.spark import given_storage, job_document, progress_of, spark_columns, spark_of
+from tiered_index.cli.spark import check_index, given_storage, job_document, progress_of, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import JobMetrics
 from tiered_index.types import format_time
@@ -87,20 +87,21 @@ def build(
     check_build(source, storage=storage, window=window, shards=wanted_shards, fields=fields, mode=mode, config=config)
     spark = spark_of(master, conf, ship=ship)
     begun = time.monotonic()
-    result = build_tables(
-        spark,
-        source,
-        storage=storage,
-        window=window,
-        shards=wanted_shards,
-        columns=spark_columns(columns, constants),
-        mode=mode,
-        config=config,
-        max_windows=max_windows,
-        skip_corrupt=skip_corrupt,
-        dry_run=dry_run,
-        progress=progress_of(session),
-    )
+    with progress_of(session) as progress:
+        result = build_tables(
+            spark,
+            source,
+            storage=storage,
+            window=window,
+            shards=wanted_shards,
+            columns=spark_columns(columns, constants),
+            mode=mode,
+            config=config,
+            max_windows=max_windows,
+            skip_corrupt=skip_corrupt,
+            dry_run=dry_run,
+            progress=progress,
+        )
     _write_built(session.out, result, time.monotonic() - begun)
     return 0
 
@@ -169,10 +170,10 @@ def compact(
     if dry_run:
         report = plan_compaction(storage=uri, s3=config.s3, prices=config.prices)
     else:
+        check_index(config)
         spark = spark_of(master, conf, ship=ship)
-        report = compact_staged_files(
-            spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress_of(session)
-        )
+        with progress_of(session) as progress:
+            report = compact_staged_files(spark, storage=uri, s3=config.s3, prices=config.prices, progress=progress)
     _write_compacted(session.out, report, time.monotonic() - begun)
     return _CORRUPT if report.damaged else _UNAVAILABLE if report.failed else 0
 
@@ -234,21 +235,23 @@ def merge(
         with open_stored_index(config) as index:
             show_plans(session, index, options, config.prices)
         return 0
+    check_index(config)
     spark = spark_of(master, conf, ship=ship)
     from tiered_index.spark.build.merge import merge as merge_tables
 
     told: list[dict[str, Any]] = []
     metrics: list[JobMetrics] = []
     for chosen in options:
-        result = merge_tables(
-            spark,
-            storage=storage_uri(config),
-            window=chosen.window_s,
-            options=chosen,
-            s3=config.s3,
-            prices=config.prices,
-            progress=progress_of(session),
-        )
+        with progress_of(session) as progress:
+            result = merge_tables(
+                spark,
+                storage=storage_uri(config),
+                window=chosen.window_s,
+                options=chosen,
+                s3=config.s3,
+                prices=config.prices,
+                progress=progress,
+            )
         left = [list(pair) for pair in result.left]
         told.append({"window_s": chosen.window_s, **job_document(result), "left": left})
         metrics.append(result.metrics)
@@ -294,25 +297,25 @@ def erase(
     if not yes:
         return erase_here(session, request, yes=False, now=True, grace_s=grace)
     config = session.config()
-    with open_stored_index(config):
-        pass  # what can't be opened is told before Spark starts
+    check_index(config)
     spark = spark_of(master, conf, ship=ship)
     from tiered_index.spark.build.erase import erase as erase_on
 
-    done = erase_on(
-        spark,
-        storage=storage_uri(config),
-        topic=topic,
-        keys=request.keys or None,
-        queue_id=queue,
-        before_ms=before,
-        yes=True,
-        grace_s=grace,
-        shard_bytes=shard_bytes,
-        s3=config.s3,
-        prices=config.prices,
-        progress=progress_of(session),
-    )
+    with progress_of(session) as progress:
+        done = erase_on(
+            spark,
+            storage=storage_uri(config),
+            topic=topic,
+            keys=request.keys or None,
+            queue_id=queue,
+            before_ms=before,
+            yes=True,
+            grace_s=grace,
+            shard_bytes=shard_bytes,
+            s3=config.s3,
+            prices=config.prices,
+            progress=progress,
+        )
     costs = {name: getattr(done.metrics, name) for name in ("requests", "cost_usd")}
     session.out.answer({**done.to_dict(), **costs})
     return tell_erased(session.out, done)

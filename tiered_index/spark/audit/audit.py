@@ -79,8 +79,8 @@ class AuditResult:
         return self.report.status
 
 
-def check_audit(source: SourceLike, *, storage: str, fields: Mapping[str, object], config: IndexConfig) -> None:
-    """Raise what `audit` does for a source, as far as that needs no Spark; `fields` are as `columns` there."""
+def check_audit(source: SourceLike | None, *, storage: str, fields: Mapping[str, object], config: IndexConfig) -> None:
+    """Raise what `audit` does for an index and a source, as far as that needs no Spark; `fields` are as `columns`."""
     with StorageAddress(storage, config.s3).open() as opened:
         try:
             genesis = StorageLog(opened, SystemClock()).open().genesis
@@ -89,7 +89,8 @@ def check_audit(source: SourceLike, *, storage: str, fields: Mapping[str, object
         except TieredIndexError:
             return  # what else is wrong with a log an audit tells
     assert genesis is not None
-    check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
+    if source is not None:
+        check_source(source, fields, genesis.layout.schema, partial(StorageAddress, options=config.s3))
 
 
 def audit(
