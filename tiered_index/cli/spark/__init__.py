@@ -58,6 +58,7 @@ def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = Fal
         spark.sparkContext.setLogLevel("ERROR")
     # py4j logs whatever interrupts it, with where it was
     logging.getLogger().addFilter(lambda record: record.module != "java_gateway")
+    logging.getLogger("py4j").setLevel(logging.CRITICAL)
     if ship:
         from tiered_index.spark.session import ship_package
 
@@ -74,16 +75,16 @@ def _interrupts_after() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    came: list[int] = []
+    # held back by the system: Spark's context puts a way of its own in the place of any handler that is set meanwhile
     numbers = (signal.SIGINT, signal.SIGALRM)
-    before = [signal.signal(number, lambda number, _: came.append(number)) for number in numbers]
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    before = [signal.getsignal(number) for number in numbers]
     try:
         yield
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
-    if came:
-        signal.raise_signal(came[0])
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
 
 
 @contextlib.contextmanager
@@ -109,7 +110,26 @@ def progress_of(session: Session) -> Iterator[Callable[[str, int, int], None]]:
                 bars[stage] = shown.enter_context(session.progress(stage, total))
             bars[stage].update(done, f"{done:,} of {total:,} tasks", total)
 
-        yield tell
+        try:
+            yield tell
+        except BaseException as error:
+            # what tidies up behind an interrupt asks Java by the connection that it broke
+            behind: BaseException | None = error
+            while isinstance(behind, Exception):
+                behind = behind.__context__
+            if behind is None:
+                raise
+            _hush()
+            raise behind from None
+
+
+def _hush() -> None:
+    """Have Java say nothing of the tasks that end with it."""
+    from pyspark.sql import SparkSession
+
+    with contextlib.suppress(Exception):
+        if (spark := SparkSession.getActiveSession()) is not None:
+            spark.sparkContext.setLogLevel("OFF")
 
 
 def job_document(result: BuildResult | CompactReport | MergeResult) -> dict[str, Any]:
