@@ -382,6 +382,22 @@ def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
         shared.destroy()
 
 
+_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+@contextlib.contextmanager
+def large_batches(spark: SparkSession) -> Iterator[None]:
+    """Have Spark hand rows to Python in batches of 2^17 in this block, fewer where they pass its bound
+    of bytes (64 MiB).
+    """
+    before = spark.conf.get(_ROWS)
+    spark.conf.set(_ROWS, str(1 << 17))
+    try:
+        yield
+    finally:
+        spark.conf.set(_ROWS, before)
+
+
 _ARROW_TYPES = {
     "int": pa.int32(),
     "long": pa.int64(),

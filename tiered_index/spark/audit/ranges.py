@@ -23,7 +23,7 @@ from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
 from tiered_index.spark.audit.entries import Part, Picked, Unread
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast
+from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, large_batches
 
 _BLOCKS = "partition int, range int, side int, block binary, object string"
 _ARROW = arrow_schema(_BLOCKS)
@@ -108,7 +108,7 @@ class Sides:
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
         largest = sorted(stored, key=lambda one: -one.size_bytes)
         tasks = min(len(stored), max(4 * self.cores, sum(one.size_bytes for one in stored) // _OBJECT_BYTES))
-        with broadcast(spark, (largest, picked)) as shared:
+        with broadcast(spark, (largest, picked)) as shared, large_batches(spark):
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 return _blocks(entries.source_entries(batches, schema, shared.value[1]), ranges, pack, cut)

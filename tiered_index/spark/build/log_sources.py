@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ _ARCHIVE = "archive:"
 _STORE = "store="
 _COLUMNS = f"topic string, queue_id int, key string, offset long, size int, timestamp_ms long, {SKIPPED} string"
 _ARROW = arrow_schema(_COLUMNS)
+LOG_COLUMNS = tuple(_ARROW.names)
 # What `ingest` takes by default: an index that it made is audited against its store.
 _SELECTION = Selection()
 
@@ -49,14 +51,29 @@ def is_archive(path: str | os.PathLike[str]) -> bool:
     return os.fspath(path).startswith(_ARCHIVE)
 
 
-def log_frame(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class LogEntries:
+    """The entries of commit logs: segments, one to a partition, and what tasks read of those (`LOG_COLUMNS`)."""
+
+    segments: DataFrame
+    read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+
+    @property
+    def frame(self) -> DataFrame:
+        """The entries as rows of Spark."""
+        return self.segments.mapInArrow(self.read, _COLUMNS)
+
+
+def log_entries(spark: SparkSession, stores: Sequence[StoreDirectory], skip_corrupt: bool) -> LogEntries:
     """Return the entries of local stores."""
     folders = [store.commitlog for store in stores]
     splits = [[str(f), one.start, one.end] for f in folders for one in CommitLogReader(f).segments()]
-    return frame_of_splits(spark, splits).mapInArrow(partial(_read_local, skip_corrupt=skip_corrupt), _COLUMNS)
+    return LogEntries(frame_of_splits(spark, splits), partial(_read_local, skip_corrupt=skip_corrupt))
 
 
-def archive_frame(spark: SparkSession, sources: Sequence[str], address_of: AddressOf, skip_corrupt: bool) -> DataFrame:
+def archive_entries(
+    spark: SparkSession, sources: Sequence[str], address_of: AddressOf, skip_corrupt: bool
+) -> LogEntries:
     """Return the entries of archived segments. Raises `InvalidArgument` for none, `NotAnIndex`, as the storage."""
     splits: list[list[Any]] = []
     for source in sources:
@@ -65,7 +82,7 @@ def archive_frame(spark: SparkSession, sources: Sequence[str], address_of: Addre
             state = StorageLog(storage, SystemClock()).open()
         splits += [[uri, segment.to_json()] for segment in archived_segments(state, store, uri)]
     read = partial(_read_archived, address_of=address_of, skip_corrupt=skip_corrupt)
-    return frame_of_splits(spark, splits).mapInArrow(read, _COLUMNS)
+    return LogEntries(frame_of_splits(spark, splits), read)
 
 
 def archived_segments(state: LogState, store: str | None, where: str) -> list[ArchivedSegment]:

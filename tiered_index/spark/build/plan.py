@@ -29,6 +29,7 @@ from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import Entries
+from tiered_index.spark.executors import large_batches
 from tiered_index.types import MAX_TIMESTAMP_MS
 
 # Length of a quarantine window: what a time difference of 32 bits can say.
@@ -107,7 +108,8 @@ def take_census(entries: Entries, scale: WindowScale, max_windows: int) -> Censu
     """Count a source's entries in tasks. Raises `InvalidArgument`."""
     names = [name for name in CENSUS_COLUMNS if name in entries.names]
     count = partial(count_batches, scale=scale, max_windows=max_windows)
-    return Census.of(entries.mapped(count, [*names, HAS_KEY], "census binary").collect())
+    with large_batches(entries.frame.sparkSession):
+        return Census.of(entries.mapped(count, [*names, HAS_KEY], "census binary").collect())
 
 
 def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_windows: int) -> Iterator[pa.RecordBatch]:

@@ -29,7 +29,15 @@ from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan
 from tiered_index.spark.build.sources import Entries
-from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, cells_of, gathered
+from tiered_index.spark.executors import (
+    StorageAddress,
+    arrow_schema,
+    between_tasks,
+    broadcast,
+    cells_of,
+    gathered,
+    large_batches,
+)
 from tiered_index.storage.base import Storage
 
 _CHUNK = 1 << 17
@@ -147,7 +155,8 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
     """Run a build's tasks; return one result of each partition that got anything. Driver."""
     # a row of what was skipped has no key, and makes no entry
     names = [name for name in entries.names if name != SKIPPED]
-    with broadcast(entries.frame.sparkSession, plan) as shared:
+    spark = entries.frame.sparkSession
+    with broadcast(spark, plan) as shared, large_batches(spark):
 
         def pack(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             return pack_batches(batches, shared.value)

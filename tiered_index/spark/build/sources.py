@@ -18,12 +18,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.spark.build.log_sources import SKIPPED, archive_frame, is_archive, log_frame
+from tiered_index.spark.build.log_sources import (
+    LOG_COLUMNS,
+    SKIPPED,
+    LogEntries,
+    archive_entries,
+    is_archive,
+    log_entries,
+)
 from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, spark_type
 from tiered_index.spark.executors import (
     AddressOf,
@@ -76,13 +84,12 @@ def frame_of(
     """Return the messages, or a commit log's entries, of a source. Raises `InvalidArgument`, as the storage."""
     if is_frame(source):
         return source
-    archives, stored, local = _places(source)
-    if archives:
-        return archive_frame(spark, archives, address_of, skip_corrupt)
+    log = _log_of(spark, source, address_of, skip_corrupt)
+    if log is not None:
+        return log.frame
+    _, stored, local = _places(source)
     if stored:
         return _stored_frame(spark, stored, address_of)
-    if any((path / "commitlog").is_dir() for path in local):
-        return log_frame(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
     files = [file for path in local for file in _files_below(path)]
     urls = [to_read(file) for file in files]
     if _kind_of([str(file) for file in files]) == "parquet":
@@ -90,6 +97,18 @@ def frame_of(
     with typed_errors("reading the source"):
         check_lines(spark, files)
     return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
+
+
+def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
+    """Return the entries of the commit logs that a source is, None for another one. Raises as `frame_of`."""
+    if is_frame(source):
+        return None
+    archives, _, local = _places(source)
+    if archives:
+        return archive_entries(spark, archives, address_of, skip_corrupt)
+    if any((path / "commitlog").is_dir() for path in local):
+        return log_entries(spark, [StoreDirectory.open(path) for path in local], skip_corrupt)
+    return None
 
 
 def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list[str], list[str], list[Path]]:
@@ -307,8 +326,22 @@ def entries_of(
                 check_kind(name, spark_type(files.schema.field(column).type) or "", column) if column else None
             parts = files.parts(spark.sparkContext.defaultParallelism)
             return Entries(_numbers(spark, len(parts)), tuple(wanted), EntryReader(files, parts, given))
-    frame = entry_frame(frame_of(spark, source, address_of, skip_corrupt=skip_corrupt), columns, schema)
+    log = _log_of(spark, source, address_of, skip_corrupt)
+    if log is not None and not columns and set(wanted := _wanted({}, (), schema)) < set(LOG_COLUMNS):
+        return Entries(log.segments, (*wanted, SKIPPED), partial(_of_log, log.read))
+    there = frame_of(spark, source, address_of, skip_corrupt=skip_corrupt) if log is None else log.frame
+    frame = entry_frame(there, columns, schema)
     return Entries(frame, tuple(frame.columns))
+
+
+def _of_log(
+    read: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    batches: Iterable[pa.RecordBatch],
+    names: Sequence[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield the fields `names` of a log's entries, `HAS_KEY` among them."""
+    for batch in read(batches):
+        yield batch.append_column(HAS_KEY, pc.is_valid(batch.column("key"))).select(list(names))
 
 
 def _parquet_files(source: SourceLike, address_of: AddressOf) -> ParquetFiles | None:

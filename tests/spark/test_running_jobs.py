@@ -1,0 +1,153 @@
+"""How a job runs: what Spark's pages and a terminal say of it, what it sets and takes back, how it is interrupted."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import io
+import sys
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tests.spark.entries import BEGIN_MS, messages, write_parquet
+from tiered_index import IndexConfig
+from tiered_index.cli.main import run
+from tiered_index.cli.output import Output
+from tiered_index.cli.session import Session
+from tiered_index.cli.spark import progress_of
+from tiered_index.format.layout import PRESETS
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.spark import build, merge
+from tiered_index.spark.audit.audit import audit
+from tiered_index.spark.build.log_sources import SKIPPED
+from tiered_index.spark.build.parquet import HAS_KEY
+from tiered_index.spark.build.sources import FIELDS, entries_of, frame_of
+from tiered_index.spark.executors import StorageAddress, large_batches, spare_collections
+from tiered_index.storage.s3.options import S3Options
+
+_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+
+
+def test_each_job_has_a_group_of_its_own_and_says_what_it_does(
+    spark: Any, storage: str, config: IndexConfig, tmp_path: Path
+) -> None:
+    context = spark.sparkContext
+    last: dict[str, tuple[int, int]] = {}
+
+    def told(stage: str, done: int, total: int) -> None:
+        last[stage] = done, total
+
+    table = messages(400)
+    source = write_parquet(table, tmp_path / "m.parquet")
+    context.setJobDescription("mine")
+    jobs = _jobs_described(spark)
+    build(spark, source, storage=storage, config=config, progress=told)
+    audit(spark, source, storage=storage, config=config, progress=told)
+    merge(spark, storage=storage, window="30d", progress=told)
+    assert all(done >= total > 0 for done, total in last.values())
+    assert context.getLocalProperty("spark.job.description") == "mine"
+    context.setJobDescription(None)
+    described = _jobs_described(spark)[len(jobs) :]
+    stages = ("count", "build", "objects", "compare", "merge")
+    assert [*last] == [*stages]
+    assert [stage for stage in stages if any(f"tiered_index {stage}: " in text for text in described)] == [*stages]
+
+
+def _jobs_described(spark: Any) -> list[str]:
+    """Return the descriptions of the jobs that Spark has kept, oldest first."""
+    spark.sparkContext._jsc.sc().listenerBus().waitUntilEmpty()
+    jobs = spark.sparkContext._jsc.sc().statusStore().jobsList(None)
+    listed = [jobs.apply(place) for place in range(jobs.size())]
+    return [job.description().get() if job.description().isDefined() else "" for job in reversed(listed)]
+
+
+def test_batches_are_large_while_a_job_runs_and_as_before_behind_it(spark: Any) -> None:
+    rows = spark.range(0, 40_000, 1, 1)
+
+    def sizes(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            yield pa.record_batch({"size": [batch.num_rows]})
+
+    before = spark.conf.get(_ROWS)
+    try:
+        spark.conf.set(_ROWS, "10000")
+        with large_batches(spark):
+            assert [row[0] for row in rows.mapInArrow(sizes, "size long").collect()] == [40_000]
+        with pytest.raises(ValueError, match="fails"), large_batches(spark):
+            raise ValueError("fails")
+        assert spark.conf.get(_ROWS) == "10000"
+    finally:
+        spark.conf.set(_ROWS, before)
+
+
+def test_a_worker_sets_its_modules_apart_behind_its_first_task(spark: Any) -> None:
+    def apart(_: int) -> int:
+        spare_collections()
+        spare_collections()
+        return gc.get_freeze_count() if len(gc.callbacks) == 1 else -1
+
+    for _ in range(2):
+        found = spark.sparkContext.parallelize(range(8), 8).map(apart).collect()
+    assert min(found) > 10_000
+
+
+def test_a_log_is_read_by_the_tasks_that_pack_it(spark: Any, tmp_path: Path) -> None:
+    with StoreWriter(tmp_path / "store", segment_bytes=20_000) as writer:
+        for n in range(300):
+            writer.put("t", n % 3, b"body" * 20, keys=[f"k-{n}", f"l-{n}"] * (n % 5 > 0), store_ms=BEGIN_MS + n * 1000)
+    address_of = partial(StorageAddress, options=S3Options())
+    schema = PRESETS["native"].schema
+    entries = entries_of(spark, tmp_path / "store", {}, schema, address_of)
+    assert entries.read is not None and entries.names == (*FIELDS, SKIPPED)
+    splits = entries.frame.toArrow().to_batches()
+    read = pa.Table.from_batches(entries.read(splits, [*FIELDS, HAS_KEY]))
+    theirs = frame_of(spark, tmp_path / "store", address_of).toArrow()
+    assert read.select(list(FIELDS)).to_pylist() == theirs.select(list(FIELDS)).to_pylist() and len(read) > 400
+    assert read[HAS_KEY].to_pylist() == [key is not None for key in read["key"].to_pylist()]
+    # an expression, or a column of another name, is Spark's to make
+    assert entries_of(spark, tmp_path / "store", {"key": "topic"}, schema, address_of).read is None
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize(("as_json", "bar"), [(False, True), (True, False)], ids=["people", "programs"])
+def test_a_terminal_shows_a_bar_but_beside_a_document(as_json: bool, bar: bool, monkeypatch: Any) -> None:
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    with progress_of(Session(Output(as_json=as_json))) as tell:
+        for done in (1, 2, 3):
+            tell("count", done, 3)
+        tell("build", 0, 5)
+    assert ("\x1b[" in screen.getvalue()) == bar
+    assert ("count: 3 of 3 tasks\n" in screen.getvalue()) != bar
+
+
+@pytest.mark.parametrize("failure", [KeyboardInterrupt, SystemExit])
+def test_what_fails_behind_an_interrupt_is_the_interrupt(failure: type[BaseException]) -> None:
+    """Java's connection is broken by then: whatever is tidied up fails."""
+    with pytest.raises(failure), progress_of(Session(Output(as_json=False, quiet=True))):
+        try:
+            raise failure
+        finally:
+            raise RuntimeError("no answer from Java")
+    with pytest.raises(RuntimeError, match="alone"), progress_of(Session(Output(as_json=False, quiet=True))):
+        raise RuntimeError("alone")
+
+
+@pytest.mark.parametrize("job", ["merge", "compact", "erase --topic t --yes", "audit"])
+def test_an_index_that_is_not_there_is_told_before_spark_starts(
+    job: str, tmp_path: Path, capfd: Any, monkeypatch: Any
+) -> None:
+    for module in ("reading", "writing"):
+        monkeypatch.setattr(importlib.import_module(f"tiered_index.cli.spark.{module}"), "spark_of", None)
+    with pytest.raises(SystemExit) as ended:
+        run(["spark", *job.split(), "--storage", f"file://{tmp_path}/nothing"])
+    assert ended.value.code == 2 and "nothing" in capfd.readouterr().err
