@@ -390,7 +390,7 @@ def large_batches(spark: SparkSession) -> Iterator[None]:
     """Have Spark hand rows to Python in batches of 2^17 in this block, fewer where they pass its bound
     of bytes (64 MiB).
     """
-    before = spark.conf.get(_ROWS)
+    before = str(spark.conf.get(_ROWS))
     spark.conf.set(_ROWS, str(1 << 17))
     try:
         yield

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import importlib
 import logging
 import os
 import re
@@ -45,11 +46,9 @@ def open_session(
 
     Raises `ConfigError` where PySpark (the extra ``spark``) or Java is missing or too old.
     """
-    try:
-        from pyspark.errors import PySparkException
-        from pyspark.sql import SparkSession
-    except ImportError as error:
-        raise ConfigError("PySpark is not installed: pip install 'tiered_index[spark]'") from error
+    check_pyspark()
+    from pyspark.errors import PySparkException
+    from pyspark.sql import SparkSession
 
     if SparkSession.getActiveSession() is None:
         check_java()
@@ -63,6 +62,14 @@ def open_session(
         return builder.getOrCreate()
     except PySparkException as error:
         raise ConfigError(f"Spark does not start: {error}") from error
+
+
+def check_pyspark() -> None:
+    """Raise `ConfigError` where PySpark is missing."""
+    try:
+        importlib.import_module("pyspark.sql")
+    except ImportError as error:
+        raise ConfigError("PySpark is not installed: pip install 'tiered_index[spark]'") from error
 
 
 def check_java() -> None:

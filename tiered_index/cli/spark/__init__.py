@@ -39,6 +39,9 @@ def check_index(config: IndexConfig) -> None:
     """Raise what a job on an index does before its tasks begin: `ConfigError` where they can't reach it, `NotAnIndex`,
     what the storage raises.
     """
+    from tiered_index.spark.session import check_pyspark
+
+    check_pyspark()
     StorageAddress(storage_uri(config), config.s3)
     with open_stored_index(config):
         pass
