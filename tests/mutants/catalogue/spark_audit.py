@@ -1,4 +1,4 @@
-"""Of audits on Spark."""
+"""Of audits on Spark, and of how jobs run."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 __all__ = ["MUTANTS"]
 
 TESTS = "tests/spark/test_audit.py"
+RUNNING = "tests/spark/test_running_jobs.py"
 
 MUTANTS = (
     Mutant(
@@ -100,5 +101,45 @@ MUTANTS = (
         "order = np.lexsort([*values, *identities])",
         "order = np.lexsort([*values[:0], *identities])",
         ("tests/spark/test_audit_matching.py::test_what_differs_is_laid_side_by_side",),
+    ),
+    Mutant(
+        "spark-modules-collected",
+        "a worker looks for garbage among its modules behind each task",
+        "spark/executors.py",
+        "        gc.freeze()\n",
+        "        pass\n",
+        (f"{RUNNING}::test_a_worker_sets_its_modules_apart_behind_its_first_task",),
+    ),
+    Mutant(
+        "spark-batches-stay-large",
+        "a session keeps the batches of a job that failed",
+        "spark/executors.py",
+        "        spark.conf.set(_ROWS, before)\n",
+        "        pass\n",
+        (f"{RUNNING}::test_batches_are_large_while_a_job_runs_and_as_before_behind_it",),
+    ),
+    Mutant(
+        "spark-interrupt-unexpected",
+        "Ctrl-C during a Spark job is told as an error of its connection to Java",
+        "cli/spark/__init__.py",
+        "            while isinstance(behind, Exception):\n                behind = behind.__context__\n",
+        "",
+        (f"{RUNNING}::test_what_fails_behind_an_interrupt_is_the_interrupt",),
+    ),
+    Mutant(
+        "spark-log-by-way-of-java",
+        "entries of a commit log go through Java between the task that reads and the one that packs them",
+        "spark/build/sources.py",
+        "if log is not None and not columns and set(",
+        "if log is None and not columns and set(",
+        (f"{RUNNING}::test_a_log_is_read_by_the_tasks_that_pack_it",),
+    ),
+    Mutant(
+        "spark-jobs-undescribed",
+        "Spark's pages don't say what a job of ours does",
+        "spark/metrics.py",
+        "for name, value in named.items():\n        context.setLocalProperty(name, value)",
+        "for name, value in [*named.items()][:1]:\n        context.setLocalProperty(name, value)",
+        (f"{RUNNING}::test_each_job_has_a_group_of_its_own_and_says_what_it_does",),
     ),
 )
