@@ -353,8 +353,9 @@ def spare_collections() -> None:
 
 
 def _set_apart(phase: str, about: dict[str, int]) -> None:
-    # the task and its functions are gone where the worker's own loop collects
-    if phase == "stop" and about["generation"] == 2 and sys._getframe(1).f_code.co_name == "manager":
+    # the task and its functions are gone where the worker's own loop collects; nobody calls when a process ends
+    caller = sys._getframe().f_back
+    if phase == "stop" and about["generation"] == 2 and caller is not None and caller.f_code.co_name == "manager":
         gc.freeze()
 
 
