@@ -101,9 +101,7 @@ def frame_of(
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
     """Return the entries of the commit logs that a source is, None for another one. Raises as `frame_of`."""
-    if is_frame(source):
-        return None
-    archives, _, local = _places(source)
+    archives, _, local = ([], [], []) if is_frame(source) else _places(source)
     if archives:
         return archive_entries(spark, archives, address_of, skip_corrupt)
     if any((path / "commitlog").is_dir() for path in local):
