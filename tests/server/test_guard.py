@@ -345,6 +345,19 @@ def test_an_audit_log_that_was_moved_away_is_begun_anew(index, tmp_path):
     assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["last"]
 
 
+def test_an_audit_log_that_was_full_is_begun_anew(index, tmp_path):
+    path = tmp_path / "audit.ndjson"
+    path.symlink_to("/dev/full")
+    with serving(index, audit=path) as client:
+        client.get("/v1/query", params=QUERY)
+        assert "the audit log can't be written" in client.get("/readyz").text
+        path.unlink()
+        for _ in range(2):
+            assert client.get("/v1/query", params=QUERY | {"key": "after"}).status_code == 200
+        assert client.get("/readyz").status_code == 200
+    assert [json.loads(line)["key"] for line in path.read_text().splitlines()] == ["after"] * 2
+
+
 def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index, tmp_path, made):
     path = tmp_path / "audit.ndjson"
     batch = [{"topic": "payments", "key": f"{n}" + "x" * 2000} for n in range(150)]

@@ -5,6 +5,7 @@ Threads: any.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -72,9 +73,10 @@ class Audit:
                 return
         except FileNotFoundError:
             pass
-        after = self._path.open("a", encoding="utf-8", buffering=1)
-        self._file.close()
-        self._file = after
+        before, self._file = self._file, self._path.open("a", encoding="utf-8", buffering=1)
+        # closing fails where a full disk did not take its last records; that was told then
+        with contextlib.suppress(OSError):
+            before.close()
 
     def close(self) -> None:
         """Close the file."""

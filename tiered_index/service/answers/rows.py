@@ -41,6 +41,8 @@ _FEW = 16
 # rows that plain Python orders sooner
 _SHORT = 128
 _VERSION = 1
+# answers of one lookup at most, so that one more is no overflow
+_MOST = 2**62
 
 
 class PreparedLookup(NamedTuple):
@@ -144,9 +146,9 @@ def ranges_of(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
             pass
         else:
             if (low <= high).all() and (count >= 1).all():
-                return low // 1000, high // 1000, count
+                return low // 1000, high // 1000, np.minimum(count, _MOST)
     checked = [check_range(q.begin_ms, q.end_ms, q.max_count, f"lookup {i}: ") for i, q in enumerate(lookups)]
-    table = np.array([(low, high, min(count, 2**62)) for low, high, count in checked], np.int64).reshape(-1, 3)
+    table = np.array([(low, high, min(count, _MOST)) for low, high, count in checked], np.int64).reshape(-1, 3)
     return table[:, 0], table[:, 1], table[:, 2]
 
 
