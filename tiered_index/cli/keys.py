@@ -192,23 +192,18 @@ def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
 
 
 def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
-    """Return what looks a batch up as `query_many` does, by requests to a service: answers that are longer than a page
-    are read to their end. Raises as `IndexClient.query_many`.
-    """
+    """Return what looks a batch up as `IndexClient.query_many`, and answers longer than a page to their end."""
     from tiered_index.client.answers import decoded, seen_of
 
     def look_up(lookups: Sequence[Lookup], allow_partial: bool, **limits: Any) -> _Found:
         budget, tables, seen = CommandBudget(**limits), [], []
+        most = np.array([one.max_count for one in lookups])
+        pages = [replace(one, max_count=min(_SERVED_PAGE, one.max_count)) for one in lookups]
         counts, truncated = np.zeros(len(lookups), np.int64), set(range(len(lookups)))
         cursors: dict[int, str | None] = dict.fromkeys(truncated)
         while cursors:
             places = np.array(list(cursors))
-            page = [
-                replace(
-                    lookups[at], cursor=cursor, max_count=min(_SERVED_PAGE, lookups[at].max_count - int(counts[at]))
-                )
-                for at, cursor in cursors.items()
-            ]
+            page = [replace(pages[at], cursor=cursor) for at, cursor in cursors.items()]
             table, status = client.query_many_arrow(page, allow_partial, explain=explain, **budget.left())
             tables.append(table.set_column(0, "lookup", pa.array(places[table["lookup"].to_numpy()])))
             counts += np.bincount(tables[-1]["lookup"].to_numpy(), minlength=len(lookups))
@@ -216,17 +211,15 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
             budget.spend(seen[-1]["explain"])
             more = {int(places[int(at)]): cursor for at, cursor in status["cursors"].items()}
             truncated = truncated - set(cursors) | more.keys()
-            cursors = {at: cursor for at, cursor in more.items() if counts[at] < lookups[at].max_count}
-        entries = pa.concat_tables(tables)
-        entries = entries.take(np.argsort(entries["lookup"].to_numpy(), kind="stable"))
-        if len(tables) > 1:
-            # an entry that was put with two times may be on two pages
-            same = [name for name in entries.column_names if name not in ("timestamp_ms", "size", "topic_id")]
-            rows = entries.append_column("row", pa.array(np.arange(len(entries)))).group_by(same, use_threads=False)
-            entries = entries.take(np.sort(rows.aggregate([("row", "min")])["row_min"].to_numpy()))
-            counts = np.bincount(entries["lookup"].to_numpy(), minlength=len(lookups))
+            if not more or (counts >= most)[list(more)].any():
+                tables = [_once(tables)]
+                counts = np.bincount(tables[0]["lookup"].to_numpy(), minlength=len(lookups))
+            # behind a page there may be repeats alone, so that one entry more than is wanted says that there are more
+            cursors = {at: cursor for at, cursor in more.items() if counts[at] < most[at] + (most[at] > _SERVED_PAGE)}
+        (entries,), truncated = tables, truncated.union(np.flatnonzero(counts > most).tolist())
+        rank = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
+        entries = entries.filter(pa.array(rank < np.repeat(most, counts)))
         entries = entries.drop_columns(["lookup", "topic"])
-        explains = [one["explain"] for one in seen]
         failed = tuple({(report.source, report.file): report for one in seen for report in one["failed"]}.values())
         failed_of = [
             _failed(one for one in failed if one.begin_ms // 1000 <= high and one.end_ms // 1000 >= low)
@@ -235,10 +228,22 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
         statuses = [
             "partial" if files else "truncated" if at in truncated else "complete" for at, files in enumerate(failed_of)
         ]
-        whole = add_up(explains, (), sum(one.elapsed_ms for one in explains))
-        return _Found(entries, counts, statuses, failed_of, {**seen[0], "failed": failed, "explain": whole})
+        cost = add_up([one["explain"] for one in seen], (), sum(one["explain"].elapsed_ms for one in seen))
+        whole = {**seen[0], "failed": failed, "explain": cost}
+        return _Found(entries, np.minimum(counts, most), statuses, failed_of, whole)
 
     return look_up
+
+
+def _once(tables: Sequence[pa.Table]) -> pa.Table:
+    """Return the entries of pages by lookup: one that was put with two times may be on two of them."""
+    entries = pa.concat_tables(tables)
+    entries = entries.take(np.argsort(entries["lookup"].to_numpy(), kind="stable"))
+    if len(tables) == 1:
+        return entries
+    same = [name for name in entries.column_names if name not in ("timestamp_ms", "size", "topic_id")]
+    rows = entries.append_column("row", pa.array(np.arange(len(entries)))).group_by(same, use_threads=False)
+    return entries.take(np.sort(rows.aggregate([("row", "min")])["row_min"].to_numpy()))
 
 
 def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
@@ -414,13 +419,8 @@ def look_up_keys(
         left = asking.left()
     total = asking.statuses.total()
     more: dict[str, Any] = {"out": str(target.path)} if target is not None else {}
-    counts: dict[str, Any] = {
-        "lookups": total,
-        "found": found,
-        "statuses": dict(asking.statuses),
-        "not_looked_up": left,
-    }
-    out.answer(pages.totals(entries, **counts, **more), streamed=target is None)
+    counts: dict[str, Any] = {"lookups": total, "found": found, "statuses": dict(asking.statuses)}
+    out.answer(pages.totals(entries, **counts, not_looked_up=left, **more), streamed=target is None)
     if shown:
         columns = _SHOWN if any(row[-1] is not None for row in shown) else _SHOWN[:-1]
         out.table(columns, [row[: len(columns)] for row in shown], right="queue offset size")
