@@ -294,6 +294,8 @@ _SENTENCES = {
     "bool_": "must be true or false",
     "int_": "must be a whole number",
     "float_": "must be a number",
+    "string_too_short": "must not be empty",
+    "string_too_long": "must have at most {max_length:,} characters",
     "string_": "must be text",
     "path_": "must be a path",
     "dict_type": "must be a table",

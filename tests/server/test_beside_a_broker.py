@@ -17,6 +17,7 @@ from tiered_index import IndexReader
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
+from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server.calls import Caps
 
@@ -65,6 +66,13 @@ def test_an_id_may_have_any_characters(sidecar):
         assert (one.message.to_dict()["uniq_key"], one.message.to_dict()["body"]) == (ODD, "odd")
         with pytest.raises(NotThere, match="no message"):
             asking.message(ODD[:-1], "odd")
+        for other in (".", "..", "a/../b"):
+            with pytest.raises(NotThere, match=f"no message {re.escape(other)}"):
+                asking.message(other, "odd")
+        with pytest.raises(InvalidArgument, match="no UTF-8"):
+            asking.message("\ud800", "odd")
+        with pytest.raises(InvalidArgument, match="no UTF-8"):
+            asking.query("odd", "\ud800")
     # a path tells metrics nothing of what was asked
     assert 'route="/v1/messages/{id}",status="200"' in client.get("/metrics").text
 

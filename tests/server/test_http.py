@@ -162,6 +162,8 @@ WRONG = [
     ("/v1/query?topic=orders&key=k&max_count=10001", 400, "this service gives 10,000 at once"),
     ("/v1/query?topic=orders&key=k&key=j", 400, "parameter 'key' is given more than once"),
     ("/v1/query?topic=orders&key=k&begin=0", 400, "begin is no parameter of this request"),
+    ("/v1/query?topic=orders&key=", 400, "key: must not be empty"),
+    (f"/v1/query?topic={'o' * 1025}&key=k", 400, "topic: must have at most 1,024 characters"),
     ("/v1/query?topic=orders&key=k&begin_ms=soon", 400, "'soon' is neither epoch milliseconds"),
     ("/v1/query?topic=orders&key=k&cursor=xyz", 400, "cursor"),
     ("/v1/query?topic=orders&key=k&all=true", 400, "all answers come as a stream"),

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 JSON, NDJSON, ARROW = "application/json", "application/x-ndjson", "application/vnd.apache.arrow.stream"
+# half a surrogate pair is sent as it is, so that the service refuses it as it does in a batch
+_HALVES = "surrogatepass"
 _TRIES = 4
 _BACKOFF_S = 0.2
 _RETRIED = frozenset({429, 502, 503})
@@ -201,7 +203,9 @@ class IndexClient:
         Raises `NotThere` where there is none.
         """
         asked = _given({"topic": topic, "body": body, **limits})
-        return decoded(messages_of, self._json("GET", f"/v1/messages/{quote(msg_id, safe='')}", asked))
+        # an id of dots alone would be a step in the path
+        path = f"/v1/messages/{quote(msg_id, safe='', errors=_HALVES).replace('.', '%2E')}"
+        return decoded(messages_of, self._json("GET", path, asked))
 
     def topics(
         self,
@@ -304,7 +308,7 @@ class IndexClient:
             raise_on_status=False,
             redirect=0,
         )
-        query = f"?{urlencode(asked)}" if asked else ""
+        query = f"?{urlencode(asked, errors=_HALVES)}" if asked else ""
         try:
             response = self._pool.request(
                 method,

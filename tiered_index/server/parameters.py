@@ -204,7 +204,7 @@ def _checked(model: type[M], values: Any) -> M:
 
 def _said(error: Any) -> str:
     place = ".".join(map(str, error["loc"])) or "the body"
-    if error["type"] == "extra_forbidden":
+    if error["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
         return f"{place:.80} is no parameter of this request"
     if error["type"] == "missing":
         return f"{place} is missing"
