@@ -208,6 +208,14 @@ def test_a_wrong_body_is_a_problem(index, body, kind, status):
         assert got.status_code == status
 
 
+def test_an_answer_that_could_be_too_large_is_refused_before_it_is_made(index):
+    with serving(index, caps=Caps(max_entries=100)) as client:
+        for counts, status in (([50, 50], 200), ([50, 51], 413), ([64, 64], 413)):
+            lookups = [{"topic": "orders", "key": "k", "max_count": count} for count in counts]
+            got = client.post("/v1/query:batch", json={"lookups": lookups})
+            assert (got.status_code, "entries are asked for" in got.text) == (status, status == 413)
+
+
 def test_what_a_path_does_not_take_is_said(client):
     for path in ("/v1/topics", "/v1/files/some"):
         got = client.delete(path)

@@ -151,7 +151,11 @@ class IndexClient:
     def query_many(
         self, lookups: Iterable[Lookup | tuple[str, str]], allow_partial: bool = False, **limits: Any
     ) -> list[QueryResult]:
-        """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness are of all of them."""
+        """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness are of all of them.
+
+        Raises as it does, and `InvalidArgument` where there are more lookups, or they may have more answers together,
+        than a service gives at once (10,000, and a million).
+        """
         given = check_lookups(lookups)
         if not given:
             return []

@@ -40,6 +40,8 @@ class Caps:
     max_cost_usd: float = 0.05
     max_count: int = 10_000
     max_lookups: int = 10_000
+    # of all lookups of a batch: as JSON that many take a GiB while they are made
+    max_entries: int = 1_000_000
     message_bytes: int = 64 << 20
     body_bytes: int = 16 << 20
 

@@ -173,7 +173,7 @@ class LookupRoutes(HealthRoutes):
             topics = {one.topic for one in asked.lookups}
             for topic in topics:
                 caller.need_topic(topic)
-            self._check_count(max(one.max_count for one in asked.lookups))
+            self._check_counts([one.max_count for one in asked.lookups])
             keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:_MOST_AUDITED]]
             shown = sorted({topic[:SHOWN] for topic in topics})[:_MOST_AUDITED]
             what = {"lookups": len(asked.lookups), "topics": shown, "keys": keys}
@@ -286,6 +286,15 @@ class LookupRoutes(HealthRoutes):
             return replace(answer, topics=tuple(topic for topic in answer.topics if caller.sees(topic.topic)))
 
         return await self._answer(request, allowance, "topics", {}, look_up, files=_tells_files(request, asked))
+
+    def _check_counts(self, counts: list[int]) -> None:
+        self._check_count(max(counts))
+        if (most := sum(counts)) > (given := self.served.caps.max_entries):
+            raise Refused(
+                413,
+                f"up to {most:,} entries are asked for, and this service gives {given:,} at once: ask for fewer keys, "
+                "or with a lesser max_count",
+            )
 
     def _check_count(self, max_count: int) -> None:
         if max_count > self.served.caps.max_count:

@@ -167,7 +167,9 @@ class BatchBody(Bounds):
     """Body of `POST /v1/query:batch`; the bounds are of all lookups together."""
 
     lookups: list[OneLookup] = Field(
-        min_length=1, examples=[[{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712"}]]
+        min_length=1,
+        description="10,000 at most, whose `max_count` together are a million at most.",
+        examples=[[{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712"}]],
     )
 
 

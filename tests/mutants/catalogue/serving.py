@@ -88,6 +88,14 @@ MUTANTS = (
         (f"{CONNECTIONS}::test_a_request_with_two_hosts_is_refused",),
     ),
     Mutant(
+        "serve-many-hot",
+        "one request for a hot key ten thousand times takes all memory there is",
+        "server/lookups.py",
+        "if (most := sum(counts)) >",
+        "if (most := max(counts)) >",
+        ("tests/server/test_http.py::test_an_answer_that_could_be_too_large_is_refused_before_it_is_made",),
+    ),
+    Mutant(
         "serve-audit-full",
         "an audit log whose disk was full when it was moved away ends the service's lookups",
         "server/served.py",
