@@ -241,13 +241,27 @@ class Held:
         raise StorageUnavailable("a request was sent")
 
 
-def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog):
+BATCH = b'{"lookups": [{"topic": "orders", "key": "k"}], "max_requests": 9}'
+
+
+@pytest.mark.parametrize(
+    ("method", "asked"),
+    [
+        ("query", b"GET /v1/query?topic=orders&key=k HTTP/1.1\r\nHost: localhost\r\n\r\n"),
+        (
+            "query_many",
+            b"POST /v1/query:batch HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+            b"Content-Length: %d\r\n\r\n%b" % (len(BATCH), BATCH),
+        ),
+    ],
+)
+def test_a_client_that_goes_ends_its_lookup(index, monkeypatch, caplog, method, asked):
     held = Held()
     with serving(index, threads=1) as client:
-        monkeypatch.setattr(IndexService, "query", lambda self, *args, **kwargs: held(*args, **kwargs))
+        monkeypatch.setattr(IndexService, method, lambda self, *args, **kwargs: held(*args, **kwargs))
         host, port = client.base_url.host, client.base_url.port
         with socket.create_connection((host, port)) as connection:
-            connection.sendall(b"GET /v1/query?topic=orders&key=k HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            connection.sendall(asked)
             assert held.entered.wait(PATIENCE_S)
         until_s = time.monotonic() + PATIENCE_S
         while 'status="499"' not in client.get("/metrics").text:

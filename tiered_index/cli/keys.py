@@ -14,7 +14,7 @@ import os
 import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -55,7 +55,6 @@ _BATCH = 100_000
 # lookups of one request to a service, and entries of each: fewer than a service allows, so that others get their turn
 _SERVED, _SERVED_PAGE = 1000, 1000
 _FIELDS = ("topic", "key", "begin_ms", "end_ms")
-_NOTHING = Explain()
 _SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 _ASKED = pa.schema(
@@ -74,10 +73,11 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
                 given if (found := _time(fields.get(name))) is None else found
                 for name, given in (("begin_ms", begin_ms), ("end_ms", end_ms))
             )
-            for name in ("topic", "key"):
-                if fields.get(name) is None:
-                    raise InvalidArgument(f"{name!r} is missing")
+            if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
+                raise InvalidArgument(f"{missing[0]!r} is missing")
             topic, key = check_topic(fields["topic"]), check_key(fields["key"])
+            # neither tables nor services take half a surrogate pair, which is a ValueError here
+            f"{topic}{key}".encode()
             check_range(begin, end, max_count)
         except (InvalidArgument, ValueError) as error:
             raise InvalidArgument(f"{file}: {where}: {error}") from error
@@ -318,7 +318,7 @@ class _Batch(Answer):
     # whatever it is, there are more batches
     cursor: str | None = None
     failed: tuple[FileReport, ...] = ()
-    explain: Explain = _NOTHING
+    explain: Explain = field(default_factory=Explain)
     freshness: tuple[Freshness, ...] = ()
     unknown_topics: tuple[str, ...] = ()
     lost: tuple[LostFile, ...] = ()
