@@ -116,6 +116,32 @@ def test_values_that_no_entry_can_have(change, message):
         look([ROW, {**ROW, **change}])
 
 
+def test_a_bad_row_is_told_with_what_it_has():
+    with pytest.raises(InvalidArgument, match=r"^a row \{'topic': 't', 'queue_id': -1, .*\}: queue_id -1 is outside"):
+        look([ROW, {**ROW, "key": None}, {**ROW, "queue_id": -1}, {**ROW, "queue_id": -2}])
+
+
+LISTED = {"key": pa.list_(pa.string()), "topic": pa.string()}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"size": -5}, r"size -5 is outside"),
+        ({"topic": None}, r"column 'topic' has 2 nulls"),
+        ({"key": [""]}, r"key has 0 UTF-16 code units"),
+        ({"key": ["a", "b"], "offset": -1}, r"offset -1 is outside"),
+    ],
+)
+def test_a_bad_row_of_a_parquet_file_is_named(spark, storage, config, tmp_path, change, message):
+    rows = [{**ROW, "key": [f"k{number}", "all"]} for number in range(10)]
+    rows[3]["key"], rows[7] = [], {**rows[7], **change}
+    columns = {name: pa.array([row[name] for row in rows], LISTED.get(name, pa.int64())) for name in ROW}
+    pq.write_table(pa.table(columns), tmp_path / "m.parquet", row_group_size=4)
+    with pytest.raises(InvalidArgument, match=rf"m\.parquet, row group 1, row 3: {message}"):
+        build(spark, str(tmp_path / "m.parquet"), storage=storage, config=config)
+
+
 def test_a_topic_id_is_optional_row_by_row():
     rows = [
         {**ROW, "topic": "a", "topic_id": 7},

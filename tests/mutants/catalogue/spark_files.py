@@ -12,6 +12,14 @@ HERE = "tests/spark/test_lookup_files.py"
 
 MUTANTS = (
     Mutant(
+        "bad-row-of-its-list",
+        "a bad row with a list of keys is named by its place among the keys",
+        "spark/build/plan.py",
+        "at = int(np.frombuffer(place[ROWS], np.int64)[row]) if ROWS in place else row",
+        "at = row",
+        ("tests/spark/test_bad_input.py::test_a_bad_row_of_a_parquet_file_is_named",),
+    ),
+    Mutant(
         "csv-backslash-escapes",
         "a backslash in CSV is taken for an escape, so other keys are asked for",
         "spark/lookup/keys.py",

@@ -7,6 +7,7 @@ chunks of a row group where the file is in a storage.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -32,6 +33,9 @@ HAS_KEY = "has_key"
 _LEAST_ROWS, _MOST_ROWS = 1 << 17, 1 << 21
 _BATCH_ROWS, _BATCH_BYTES = 1 << 17, 32 << 20
 _BUFFER_BYTES = 1 << 20
+# Where a batch's rows stand, in its metadata: [file, row group, first row] as JSON; and of each the row from there on
+# (i64), where that is not its number
+PLACE, ROWS = b"tiered_index.place", b"tiered_index.rows"
 # Footers that the driver reads at once
 _FOOTERS = 16
 # A field's column, or its value in every row.
@@ -124,8 +128,11 @@ class ParquetFiles:
                 wanted = list(columns)
                 if if_null is not None and if_null not in wanted and _may_be_null(parquet.metadata, group, if_null):
                     wanted.append(if_null)
+                first = 0
                 try:
-                    yield from parquet.iter_batches(most, row_groups=[group], columns=wanted, use_threads=False)
+                    for found in parquet.iter_batches(most, row_groups=[group], columns=wanted, use_threads=False):
+                        yield found.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
+                        first += len(found)
                 except TieredIndexError:
                     raise
                 except (pa.ArrowException, OSError) as error:
@@ -191,9 +198,11 @@ class EntryReader:
     def _entries(self, rows: pa.RecordBatch, names: Sequence[str], listed: bool) -> pa.RecordBatch:
         key = self.fields["key"][0]
         keys = rows.column(key) if key in rows.schema.names else None
+        place = rows.schema.metadata
         if listed:
             places, keys = _each_key(keys)
             rows = rows.take(places)
+            place |= {ROWS: places.astype(np.int64).tobytes()}
         columns = []
         for name in names:
             column, value = self.fields.get(name, (None, None))
@@ -208,7 +217,7 @@ class EntryReader:
                 columns.append(pa.DictionaryArray.from_arrays(numbers, pa.array([value])))
             else:
                 columns.append(pa.repeat(pa.scalar(value, pa.int64()), len(rows)))
-        return pa.RecordBatch.from_arrays(columns, list(names))
+        return pa.RecordBatch.from_arrays(columns, list(names), metadata=place)
 
 
 def _each_key(lists: pa.ListArray) -> tuple[npt.NDArray[np.int64], pa.Array]:

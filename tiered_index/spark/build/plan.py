@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,7 +29,7 @@ from tiered_index.service.answers.validation import TopicTable, milliseconds
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.parquet import HAS_KEY
+from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS
 from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import large_batches
 from tiered_index.types import MAX_TIMESTAMP_MS
@@ -58,6 +60,7 @@ class WindowScale:
         return seconds // length * length, wrong
 
 
+T = TypeVar("T")
 CENSUS_COLUMNS = ("topic", "timestamp_ms", "has_key", "topic_id", SKIPPED)
 # At most so many skipped ranges are named; all are counted.
 _NAMED = 100
@@ -116,10 +119,50 @@ def count_batches(batches: Iterable[pa.RecordBatch], scale: WindowScale, max_win
     """Yield the census of `batches` (`CENSUS_COLUMNS`, the last two optional) as a row. Raises `InvalidArgument`."""
     census = Census()
     for batch in batches:
-        census.add(_of_batch(batch, scale))
+        census.add(naming_rows(batch, partial(_of_batch, scale=scale)))
         if len(census.windows) > max_windows:
             raise InvalidArgument(_too_many(f"more than {max_windows:,}", scale))
     yield pa.record_batch({"census": pa.array([pickle.dumps(census)], pa.binary())})
+
+
+def naming_rows(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], T]) -> T:
+    """Return `make(batch)`; an `InvalidArgument` names the first row that it is raised for."""
+    try:
+        return make(batch)
+    except InvalidArgument as error:
+        wrong = _first_wrong(batch, make)
+        if wrong is None:
+            raise
+        said = re.sub(r"(,| in) row \d+", "", str(error))  # counted within the batch
+        raise InvalidArgument(f"{_place_of(batch, wrong)}: {said}") from error
+
+
+def _first_wrong(batch: pa.RecordBatch, make: Callable[[pa.RecordBatch], object]) -> int | None:
+    """Return the first row with which `make` raises, None where it does so without any."""
+
+    def is_wrong(count: int) -> bool:
+        try:
+            make(batch.slice(0, count))
+        except InvalidArgument:
+            return True
+        return False
+
+    wrong = bisect_left(range(len(batch) + 1), True, key=is_wrong)
+    return wrong - 1 if wrong else None
+
+
+def _place_of(batch: pa.RecordBatch, row: int) -> str:
+    """Return where a row comes from: its place in a Parquet file, else its partition and what it has."""
+    place = batch.schema.metadata or {}
+    if PLACE in place:
+        name, group, first = json.loads(place[PLACE])
+        at = int(np.frombuffer(place[ROWS], np.int64)[row]) if ROWS in place else row
+        return f"{name}, row group {group}, row {first + at:,}"
+    from pyspark import TaskContext
+
+    context = TaskContext.get()
+    has = f"a row {batch.slice(row, 1).to_pylist()[0]!r:.200}"
+    return has if context is None else f"{has} of partition {context.partitionId()}"
 
 
 def _of_batch(batch: pa.RecordBatch, scale: WindowScale) -> Census:

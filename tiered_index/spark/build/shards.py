@@ -27,7 +27,7 @@ from tiered_index.service.answers.validation import Columns, TopicTable, batch_c
 from tiered_index.service.merge.pieces import Piece
 from tiered_index.service.merge.writing import FinishedShard, TableRun
 from tiered_index.spark.build.log_sources import SKIPPED
-from tiered_index.spark.build.plan import BuildPlan
+from tiered_index.spark.build.plan import BuildPlan, naming_rows
 from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import (
     StorageAddress,
@@ -283,11 +283,16 @@ def pack_batches(
 def _hashed(batches: Iterable[pa.RecordBatch], plan: BuildPlan) -> Iterator[Columns]:
     topics, layout = TopicTable(), plan.genesis.layout
     topics.give(plan.topics)
-    for batch in batches:
+
+    def hashed(batch: pa.RecordBatch) -> Columns:
         if batch.column("key").null_count:
             batch = batch.filter(pc.is_valid(batch.column("key")))
-        if len(batch):
-            yield batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)[0]
+        return batch_columns(_with_topic_ids(batch, topics), layout.schema, topics, layout.hash)[0]
+
+    for batch in batches:
+        columns = naming_rows(batch, hashed)
+        if len(columns["second"]):
+            yield columns
 
 
 def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch:
