@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.spark.entries import check, messages, states, sweep, total, write_parquet
@@ -84,8 +85,18 @@ def test_a_driver_killed_at_its_record_says_both_or_nothing(when: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "begin", "end"), [("", 0, 1), ("t", -1, 1), ("t", 3, 3), ("t", 3, 2), ("t", 0, 2**63)]
+    ("name", "begin", "end"),
+    [
+        *[("", 0, 1), ("t", -1, 1), ("t", 3, 3), ("t", 3, 2), ("t", 0, 2**63), (None, 0, 1), (7, 0, 1)],
+        # in a record of the log no reader would take these
+        *[("t", 0, 1.5), ("t", 0, True), ("t", False, 1), ("t", 0, "1"), ("t", None, 1)],
+    ],
 )
-def test_ranges_that_are_none(name: str, begin: int, end: int) -> None:
-    with pytest.raises(InvalidArgument, match="a range of a source has a name"):
+def test_ranges_that_are_none(name: Any, begin: Any, end: Any) -> None:
+    with pytest.raises(InvalidArgument, match=r"a range of a source has a name|must be an integer, not"):
         SourceRange(name, begin, end)
+
+
+def test_positions_of_numpy_are_integers_of_the_record() -> None:
+    part = SourceRange("t", np.uint8(3), np.int64(2**62))
+    assert [(type(n), n) for n in (part.begin, part.end)] == [(int, 3), (int, 2**62)]

@@ -78,6 +78,17 @@ MUTANTS = (
         (f"{WRITING}::test_two_drivers_publish_one_batch_at_once",),
     ),
     Mutant(
+        "range-of-any-number",
+        "a position that is no integer gets into a record, and nobody can open the index again",
+        "spark/build/positions.py",
+        "check_integer(position, getattr(self, position))",
+        "getattr(self, position)",
+        (
+            "tests/spark/test_source_ranges.py::test_ranges_that_are_none",
+            "tests/spark/test_source_ranges.py::test_positions_of_numpy_are_integers_of_the_record",
+        ),
+    ),
+    Mutant(
         "older-batch-dropped",
         "a checkpoint that is older than the index loses messages without a word",
         "spark/build/positions.py",

@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.shard import entry_checksum
+from tiered_index.service.answers.rows import check_integer
 from tiered_index.service.log.records import StreamBatch
 from tiered_index.service.log.state import LogState
 
@@ -80,8 +81,8 @@ class MicroBatch:
 class SourceRange:
     """What a build takes of the source `name`: from position `begin` (0: its beginning) up to `end`, exclusive.
 
-    A position is any number that rises with the source: a table's version, a snapshot's sequence number. Raises
-    `InvalidArgument`.
+    A position is any integer, Python's or NumPy's, that rises with the source: a table's version, a snapshot's sequence
+    number. Raises `InvalidArgument`.
     """
 
     name: str
@@ -89,7 +90,10 @@ class SourceRange:
     end: int
 
     def __post_init__(self) -> None:
-        if not self.name or not 0 <= self.begin < self.end < 2**63:
+        # what the log's record is to have, and readers take: nothing else
+        for position in ("begin", "end"):
+            object.__setattr__(self, position, check_integer(position, getattr(self, position)))
+        if not (isinstance(self.name, str) and self.name) or not 0 <= self.begin < self.end < 2**63:
             raise InvalidArgument(f"a range of a source has a name and 0 <= begin < end < 2^63, not {self}")
 
     def check(self, state: LogState) -> None:
