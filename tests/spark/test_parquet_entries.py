@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from functools import partial
 from typing import Any
 
@@ -12,12 +13,14 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.spark.entries import messages
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.spark.build import parquet
+from tiered_index.spark.build import parquet, sources
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, Entries, entries_of, entry_frame
 from tiered_index.spark.executors import StorageAddress
+from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
 ADDRESS_OF = partial(StorageAddress, options=S3Options())
@@ -103,3 +106,47 @@ def test_columns_by_name_and_constants_are_read_by_tasks(spark: Any, tmp_path: A
     pq.write_table(timed(pa.timestamp("ns"), ours), tmp_path / "ns.parquet")
     with pytest.raises(Exception, match=r"(?i)nanos"):
         entries_in(spark, tmp_path / "ns.parquet")
+
+
+@pytest.mark.parametrize("renamed", ["a", "b"])
+def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, renamed: str) -> None:
+    """Spark's reader gives nulls for the others: messages without a key, or nulls that no file has."""
+    for name in ("a", "b"):
+        table = messages(10).rename_columns({"key": "order_id"}) if name == renamed else messages(10)
+        # what further files have may differ
+        table = table.append_column("topic_id", pa.array(range(10))) if name == "b" else table
+        pq.write_table(table.append_column(f"of {name}", table["size"]), tmp_path / f"{name}.parquet")
+    for column in ("key", "order_id"):
+        with pytest.raises(InvalidArgument, match=rf"column '{column}'( \(key\))? is missing; the source has"):
+            entries_in(spark, tmp_path, {"key": column})
+    found = entries_in(spark, tmp_path, {"key": "topic"})
+    assert found.read is None and found.frame.count() == 20
+
+
+@pytest.mark.parametrize("kind", ["local", "stored"])
+def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: str) -> None:
+    """What a killed job of Spark has not committed would be entries twice, as old files of a table would."""
+    names = ["a.parquet", "_day=1/b.parquet", "_SUCCESS", "_metadata", ".c.parquet", "_d.parquet"]
+    names += ["_temporary/0/_temporary/attempt_1/e.parquet", ".snapshot/f.parquet", "g/.h/i.ndjson", "g/j.txt"]
+    where = f"sqlite://{tmp_path}/files.db" if kind == "stored" else f"file://{tmp_path}/files"
+    storage = open_storage(where)
+
+    def found() -> list[str]:
+        if kind == "stored":
+            return [name for _, name in sources._find(ADDRESS_OF, where)]
+        return [file.relative_to(tmp_path / "files").as_posix() for file in sources._files_below(tmp_path / "files")]
+
+    def put(name: str) -> None:
+        if kind == "stored":
+            storage.put(name, b"x")
+        else:
+            (tmp_path / "files" / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "files" / name).write_bytes(b"x")
+
+    with contextlib.closing(storage):
+        for name in names:
+            put(name)
+        assert sorted(found()) == ["_day=1/b.parquet", "a.parquet"]
+        put("g/_delta_log/00000000000000000000.json")
+        with pytest.raises(InvalidArgument, match=r"files is a table \(_delta_log/\)|db is a table \(_delta_log/\)"):
+            found()

@@ -7,11 +7,11 @@ whole file at a time. docs/spark.md says which fields there are.
 
 from __future__ import annotations
 
+import contextlib
 import gzip
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
+import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
@@ -61,8 +62,7 @@ def _find(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
         folder, _, name = place.rpartition("/")
         return [(folder + mark + parameters, name)]
     with address_of(uri).open() as storage:
-        found = [info.name for info in storage.list() if _kind(info.name)]
-    names = [name for name in found if not name.rpartition("/")[2].startswith(("_", "."))]
+        names = _readable(uri, [info.name for info in storage.list()])
     if not names:
         raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
     return [(uri, name) for name in names]
@@ -91,12 +91,12 @@ def frame_of(
     if stored:
         return _stored_frame(spark, stored, address_of)
     files = [file for path in local for file in _files_below(path)]
-    urls = [to_read(file) for file in files]
     if _kind_of([str(file) for file in files]) == "parquet":
-        return spark.read.parquet(*urls)
+        return _parquet_frame(spark, files)
     with typed_errors("reading the source"):
         check_lines(spark, files)
-    return _message_frame(spark.read.schema(_MESSAGE).option("mode", "FAILFAST").json(urls))
+    reader = spark.read.schema(_MESSAGE).option("mode", "FAILFAST")
+    return _message_frame(reader.json([to_read(file) for file in files]))
 
 
 def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip_corrupt: bool) -> LogEntries | None:
@@ -168,11 +168,28 @@ def _files_below(path: Path) -> list[Path]:
     """Return a file, or those of a folder that have a name of ours; hidden ones and Spark's own are none."""
     if path.is_file():
         return [path]
-    there = [p for p in sorted(path.rglob("*")) if p.is_file() and not p.name.startswith((".", "_"))]
-    found = [p for p in there if _kind(str(p))]
+    names = [p.relative_to(path).as_posix() for p in sorted(path.rglob("*")) if p.is_file()]
+    found = [path / name for name in _readable(str(path), names)]
     if not found:
         raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
     return found
+
+
+def _readable(folder: str, names: Sequence[str]) -> list[str]:
+    """Return those of the names below a folder that are of our kinds. As to Spark, nothing is there that is hidden, or
+    in a hidden folder: what a job has not committed. Raises `InvalidArgument` for a table: old files may be there too.
+    """
+    parts = [name.split("/") for name in names]
+    if tables := _TABLES & {part for path in parts for part in path[:-1]}:
+        raise InvalidArgument(
+            f"{folder} is a table ({min(tables)}/), which says which of its files count: give those, or a DataFrame"
+        )
+    # a folder of a partition may be named `_day=1`
+    shown = [not any(part.startswith(".") or (part[0:1] == "_" and "=" not in part) for part in path) for path in parts]
+    return [name for name, seen in zip(names, shown, strict=True) if seen and _kind(name)]
+
+
+_TABLES = {"_delta_log", ".hoodie"}
 
 
 def _kind(name: str) -> str:
@@ -194,6 +211,20 @@ def _message_frame(frame: DataFrame) -> DataFrame:
 
     keys = F.coalesce("keys", F.when(F.col("key").isNotNull(), F.array("key")))
     return frame.select("topic", "queue_id", keys.alias("key"), "offset", "size", "timestamp_ms", "topic_id")
+
+
+def _parquet_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
+    """Return the rows of local files, with the columns that all have: Spark gives nulls where one lacks a column, and a
+    message without key is none. `topic_id` may be null.
+    """
+    frame = spark.read.parquet(*map(to_read, files))
+    lacking: set[str] = set()
+    for file in files:
+        # Spark says what is wrong with a file that can't be read
+        with contextlib.suppress(pa.ArrowException, OSError):
+            there = {name.lower() for name in pq.read_schema(file).names}
+            lacking.update(name for name in frame.columns if name.lower() not in there)
+    return frame.drop(*lacking - {"topic_id"})
 
 
 def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressOf) -> DataFrame:
@@ -252,7 +283,7 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
             raise InvalidArgument(f"{name}: {wrong}") from error
 
 
-@contextmanager
+@contextlib.contextmanager
 def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
     """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
     with address.open() as storage:
