@@ -16,7 +16,7 @@ from tests.spark.entries import messages
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
-from tiered_index.spark.build import parquet, sources
+from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, Entries, entries_of, entry_frame
 from tiered_index.spark.executors import StorageAddress
@@ -108,6 +108,33 @@ def test_columns_by_name_and_constants_are_read_by_tasks(spark: Any, tmp_path: A
         entries_in(spark, tmp_path / "ns.parquet")
 
 
+def put_all(tables: dict[str, pa.Table], folder: Any, kind: str) -> str:
+    """Write files of a local folder, or of a storage; return the source."""
+    if kind == "local":
+        for name, table in tables.items():
+            pq.write_table(table, folder / f"{name}.parquet")
+        return str(folder)
+    with contextlib.closing(open_storage(where := f"sqlite://{folder}/files.db")) as storage:
+        for name, table in tables.items():
+            pq.write_table(table, buffer := pa.BufferOutputStream())
+            storage.put(f"{name}.parquet", buffer.getvalue().to_pybytes())
+    return where
+
+
+@pytest.mark.parametrize("kind", ["local", "stored"])
+def test_files_of_a_table_whose_columns_changed_in_time(spark: Any, tmp_path: Any, kind: str) -> None:
+    """As those of Iceberg do: columns come, move, get wider types and new names."""
+    first = messages(10)
+    second = with_column(first, "offset", first["offset"].cast(pa.int32()))
+    second = timed(pa.timestamp("us", "UTC"), second).append_column("note", second["key"])
+    tables = {"a": timed(pa.timestamp("ms"), first), "b": second.select(second.column_names[::-1])}
+    source = put_all(tables, tmp_path, kind)
+    found = entries_in(spark, source)
+    assert numbers(read_whole(found, list(FIELDS))) == sorted(2 * numbers(first.to_batches()))
+    with pytest.raises(InvalidArgument, match=r"column 'note' \(key\) is missing; the source has topic"):
+        entries_in(spark, source, {"key": "note"})
+
+
 @pytest.mark.parametrize("renamed", ["a", "b"])
 def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, renamed: str) -> None:
     """Spark's reader gives nulls for the others: messages without a key, or nulls that no file has."""
@@ -133,8 +160,8 @@ def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: s
 
     def found() -> list[str]:
         if kind == "stored":
-            return [name for _, name in sources._find(ADDRESS_OF, where)]
-        return [file.relative_to(tmp_path / "files").as_posix() for file in sources._files_below(tmp_path / "files")]
+            return [name for _, name in folders.find_stored(ADDRESS_OF, where)]
+        return [file.relative_to(tmp_path / "files").as_posix() for file in folders.files_below(tmp_path / "files")]
 
     def put(name: str) -> None:
         if kind == "stored":
@@ -150,3 +177,34 @@ def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: s
         put("g/_delta_log/00000000000000000000.json")
         with pytest.raises(InvalidArgument, match=r"files is a table \(_delta_log/\)|db is a table \(_delta_log/\)"):
             found()
+
+
+def test_numbers_and_dates_of_one_column_are_never_taken_for_each_other(spark: Any, tmp_path: Any) -> None:
+    """Spark would: it reads all files by the columns of one, and a date is stored as a number of days."""
+    first, kind = messages(10), pa.date32()
+    tables = {"a": first, "b": with_column(first, "timestamp_ms", pa.array(range(10), pa.int32()).cast(kind))}
+    with pytest.raises(InvalidArgument, match=r"b\.parquet: column 'timestamp_ms' is date32.*, and integers in .*a\."):
+        entries_in(spark, put_all(tables, tmp_path, "local"))
+    with pytest.raises(InvalidArgument, match="column 'timestamp_ms' is date; integers"):
+        entries_in(spark, put_all(tables, tmp_path, "stored"))
+
+
+def test_unsigned_numbers_of_a_stored_file(spark: Any, tmp_path: Any) -> None:
+    table = messages(10)
+    narrow, wide = (with_column(table, "offset", table["offset"].cast(kind)) for kind in (pa.uint32(), pa.uint64()))
+    (tmp_path / "wide").mkdir()
+    found = entries_in(spark, put_all({"a": narrow}, tmp_path, "stored"))
+    assert numbers(found.frame.toArrow().to_batches()) == numbers(table.to_batches())
+    with pytest.raises(InvalidArgument, match=r"column 'offset' is decimal\(20,0\); integers are needed"):
+        entries_in(spark, put_all({"a": wide}, tmp_path / "wide", "stored"))
+
+
+@pytest.mark.parametrize("rows", [1, 7])
+def test_a_file_that_is_another_one_now_is_told(spark: Any, tmp_path: Any, rows: int) -> None:
+    """More row groups than the driver saw would be passed over, both times."""
+    table = messages(10)
+    pq.write_table(table, tmp_path / "m.parquet", row_group_size=5)
+    entries = entries_in(spark, tmp_path / "m.parquet")
+    pq.write_table(table, tmp_path / "m.parquet", row_group_size=rows)
+    with pytest.raises(InvalidArgument, match=r"m\.parquet was replaced while it was read: build from a copy"):
+        read_whole(entries, ["key"])

@@ -10,10 +10,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -65,9 +66,28 @@ def _footer(storage: Storage | None, name: str) -> tuple[pa.Schema, pq.FileMetaD
         return parquet.schema_arrow.remove_metadata(), parquet.metadata
 
 
+def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:
+    """Return the columns that two files have, None where that would lose any. A type that is left to Spark remains."""
+    if found.equals(schema):
+        return schema
+    both = [name for name in schema.names if name in found.names]
+    # to Spark, names in other letters are the same
+    lower = {name.lower() for name in found.names} & {name.lower() for name in schema.names}
+    optional = "topic_id" in {*found.names, *schema.names} and "topic_id" not in both
+    if optional or len(lower) != len(both) or len(set(found.names)) != len(found):
+        return None
+    pairs = [(schema.field(name), found.field(name)) for name in both]
+    if any(pa.types.is_list(one.type) != pa.types.is_list(other.type) for one, other in pairs):
+        return None
+    return pa.schema([one if spark_type(other.type) else other for one, other in pairs])
+
+
 @dataclass(frozen=True)
 class ParquetFiles:
-    """Files, as (storage's URI or nothing, name), of one schema; `groups` are (file, row group, rows, bytes)."""
+    """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows, bytes).
+
+    `schema` has the columns that all have; a table's may gain one, or a wider type, in time.
+    """
 
     files: Sequence[tuple[str, str]]
     address_of: AddressOf
@@ -76,24 +96,25 @@ class ParquetFiles:
 
     @classmethod
     def of(cls, files: Sequence[tuple[str, str]], address_of: AddressOf) -> ParquetFiles:
-        """Read the footers, some at once. Raises `InvalidArgument` where columns differ, `CorruptFile`, as the
-        storage.
+        """Read the footers, some at once. Raises `InvalidArgument` where columns that not all have matter, or are named
+        in other letters, `CorruptFile`, as the storage.
         """
-        schema: Any = None
+        schema: pa.Schema | None = None
         groups: list[tuple[int, int, int, int]] = []
         with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
             # one a URI: a client of S3 takes longer to make than a footer to read
             uris = dict.fromkeys(uri for uri, _ in files if uri)
             storages = {uri: held.enter_context(address_of(uri).open()) for uri in uris}
             footers = pool.map(lambda file: _footer(storages.get(file[0]), file[1]), files)
-            for number, ((uri, name), (found, metadata)) in enumerate(zip(files, footers, strict=True)):
-                schema = schema or found
-                if found.names != schema.names or not (uri or found.equals(schema)):
-                    has = ", ".join(found.names if found.names != schema.names else map(str, found.types))
+            for number, ((_, name), (found, metadata)) in enumerate(zip(files, footers, strict=True)):
+                schema = found if schema is None else _shared(schema, found)
+                if schema is None:
+                    has = ", ".join(found.names)
                     raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
                 for group in range(metadata.num_row_groups):
                     about = metadata.row_group(group)
                     groups.append((number, group, about.num_rows, about.total_byte_size))
+        assert schema is not None
         return cls(files, address_of, schema, groups)
 
     def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
@@ -115,13 +136,18 @@ class ParquetFiles:
     def batches(
         self, part: tuple[int, list[int]], columns: Sequence[str], texts: Sequence[str] = (), if_null: str | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """Yield the columns of a part, and `if_null` of row groups where it may have nulls. Raises `CorruptFile`."""
+        """Yield the columns of a part, and `if_null` of row groups where it may have nulls. Raises `CorruptFile`,
+        `InvalidArgument` where the file is another one.
+        """
         number, groups = part
         uri, name = self.files[number]
         sizes = {(file, group): (rows, size) for file, group, rows, size in self.groups}
         with ExitStack() as held:
             storage = held.enter_context(self.address_of(uri).open()) if uri else None
             parquet = held.enter_context(_parquet(storage, name, texts))
+            now = [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
+            if now != [rows for (file, _), (rows, _) in sizes.items() if file == number]:
+                raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that stands still")
             for group in groups:
                 rows, size = sizes[number, group]
                 most = max(1 << 10, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size)))
@@ -171,6 +197,27 @@ _PLAIN = {
     pa.float64(): "double",
     pa.binary(): "binary",
 }
+
+
+def columns_not_in_all(names: Sequence[str], files: Sequence[Path]) -> set[str]:
+    """Return which of these columns a local file lacks: Spark gives nulls there, and a message without key is none.
+
+    Raises `InvalidArgument` where Spark would take dates for numbers: it reads all files by the columns of one.
+    """
+    lacking: set[str] = set()
+    kinds: dict[str, tuple[str, Path]] = {}
+    for file in files:
+        # Spark says what is wrong with a file that can't be read
+        with suppress(pa.ArrowException, OSError):
+            there = {field.name.lower(): field.type for field in pq.read_schema(file)}
+            lacking.update(name for name in names if name.lower() not in there)
+            for name, kind in there.items():
+                if pa.types.is_integer(kind) or pa.types.is_temporal(kind):
+                    told = "integers" if pa.types.is_integer(kind) else spark_type(kind) or str(kind)
+                    other, first = kinds.setdefault(name, (told, file))
+                    if told != other:
+                        raise InvalidArgument(f"{file}: column {name!r} is {told}, and {other} in {first}")
+    return lacking
 
 
 @dataclass(frozen=True)

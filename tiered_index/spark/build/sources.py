@@ -7,11 +7,11 @@ whole file at a time. docs/spark.md says which fields there are.
 
 from __future__ import annotations
 
-import contextlib
 import gzip
 import io
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -20,11 +20,11 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
-import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.spark.build.folders import files_below, find_stored, kind_of, kind_of_all
 from tiered_index.spark.build.log_sources import (
     LOG_COLUMNS,
     SKIPPED,
@@ -33,7 +33,7 @@ from tiered_index.spark.build.log_sources import (
     is_archive,
     log_entries,
 )
-from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, spark_type
+from tiered_index.spark.build.parquet import HAS_KEY, EntryReader, Field, ParquetFiles, columns_not_in_all, spark_type
 from tiered_index.spark.executors import (
     AddressOf,
     StorageAddress,
@@ -55,21 +55,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeIs
 
 
-def _find(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
-    """Return (storage's URI, name) of the object that `uri` names, or of the Parquet and NDJSON files below it."""
-    place, mark, parameters = uri.partition("?")
-    if _kind(place):
-        folder, _, name = place.rpartition("/")
-        return [(folder + mark + parameters, name)]
-    with address_of(uri).open() as storage:
-        names = _readable(uri, [info.name for info in storage.list()])
-    if not names:
-        raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
-    return [(uri, name) for name in names]
-
-
 SourceLike: TypeAlias = "DataFrame | str | Path | Sequence[str | Path]"
-NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
 _MESSAGE = (
     "topic string, queue_id long, keys array<string>, key string, offset long, size long, timestamp_ms long, "
     "topic_id long"
@@ -90,8 +76,8 @@ def frame_of(
     _, stored, local = _places(source)
     if stored:
         return _stored_frame(spark, stored, address_of)
-    files = [file for path in local for file in _files_below(path)]
-    if _kind_of([str(file) for file in files]) == "parquet":
+    files = [file for path in local for file in files_below(path)]
+    if kind_of_all([str(file) for file in files]) == "parquet":
         return _parquet_frame(spark, files)
     with typed_errors("reading the source"):
         check_lines(spark, files)
@@ -139,11 +125,11 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     if files is None:
         _wanted(columns, (), schema)
         _, stored, local = _places(source)
-        names = [name for uri in stored for _, name in _find(address_of, uri)]
+        names = [name for uri in stored for _, name in find_stored(address_of, uri)]
         if not any((path / "commitlog").is_dir() for path in local):
-            names += [str(file) for path in local for file in _files_below(path)]
+            names += [str(file) for path in local for file in files_below(path)]
             if stored or local:
-                _kind_of(names)
+                kind_of_all(names)
         return
     for field in _wanted(columns, files.schema.names, schema):
         named = columns.get(field, field)
@@ -164,47 +150,6 @@ def has_log_offsets(source: SourceLike) -> bool:
     return bool(paths) and all(is_archive(path) or (Path(path) / "commitlog").is_dir() for path in paths)
 
 
-def _files_below(path: Path) -> list[Path]:
-    """Return a file, or those of a folder that have a name of ours; hidden ones and Spark's own are none."""
-    if path.is_file():
-        return [path]
-    names = [p.relative_to(path).as_posix() for p in sorted(path.rglob("*")) if p.is_file()]
-    found = [path / name for name in _readable(str(path), names)]
-    if not found:
-        raise InvalidArgument(f"{path} has no Parquet or NDJSON file, and is no RocketMQ store: it has no commitlog/")
-    return found
-
-
-def _readable(folder: str, names: Sequence[str]) -> list[str]:
-    """Return those of the names below a folder that are of our kinds. As to Spark, nothing is there that is hidden, or
-    in a hidden folder: what a job has not committed. Raises `InvalidArgument` for a table: old files may be there too.
-    """
-    parts = [name.split("/") for name in names]
-    if tables := _TABLES & {part for path in parts for part in path[:-1]}:
-        raise InvalidArgument(
-            f"{folder} is a table ({min(tables)}/), which says which of its files count: give those, or a DataFrame"
-        )
-    # a folder of a partition may be named `_day=1`
-    shown = [not any(part.startswith(".") or (part[0:1] == "_" and "=" not in part) for part in path) for path in parts]
-    return [name for name, seen in zip(names, shown, strict=True) if seen and _kind(name)]
-
-
-_TABLES = {"_delta_log", ".hoodie"}
-
-
-def _kind(name: str) -> str:
-    return "parquet" if name.endswith(".parquet") else "ndjson" if name.endswith(NDJSON) else ""
-
-
-def _kind_of(names: Sequence[str]) -> str:
-    kinds = {_kind(name) for name in names}
-    if kinds - {"parquet", "ndjson"} or len(kinds) != 1:
-        raise InvalidArgument(
-            f"sources are all Parquet (.parquet) or all NDJSON (.ndjson, .jsonl, .json, each also .gz), not {names[0]}"
-        )
-    return kinds.pop()
-
-
 def _message_frame(frame: DataFrame) -> DataFrame:
     """Return NDJSON's messages, whose keys stand in `keys`, as this project writes them, or one in `key`."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
@@ -214,44 +159,39 @@ def _message_frame(frame: DataFrame) -> DataFrame:
 
 
 def _parquet_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
-    """Return the rows of local files, with the columns that all have: Spark gives nulls where one lacks a column, and a
-    message without key is none. `topic_id` may be null.
-    """
+    """Return the rows of local files, with the columns that all have, `topic_id` where one has it."""
     frame = spark.read.parquet(*map(to_read, files))
-    lacking: set[str] = set()
-    for file in files:
-        # Spark says what is wrong with a file that can't be read
-        with contextlib.suppress(pa.ArrowException, OSError):
-            there = {name.lower() for name in pq.read_schema(file).names}
-            lacking.update(name for name in frame.columns if name.lower() not in there)
-    return frame.drop(*lacking - {"topic_id"})
+    return frame.drop(*columns_not_in_all(frame.columns, files) - {"topic_id"})
 
 
 def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressOf) -> DataFrame:
-    found = [file for uri in uris for file in _find(address_of, uri)]
-    if _kind_of([name for _, name in found]) == "ndjson":
+    found = [file for uri in uris for file in find_stored(address_of, uri)]
+    if kind_of_all([name for _, name in found]) == "ndjson":
         read = partial(_read_ndjson, address_of=address_of)
         splits = [[uri, name, 0] for uri, name in found]
         return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
     files = ParquetFiles.of(found, address_of)
     parts = files.parts(spark.sparkContext.defaultParallelism)
-    times = pa.schema([field.with_type(_time_of(field, found[0][1])) for field in files.schema])
+    where = found[0][1] if len(found) == 1 else f"a file of {' and '.join(uris)}"
+    known = pa.schema([field.with_type(_known_type(field, where)) for field in files.schema])
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
                 for rows in files.batches(parts[number], files.schema.names):
-                    yield rows.cast(times)
+                    yield rows.select(files.schema.names).cast(known)
 
     # the columns as Spark sees them: an empty frame of that schema says so
-    schema = spark.createDataFrame(times.empty_table()).schema
+    schema = spark.createDataFrame(known.empty_table()).schema
     return _numbers(spark, len(parts)).mapInArrow(read_parts, schema)
 
 
-def _time_of(field: pa.Field, file: str) -> pa.DataType:
-    """Return a column's type, of times in microseconds, as Spark takes them from Python. Nanoseconds are an error here
-    as in local files, which Spark reads itself.
+def _known_type(field: pa.Field, file: str) -> pa.DataType:
+    """Return a column's type as Spark takes it from Python: of times in microseconds, of unsigned numbers a wider one.
+    Nanoseconds are an error here as in local files, which Spark reads itself.
     """
+    if pa.types.is_unsigned_integer(field.type):
+        return pa.int64() if field.type.bit_width < 64 else pa.decimal128(20)
     if not pa.types.is_timestamp(field.type):
         return field.type
     if field.type.unit == "ns":
@@ -283,7 +223,7 @@ def _read_ndjson(batches: Iterable[pa.RecordBatch], address_of: AddressOf) -> It
             raise InvalidArgument(f"{name}: {wrong}") from error
 
 
-@contextlib.contextmanager
+@contextmanager
 def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
     """Yield the plain lines of a stored file. Each filling of the buffer is a request."""
     with address.open() as storage:
@@ -381,13 +321,13 @@ def _parquet_files(source: SourceLike, address_of: AddressOf) -> ParquetFiles | 
     if any(map(is_archive, paths)) or len({is_local(path) for path in paths}) != 1:
         return None
     if not is_local(paths[0]):
-        found = [file for path in paths for file in _find(address_of, path)]
-        return ParquetFiles.of(found, address_of) if all(_kind(name) == "parquet" for _, name in found) else None
+        found = [file for path in paths for file in find_stored(address_of, path)]
+        return ParquetFiles.of(found, address_of) if all(kind_of(name) == "parquet" for _, name in found) else None
     local = [local_path(path) for path in paths]
     if not all(path.exists() for path in local) or any((path / "commitlog").is_dir() for path in local):
         return None
-    names = [str(file) for path in local for file in _files_below(path)]
-    if not all(_kind(name) == "parquet" for name in names):
+    names = [str(file) for path in local for file in files_below(path)]
+    if not all(kind_of(name) == "parquet" for name in names):
         return None
     try:
         return ParquetFiles.of([("", name) for name in names], address_of)

@@ -26,7 +26,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.spark.build.sources import NDJSON, column_of, frame_of, shown_column
+from tiered_index.spark.build.folders import NDJSON
+from tiered_index.spark.build.sources import column_of, frame_of, shown_column
 from tiered_index.spark.executors import (
     StorageAddress,
     cells_of,
