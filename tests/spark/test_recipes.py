@@ -47,6 +47,11 @@ def test_an_iceberg_table_is_continued(spark: Any) -> None:
         new(table, 4)
     table.append(named["orders"](2000, 10))
     assert len(new(table, table.last_sequence_number)[0]) == 1
+    # none of its snapshots would ever be new
+    first = named["catalog"].create_table("shop.first", table.schema(), properties={"format-version": "1"})
+    first.append(named["orders"](0, 10))
+    with pytest.raises(SystemExit, match="format version 1 have number 0"):
+        new(first, 1)
 
 
 def test_a_delta_table_is_continued(tmp_path: Path) -> None:
