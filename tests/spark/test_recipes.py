@@ -10,6 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tiered_index.spark.executors import local_path
+
 _ROOT = Path(__file__).parents[2]
 _PAGE = _ROOT / "docs" / "spark-recipes.md"
 
@@ -47,6 +49,13 @@ def test_an_iceberg_table_is_continued(spark: Any) -> None:
         new(table, 4)
     table.append(named["orders"](2000, 10))
     assert len(new(table, table.last_sequence_number)[0]) == 1
+    # names of files have escapes of their own
+    apart = named["catalog"].create_table("shop.apart", table.schema())
+    with apart.update_spec() as spec:
+        spec.add_field("order_id", "identity")
+    apart.append(named["orders"](0, 1).set_column(0, "order_id", [["a/b %"]]))
+    [uri] = new(apart, 0)[0]
+    assert "a%252Fb" in uri and local_path(uri).is_file()
     # none of its snapshots would ever be new
     first = named["catalog"].create_table("shop.first", table.schema(), properties={"format-version": "1"})
     first.append(named["orders"](0, 10))
