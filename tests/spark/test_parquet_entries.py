@@ -208,3 +208,16 @@ def test_a_file_that_is_another_one_now_is_told(spark: Any, tmp_path: Any, rows:
     pq.write_table(table, tmp_path / "m.parquet", row_group_size=rows)
     with pytest.raises(InvalidArgument, match=r"m\.parquet was replaced while it was read: build from a copy"):
         read_whole(entries, ["key"])
+
+
+def test_files_in_s3_that_cant_be_named_are_not_left_out_in_silence(s3, monkeypatch):
+    for name, value in s3.environment.items():
+        monkeypatch.setenv(name, value)
+    uri = f"s3://{s3.new_bucket()}/m?endpoint_url={s3.endpoint_url}&addressing_style=path"
+    with open_storage(uri) as stored:
+        stored.put("good.parquet", b"")
+        stored.client.put_object(Bucket=stored.bucket, Key="m/_spark/a b", Body=b"")
+        assert folders.find_stored(StorageAddress, uri) == [(uri, "good.parquet")]
+        stored.client.put_object(Bucket=stored.bucket, Key="m/ts=2026-11-21 01%3A00/p.parquet", Body=b"")
+    with pytest.raises(InvalidArgument, match=r"'ts=2026-11-21 01%3A00/p\.parquet' first"):
+        folders.find_stored(StorageAddress, uri)

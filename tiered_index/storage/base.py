@@ -123,6 +123,10 @@ class Storage(ABC):
         listed.
         """
 
+    def foreign_keys(self) -> Iterator[str]:
+        """Yield the keys at this storage's place that `list` leaves out, since no object name stands for them."""
+        return iter(())
+
     @abstractmethod
     def delete(self, name: str) -> None:
         """Remove the object; removing what is not there is not an error."""
@@ -346,6 +350,10 @@ class WrapperStorage(Storage):
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
         """As the inner storage's; one call a page, made when the page is reached."""
         return self._pages(prefix, self.inner.list(prefix, start_after=start_after))
+
+    def foreign_keys(self) -> Iterator[str]:
+        """As the inner storage's; no call."""
+        return self.inner.foreign_keys()
 
     def delete(self, name: str) -> None:
         """As the inner storage's."""

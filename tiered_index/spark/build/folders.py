@@ -21,6 +21,13 @@ def find_stored(address_of: AddressOf, uri: str) -> list[tuple[str, str]]:
         return [(folder + mark + parameters, name)]
     with address_of(uri).open() as storage:
         names = _readable(uri, [info.name for info in storage.list()])
+        # left out, they would be missing in silence
+        foreign = _readable(uri, list(storage.foreign_keys()))
+    if foreign:
+        raise InvalidArgument(
+            f"{uri} has files that can't be named here, {foreign[0]!r} first: names have letters, digits and ._=+@- "
+            "only; have Spark read the folder and give the DataFrame"
+        )
     if not names:
         raise InvalidArgument(f"{uri} has no Parquet or NDJSON file")
     return [(uri, name) for name in names]

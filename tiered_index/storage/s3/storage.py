@@ -243,6 +243,13 @@ class S3Storage(Storage):
             if name := self._name(key):
                 yield ObjectInfo(name, int(item["Size"]), _epoch_ms(item["LastModified"]))
 
+    def foreign_keys(self) -> Iterator[str]:
+        """As `Storage.foreign_keys`: another listing."""
+        tokens = {"ContinuationToken": "NextContinuationToken"}
+        for key, _ in self._listed("list_objects_v2", "listing all keys", "", "Contents", tokens):
+            if self._name(key) is None:
+                yield key.removeprefix(self._base)
+
     def _list_uploads(self, prefix: str, older_than_ms: int | None) -> Iterator[UploadHandle]:
         tokens = {"KeyMarker": "NextKeyMarker", "UploadIdMarker": "NextUploadIdMarker"}
         doing = "listing unfinished uploads"
