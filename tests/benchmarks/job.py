@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.bulk import look_up_many
-from tests.benchmarks.memory import ProcessWatch, cpu_s, keep_orphans
+from tests.benchmarks.memory import ProcessWatch
 from tests.benchmarks.messages import (
     DAY_S,
     PLAIN,
@@ -144,7 +144,7 @@ def copy_of(folder: Path, name: str) -> contextlib.AbstractContextManager[Path]:
     return copied()
 
 
-def run_job(spark: SparkSession, job: Job, tell: Tell) -> None:
+def run_job(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell) -> None:
     """Measure on `spark`; tell each measurement by name, with its values, and whether it is of few entries: such a job
     takes little more than its fixed part.
     """
@@ -155,10 +155,10 @@ def run_job(spark: SparkSession, job: Job, tell: Tell) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as warm:
         few = replace(job, folder=warm, entries=_FEW_ENTRIES, days=1, counts=(_FEW_KEYS,), duck=False)
         _prepare(spark, few, Path(warm))
-        _measure_all(spark, few, lambda **_: None, keep=False)
-        _measure_all(spark, few, partial(tell, few=True), keep=False)
+        _measure_all(spark, few, watch, lambda **_: None, keep=False)
+        _measure_all(spark, few, watch, partial(tell, few=True), keep=False)
     for number in range(job.rounds):
-        _measure_all(spark, job, partial(tell, few=False), keep=job.prepare and number == 0)
+        _measure_all(spark, job, watch, partial(tell, few=False), keep=job.prepare and number == 0)
 
 
 def _prepare(spark: SparkSession, job: Job, folder: Path) -> None:
@@ -171,7 +171,7 @@ def _prepare(spark: SparkSession, job: Job, folder: Path) -> None:
         write_keys(spark, folder, count, job.entries)
 
 
-def _measure_all(spark: SparkSession, job: Job, tell: Tell, *, keep: bool) -> None:
+def _measure_all(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell, *, keep: bool) -> None:
     """Measure every way once; with `keep` the index and Parquet's files stay in the job's folder."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
@@ -179,9 +179,9 @@ def _measure_all(spark: SparkSession, job: Job, tell: Tell, *, keep: bool) -> No
     source, config = str(folder / "messages"), index_config(job)
 
     def measure(name: str, work: Callable[[], Any], keys: int = 0) -> Any:
-        before, begun = cpu_s(), time.perf_counter()
+        before, begun = watch.cpu_s(), time.perf_counter()
         found = work()
-        elapsed_s, after = time.perf_counter() - begun, cpu_s()
+        elapsed_s, after = time.perf_counter() - begun, watch.cpu_s()
         require(getattr(found, "entries", job.entries), job.entries, f"entries of {name}")
         spent = {f"{kind}_s": after[kind] - before[kind] for kind in after}
         tell(name=name, keys=keys, elapsed_s=elapsed_s, **spent)
@@ -282,17 +282,16 @@ def main(document: str) -> None:
     def tell(name: str, **values: Any) -> None:
         print(json.dumps({"name": name, **values}), file=out, flush=True)
 
-    keep_orphans()
     with ProcessWatch() as watch:
         spark = _session(job.master)
         try:
-            tell("started", **{f"{kind}_s": spent for kind, spent in cpu_s().items()})
+            tell("started", **{f"{kind}_s": spent for kind, spent in watch.cpu_s().items()})
             if job.scale and job.counts:
                 look_up_many(spark, Path(job.folder), job.scale, job.days, job.counts, index_config(job), watch, tell)
             elif job.scale:
                 run_scale(spark, job, watch, tell)
             else:
-                run_job(spark, job, tell)
+                run_job(spark, job, watch, tell)
         finally:
             spark.stop()
 

@@ -1,43 +1,23 @@
 """Peak memory and CPU time of processes below this one: Java's, and the Python workers that Spark forks. Linux.
 
 The kernel keeps each process's greatest resident size (VmHWM), so that sampling misses nothing but a process that lives
-between two samples; `restart` sets it back. Threads: the sampler's own, and the caller's.
+between two samples; `restart` sets it back. CPU time is summed over samples too, and misses what a process has used
+since its last one: the time of an idle worker that Spark ends is in no process's times of its children. Threads: the
+sampler's own, and the caller's.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
 import threading
 from pathlib import Path
 from types import TracebackType
 
-__all__ = ["ProcessWatch", "cpu_s", "keep_orphans"]
+__all__ = ["ProcessWatch"]
 
 _SAMPLE_S = 0.25
 _KIB_A_MIB = 1024
-_PR_SET_CHILD_SUBREAPER = 36
 _TICKS_A_S = os.sysconf("SC_CLK_TCK")
-
-
-def keep_orphans() -> None:
-    """Become the parent of processes below this one whose own has ended, so that `cpu_s` still counts them."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-
-
-def cpu_s() -> dict[str, float]:
-    """Return the CPU seconds that this process and those below it have used, ended ones too: ``java``, ``python``."""
-    spent = {"java": 0.0, "python": 0.0}
-    for pid, (name, _) in {os.getpid(): ("python", 0), **_below(os.getpid())}.items():
-        try:
-            stat = Path(f"/proc/{pid}/stat").read_text()
-        except OSError:
-            continue  # it has ended: its parent has its time
-        # behind the name, which may have blanks: user, system, and those of children that were waited for
-        user, system, *children = map(int, stat.rpartition(")")[2].split()[11:15])
-        spent["java" if name == "java" else "python"] += (user + system) / _TICKS_A_S
-        spent["python"] += sum(children) / _TICKS_A_S
-    return spent
 
 
 class ProcessWatch:
@@ -48,6 +28,8 @@ class ProcessWatch:
 
     def __init__(self) -> None:
         self._peaks: dict[str, dict[int, int]] = {}
+        # CPU seconds of each process, by its id and when it began
+        self._spent: dict[str, dict[tuple[int, str], float]] = {"java": {}, "python": {}}
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="bench-processes", daemon=True)
@@ -78,6 +60,14 @@ class ProcessWatch:
                 for kind, peaks in self._peaks.items()
             }
 
+    def cpu_s(self) -> dict[str, float]:
+        """Return the CPU seconds that this process and those below it have used, ended ones too: ``java``,
+        ``python``.
+        """
+        with self._lock:
+            self._sample()
+            return {kind: sum(spent.values()) for kind, spent in self._spent.items()}
+
     def _watch(self) -> None:
         while not self._over.wait(_SAMPLE_S):
             with self._lock:
@@ -85,6 +75,9 @@ class ProcessWatch:
 
     def _sample(self) -> None:
         names = _below(os.getpid())
+        for pid, (name, _) in {os.getpid(): ("python", 0), **names}.items():
+            began, spent = _times(pid)
+            self._spent["java" if name == "java" else "python"][pid, began] = spent
         for pid, (name, parent) in names.items():
             kind = (
                 "java"
@@ -113,6 +106,16 @@ def _below(root: int) -> dict[int, tuple[str, int]]:
     while more := {pid for pid, (_, parent) in found.items() if parent in below} - below:
         below |= more
     return {pid: found[pid] for pid in below if pid != root}
+
+
+def _times(pid: int) -> tuple[str, float]:
+    """Return when a process began, and its CPU seconds; nothing where it has ended."""
+    try:
+        # behind the name, which may have blanks
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return "", 0.0
+    return fields[19], (int(fields[11]) + int(fields[12])) / _TICKS_A_S
 
 
 def _status(pid: int) -> dict[str, str]:
