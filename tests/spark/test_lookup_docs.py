@@ -70,35 +70,6 @@ def test_messages_are_joined(spark, store, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_benchmark(spark, tmp_path, capfd):
-    amounts = (
-        "--quick",
-        "--entries",
-        "4096",
-        "--slots",
-        "100",
-        "--items",
-        "2000",
-        "--rounds",
-        "1",
-        "--root-dir",
-        str(tmp_path),
-    )
-    with pytest.raises(SystemExit) as ended:
-        main(["spark-lookup", *amounts, "--json", "--quiet"])
-    captured = capfd.readouterr()
-    assert ended.value.code == 0, captured.err
-    document = json.loads(captured.out)
-    figures = {figure["name"]: figure["median"] for figure in document["figures"]}
-    assert len(figures) == 8 and all(value > 0 for value in figures.values())
-    ((keys, found, requests, *_), (most, *_)) = document["tables"][0]["rows"]
-    assert (
-        (keys, most) == (1000, 2048) and 900 < found <= 1000 and requests == figures["lookup of 1,000 keys: requests"]
-    )
-    assert not list(tmp_path.iterdir())
-
-
-@pytest.mark.slow
 def test_lookups_at_scale(tmp_path, capfd):
     amounts = ("--scale", "4096", "--keys", "400", "--keys", "1000000", "--slots", "100", "--master", "local[2]")
     with pytest.raises(SystemExit) as ended:
