@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-import os
 import signal
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -27,7 +27,8 @@ def test_an_interrupt_waits_for_the_session(monkeypatch, number):
     done = []
 
     def open_session(*_, **__):
-        os.kill(os.getpid(), number)
+        # to this thread: the test's process has others, which hold nothing back
+        signal.pthread_kill(threading.get_ident(), number)
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # as Spark sets a handler of its own
         done.append(True)
         return SimpleNamespace(sparkContext=SimpleNamespace(setLogLevel=lambda _: None))
