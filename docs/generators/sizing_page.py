@@ -22,6 +22,8 @@ Inputs = Mapping[str, float]
 _ROW = re.compile(r"^\| ([A-Za-z][^|]*?) \| ([0-9][0-9,.]*) \| [^|]* \| [^|]+ \|$", re.MULTILINE)
 _HOUR_S = 3600
 _GIB, _MIB = 2**30, 2**20
+# an entry's before it is packed: so slot groups are cut
+_PLAIN_BYTES = 32
 _TIER_1_GIB, _TIER_2_GIB = 50 * 1024, 450 * 1024
 
 
@@ -67,7 +69,11 @@ def sizing(given: Inputs, messages: float) -> dict[str, float]:
         "minutes a day on the executors": (build_h + merge_h) / 365 * 60 / given["executors"],
         "GiB at the year's end": gib,
         "objects at the year's end": objects,
-        "GiB of directories": stored / (given["KiB a slot group"] * 1024) * given["bytes a directory entry"] / _GIB,
+        "GiB of directories": entries
+        * _PLAIN_BYTES
+        / (given["KiB a slot group"] * 1024)
+        * given["bytes a directory entry"]
+        / _GIB,
         "PUTs a year": puts,
         "GETs of merges a year": gets,
         "GETs a lookup of a day": 1,
@@ -90,7 +96,7 @@ _ARITHMETIC = {
     "minutes a day on the executors": "(build + merge hours) ÷ 365 × 60 ÷ executors",
     "GiB at the year's end": "entries × bytes an entry ÷ 2^30",
     "objects at the year's end": "windows × ⌈bytes ÷ windows ÷ shard⌉; windows = ⌈365 ÷ days a window⌉",
-    "GiB of directories": "bytes ÷ slot group × directory entry ÷ 2^30",
+    "GiB of directories": "entries × 32 bytes (not packed) ÷ slot group × directory entry ÷ 2^30",
     "PUTs a year": "2 × ⌈bytes ÷ part⌉ + 2 × (shards of days + objects): each byte is written twice, each shard "
     "begun and completed",
     "GETs of merges a "

@@ -187,12 +187,13 @@ def _cpu_table(spent: _Spent, amounts: SparkAmounts, master: str) -> Table:
                 round(cpu_s, 1),
                 round(spent.median((way, keys), "java_s"), 1),
                 round(fixed_s, 1),
-                round((keys or amounts.entries) / max(cpu_s - fixed_s, 0.01) / 1e6, 2),
+                # lookups and joins don't grow with the index alone
+                None if keys else round(amounts.entries / max(cpu_s - fixed_s, 0.01) / 1e6, 2),
                 round(spent.median((way, keys), "elapsed_s"), 1),
                 "; ".join(f"{cpu_s / spent.cpu_s(other):.2f} of {other[0]}" for other in beside),
             )
         )
-    columns = ("job", "CPU s", "of it Java", "fixed part", "M entries or keys a CPU s beyond", "wall s", "CPU beside")
+    columns = ("job", "CPU s", "of it Java", "fixed part", "M entries a CPU s beyond it", "wall s", "CPU beside")
     title = (
         f"CPU seconds, median: {amounts.entries:,} entries of {amounts.days} days, Parquet, local folders; {master}; "
         f"Spark's start takes {spent.fixed_s(_START):.1f}"
