@@ -68,6 +68,10 @@ class PrefixedStorage(WrapperStorage):
         found = self.inner.list(self._base + prefix, start_after=self._base + start_after)
         return (replace(info, name=info.name[len(self._base) :]) for info in found)
 
+    def foreign_keys(self) -> Iterator[str]:
+        """As the inner storage's."""
+        return (key[len(self._base) :] for key in self.inner.foreign_keys() if key.startswith(self._base))
+
     def begin_upload(self, name: str) -> UploadHandle:
         """As the inner storage's."""
         return replace(super().begin_upload(name), name=name)

@@ -181,6 +181,13 @@ def test_latency_is_lognormal_and_repeatable() -> None:
     assert statistics.quantiles(recorded, n=100)[98] > 0.045
 
 
+def test_a_prefix_tells_only_its_own_foreign_keys() -> None:
+    inner = MemoryStorage()
+    inner.foreign_keys = lambda: iter(["a b", "index/c d", "indexes/e f"])  # type: ignore[method-assign]
+    assert list(PrefixedStorage(inner, "index").foreign_keys()) == ["c d"]
+    assert list(LatencyStorage(inner, 1, 20.0, 0.5).foreign_keys()) == ["a b", "index/c d", "indexes/e f"]
+
+
 def test_a_prefix_hides_everything_else() -> None:
     inner = MemoryStorage()
     inner.put("index/a", b"inner")
