@@ -10,8 +10,9 @@ import time
 
 import pytest
 
-from tiered_index import IndexReader
+from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BackPressure
+from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.catalog.catalog import Catalog
 from tiered_index.service.threads import Worker
 from tiered_index.storage.memory import MemoryStorage
@@ -419,3 +420,22 @@ def test_a_position_alone_outlives_the_file_it_was_put_to(open_index):
     assert len(list((index.config.root / "unsealed").glob("[0-9]*.journal"))) == 1
     index.abandon()
     assert open_index("root").durable_positions() == {"s": 9}
+
+
+def test_a_batch_is_answered_while_entries_of_a_new_topic_are_written(open_index, monkeypatch):
+    index = open_index()
+    index.put("t", 0, "k", 1, 1, T)
+    index.flush()
+
+    class Places(dict[str, int]):
+        """Topics of a batch, of which each look finds that the writer has meanwhile flushed one more topic."""
+
+        def __contains__(self, topic: object) -> bool:
+            index.put(f"new {len(index.topics())}", 0, "k", 1, 1, T)
+            index.flush()
+            return super().__contains__(topic)
+
+    places = LookupBatch.__dict__["_topic_places"].func
+    monkeypatch.setattr(LookupBatch, "_topic_places", property(lambda batch: Places(places(batch))))
+    assert [[item.offset for item in one] for one in index.query_many([Lookup(topic="t", key="k")])] == [[1]]
+    assert len(index.topics()) > 1

@@ -374,7 +374,8 @@ class UnsealedFile(LocalHandle):
         items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
         lookups = np.concatenate([found for _, found in pairs]) if pairs else np.zeros(0, np.int64)
         picked = entries[items]
-        return batch.select(picked, lookups, self._seconds_of(picked), self.topics.items(), schema)
+        # a tuple: entries of a new topic may be added meanwhile
+        return batch.select(picked, lookups, self._seconds_of(picked), tuple(self.topics.items()), schema)
 
     def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
         return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)
