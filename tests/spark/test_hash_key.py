@@ -8,12 +8,14 @@ import json
 import struct
 from functools import cache
 from pathlib import Path
+from unittest import mock
 
 import duckdb
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 import tiered_index.spark
 from tiered_index import hash_key, hash_key_sql
@@ -69,10 +71,16 @@ def by_spark(spark, rows):
     frame = spark.createDataFrame(rows, "topic string, key string").coalesce(1)
     frame.createOrReplaceTempView("hashed_keys")
     spark.sql(hash_key_sql("spark"))
-    columns = frame.select(tiered_index.spark.hash_key("topic", frame.key)).collect()
-    told = spark.sql("SELECT hash_key(topic, key) FROM hashed_keys").collect()
-    assert columns == [(row[0],) for row in told]
-    return [row[0] for row in columns]
+    column = tiered_index.spark.hash_key("topic", frame.key)
+    rows = frame.select(column, without_java("topic", frame.key), F.expr("hash_key(topic, key)")).collect()
+    assert all(of_java == of_python == of_sql for of_java, of_python, of_sql in rows)
+    return [row["hash_key"] for row in frame.select(column).collect()]
+
+
+def without_java(*arguments):
+    """The column as Spark Connect makes it."""
+    with mock.patch("tiered_index.spark.lookup.hash_column._by_java", lambda text: None):
+        return tiered_index.spark.hash_key(*arguments)
 
 
 def test_hashes_of_the_golden_files_in_every_form(spark):
@@ -107,9 +115,9 @@ def test_the_rule_of_newer_rocketmq(spark):
     frame = spark.createDataFrame(rows, "topic string, key string").coalesce(1)
     frame.createOrReplaceTempView("masked_keys")
     spark.sql(hash_key_sql("spark", "mask"))
-    told = spark.sql("SELECT hash_key(topic, key) FROM masked_keys").collect()
-    assert [row[0] for row in told] == masked
-    assert [row[0] for row in frame.select(tiered_index.spark.hash_key("topic", "key", "mask")).collect()] == masked
+    arguments = ("topic", "key", "mask")
+    columns = tiered_index.spark.hash_key(*arguments), without_java(*arguments), F.expr("hash_key(topic, key)")
+    assert [tuple(row) for row in frame.select(*columns).collect()] == [(hashed,) * 3 for hashed in masked]
     with duckdb.connect() as connection:
         connection.execute(hash_key_sql("duckdb", "mask"))
         assert [connection.execute("SELECT hash_key(?, ?)", row).fetchone()[0] for row in rows] == masked
@@ -131,6 +139,14 @@ def test_a_column_joins_filters_and_takes_numbers_as_spark_writes_them(spark):
     joined = frame.join(other, column == other.h, "left").select("id", "note").collect()
     assert sorted(map(tuple, joined)) == [(1, None), (3, None), (20, "found")]
     assert [row.id for row in frame.where(column == java("t", "1")).collect()] == [1]
+
+
+def test_the_column_stays_in_java(spark):
+    frame = spark.createDataFrame([("t", "k")], "topic string, key string")
+    hashed = frame.select(tiered_index.spark.hash_key("topic", "key"))
+    assert hashed.columns == ["hash_key"]
+    assert "Python" not in hashed._jdf.queryExecution().executedPlan().toString()
+    assert "Python" in frame.select(without_java("topic", "key"))._jdf.queryExecution().executedPlan().toString()
 
 
 def test_a_dialect_that_nobody_wrote():

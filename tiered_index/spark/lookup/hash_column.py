@@ -1,5 +1,5 @@
-"""The index's hash as a column of Spark, made in Python by Arrow batches: a fold of Spark's own expressions over code
-units takes eight times the CPU. Its text for SQL, which asks nothing of Python workers, is `format.hash_sql`.
+"""The index's hash as a column of Spark: Java's own, called by the code that Spark generates. Its text for SQL is
+`format.hash_sql`.
 """
 
 from __future__ import annotations
@@ -16,15 +16,50 @@ if TYPE_CHECKING:
 
 
 def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"] = "abs") -> Column:
-    """Return `tiered_index.hash_key` of two columns (or their names) as an int column, null where either is.
+    """Return `tiered_index.hash_key` of two columns (or their names) as an int column `hash_key`, null where either is.
 
-    Columns of another type are hashed as Spark's text of them. Executors need this package. `rule` as there. Raises
-    `InvalidArgument` for another one.
+    Columns of another type are hashed as Spark's text of them. `rule` as there. Raises `InvalidArgument` for another
+    one. Where the driver has no access to Java (Spark Connect), Python workers hash, and executors need this package.
     """
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
-    from pyspark.sql.pandas.functions import arrow_udf
 
     known_rule(rule)
+    topics, keys = ((F.col(one) if isinstance(one, str) else one).cast("string") for one in (topic, key))
+    hashed = _by_java(F.concat(topics, F.lit("#"), keys))
+    if hashed is None:
+        return _by_arrow(topics, keys, rule).alias("hash_key")
+    # the absolute value of a long overflows for no int; the least int's becomes 0
+    whole = F.abs(hashed.cast("long")) if rule == "abs" else hashed
+    return whole.bitwiseAND(2**31 - 1).cast("int").alias("hash_key")
+
+
+def _by_java(text: Column) -> Column | None:
+    """Return Java's `String.hashCode` of a column; None where Java or its classes can't be reached.
+
+    SQL has no function that calls a method; Spark's own encoders do it by this expression.
+    """
+    from py4j.protocol import Py4JError
+    from pyspark import SparkContext
+    from pyspark.sql.classic.column import Column as ClassicColumn
+
+    context: Any = SparkContext._active_spark_context
+    if context is None or not isinstance(text, ClassicColumn):
+        return None
+    java = context._jvm
+    spark, none = java.org.apache.spark.sql, java.PythonUtils.toSeq([])
+    try:
+        string = spark.types.ObjectType(java.java.lang.Class.forName("java.lang.String"))
+        number = spark.types.DataType.fromDDL("int")
+        columns, call = spark.classic.ExpressionUtils, spark.catalyst.expressions.objects.Invoke
+        as_text = call(columns.expression(text._jc), "toString", string, none, none, True, False, True)
+        hashed = call(as_text, "hashCode", number, none, none, True, False, True)
+        return cast("Column", ClassicColumn(columns.column(hashed)))
+    except (Py4JError, TypeError):  # TypeError: a class that isn't there is a package, and called in vain
+        return None
+
+
+def _by_arrow(topics: Column, keys: Column, rule: Literal["abs", "mask"]) -> Column:
+    from pyspark.sql.pandas.functions import arrow_udf
 
     def hashed(topics: pa.Array, keys: pa.Array) -> pa.Array:
         null = pc.or_(pc.is_null(topics), pc.is_null(keys))
@@ -33,7 +68,5 @@ def hash_key(topic: Column | str, key: Column | str, rule: Literal["abs", "mask"
         hashes, _ = hash_batch(names, index, code_units(pc.fill_null(keys, "")), fingerprints=False, rule=rule)
         return pa.array(hashes, mask=null.to_numpy(zero_copy_only=False))
 
-    hashed.__name__ = "hash_key"  # the column's name, and what plans show
     make: Any = arrow_udf  # whose declared overloads ask for what it infers
-    texts = (F.col(one) if isinstance(one, str) else one for one in (topic, key))
-    return cast("Column", make(hashed, "int")(*(text.cast("string") for text in texts)))
+    return cast("Column", make(hashed, "int")(topics, keys))
