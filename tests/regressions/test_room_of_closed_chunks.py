@@ -5,10 +5,10 @@ with flushes that failed held a hundred times the memory that the buffer's bound
 from __future__ import annotations
 
 import gc
-import tracemalloc
 
 import pytest
 
+from tests.support.memory import traced_memory
 from tiered_index.errors import TieredIndexError
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.writing.buffer import WriteBuffer
@@ -48,13 +48,10 @@ def test_puts_between_flushes_that_fail_hold_what_the_buffer_says(open_index):
                 service.flush()
 
     put(0, 5)
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         put(5, 105)
         gc.collect()  # errors that pytest has looked at are held by cycles
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+        held, _ = memory()
     assert service.health()["buffered_entries"] == 105
     assert held < 2**20  # a hundred full blocks would be 13 MiB
     disk.clear()

@@ -8,7 +8,6 @@ damage swallows.
 from __future__ import annotations
 
 import struct
-import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -17,6 +16,7 @@ from hypothesis import strategies as st
 
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find, query
+from tests.support.memory import traced_memory
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.rocketmq.classic import ClassicIndex, ClassicIndexFile, infer_geometry
 from tiered_index.rocketmq.log.columns import decode_index_columns
@@ -213,12 +213,9 @@ def test_lengths_that_lie_claim_no_memory(tmp_path: Path):
     for position in (0, 84):
         changed = mutate(bytes(data), [(position, struct.pack(">I", 2**31 - 1))])
         (tmp_path / segment_name(0)).write_bytes(changed)
-        tracemalloc.start()
-        try:
+        with traced_memory() as memory:
             batch = decode_index_columns(changed, 0)
             assert batch.damage is not None
             list(CommitLogReader(tmp_path, chunk_bytes=1024).batches(skip_corrupt=True))
-            _, peak = tracemalloc.get_traced_memory()
-        finally:
-            tracemalloc.stop()
+            _, peak = memory()
         assert peak < 4 << 20

@@ -5,7 +5,6 @@ needs.
 from __future__ import annotations
 
 import contextlib
-import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +15,7 @@ import numpy as np
 import pytest
 
 from tests.support.cold_index import BASE_MS, Recorder
+from tests.support.memory import traced_memory
 from tiered_index import IndexReader, IndexService, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.format.compacted import BLOCK_BYTES
@@ -190,12 +190,9 @@ def test_memory_of_a_cold_page_is_bounded_by_its_blocks(giant: Giant) -> None:
         page = cold.query("t", "hot", max_count=64)
         ask = partial(cold.query, "t", "hot", max_count=64, cursor=page.cursor)
         ask()
-        tracemalloc.start()
-        try:
+        with traced_memory() as memory:
             page = ask()
-            peak = tracemalloc.get_traced_memory()[1]
-        finally:
-            tracemalloc.stop()
+            _, peak = memory()
     assert len(page) == 64
     assert peak < 3 << 20
 

@@ -4,7 +4,6 @@ twice.
 
 from __future__ import annotations
 
-import tracemalloc
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.cold_index import Recorder
+from tests.support.memory import traced_memory
 from tests.support.merging import BASE_MS, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.format.compacted import BLOCK_BYTES
@@ -60,13 +60,10 @@ def read(life: Merging) -> Iterator[tuple[Recorder, IndexReader]]:
 
 def peak_of(reader: IndexReader, asked: list[Lookup]) -> int:
     """Return the most bytes that the lookups held at once."""
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         answers = reader.query_many(asked)
         assert answers.counts.tolist() == [q.max_count for q in asked]
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
+        return memory()[1]
 
 
 def test_a_page_costs_a_page(read: tuple[Recorder, IndexReader]) -> None:
@@ -109,14 +106,11 @@ def test_rows_are_cut_as_they_come() -> None:
     batch = LookupBatch([Lookup(topic="t", key="a", max_count=4), Lookup(topic="t", key="b", max_count=7)])
     gathered = MatchAccumulator(batch, KEYED_SCHEMA)
     rows = np.zeros(20_000, KEYED_SCHEMA.row)
-    tracemalloc.start()
-    try:
+    with traced_memory() as memory:
         for lot in range(40):
             rows["offset"] = np.arange(len(rows)) + lot * len(rows)
             gathered.add(Matches(np.arange(len(rows)) % 2, rows.copy()))
-        held = tracemalloc.get_traced_memory()[0]
-    finally:
-        tracemalloc.stop()
+        held, _ = memory()
     first = gathered.first()
     assert first.lookups.tolist() == [0] * 5 + [1] * 8
     assert first.rows["offset"].tolist() == [*range(799_998, 799_989, -2), *range(799_999, 799_984, -2)]

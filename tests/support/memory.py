@@ -1,0 +1,27 @@
+"""What Python allocates meanwhile."""
+
+from __future__ import annotations
+
+import threading
+import tracemalloc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from tiered_index import kernels
+
+
+@contextmanager
+def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
+    """Yield a function that returns the bytes that are held, and the most that were held at once, since then.
+
+    No thread loads compiled loops meanwhile, which takes more than most tests allow.
+    """
+    kernels.load()
+    for thread in threading.enumerate():
+        if thread.name == "tiered-index-kernels":
+            thread.join()
+    tracemalloc.start()
+    try:
+        yield tracemalloc.get_traced_memory
+    finally:
+        tracemalloc.stop()
