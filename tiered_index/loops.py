@@ -14,6 +14,7 @@ from numba import boolean, int32, int64, njit, types, uint8, uint16, uint32, uin
 
 _IN = {kind: types.Array(kind, 1, "C", readonly=True) for kind in (int32, int64, uint8, uint16, uint32, uint64)}
 _IN_MATRIX = types.Array(uint64, 2, "C", readonly=True)
+_IN_ROWS = types.Array(int64, 2, "C", readonly=True)
 _I32, _I64, _U64 = int32[::1], int64[::1], uint64[::1]
 # where every schema has these columns
 _OFFSET, _TIME = uint64(12), uint64(24)
@@ -270,16 +271,108 @@ def unpack_bits(packed, begin, widths, least, start, stop, columns, to):
             columns[column, place] = value + least[column]
 
 
-@njit(int64(_IN[uint64], *5 * [_IN[int64]], int64, _IN[int64], _I64, _I64, _I64), **_OPTIONS)
-def find_ranks(words, begins, row_bits, widths, least, keys, limit, wanted, runs, places, ranks):
-    """Set run, place in it and rank of each key of packed runs whose rank is among the rising `wanted`; return how many
-    there are, or -1 where a rank is `limit` or more. A run's first row begins at bit `begins` and with a step from rank
-    to rank; a word must follow the last one.
+@njit(uint64(_IN[uint64], uint64, uint64), **_OPTIONS)
+def _bits(words, bit, mask):
+    """Return the number that begins at a bit, its lowest bit first, as wide as `mask`; a word must follow it."""
+    at, shift = bit >> uint64(6), bit & uint64(63)
+    # the word behind goes above; two shifts, as none is by 64
+    return (words[at] >> shift | words[at + uint64(1)] << uint64(1) << (uint64(63) - shift)) & mask
+
+
+@njit(uint64(_IN[uint64], uint64, int64), **_OPTIONS)
+def _number(words, at, size):
+    """Return the big-endian number of `size` bytes at byte `at` of little-endian words."""
+    value = uint64(0)
+    for _ in range(size):
+        value = value << uint64(8) | words[at >> uint64(3)] >> ((at & uint64(7)) << uint64(3)) & uint64(255)
+        at += uint64(1)
+    return value
+
+
+@njit(uint64(uint64), **_OPTIONS)
+def _ones(word):
+    """Return how many bits are set."""
+    word -= word >> uint64(1) & uint64(0x5555555555555555)
+    word = (word & uint64(0x3333333333333333)) + (word >> uint64(2) & uint64(0x3333333333333333))
+    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
+    return (word * uint64(0x0101010101010101)) >> uint64(56)
+
+
+@njit(int64(_IN[uint64], uint64, int64, int64), **_OPTIONS)
+def _marked(words, bit, count, number):
+    """Return the place of mark `number` of `count` bits; `count` where there are fewer marks."""
+    for at in range(0, count, 64):
+        word = _bits(words, bit + uint64(at), ~uint64(0) >> uint64(max(0, 64 + at - count)))
+        ones = int64(_ones(word))
+        if number >= ones:
+            number -= ones
+            continue
+        for place in range(at, at + 64):
+            number -= int64(word & uint64(1))
+            if number < 0:
+                return place
+            word >>= uint64(1)
+    return count
+
+
+@njit(int64(_IN[int64], int64), **_OPTIONS)
+def _line_at(line, offset):
+    """Return the time of a line, its base, shift and seconds, at an offset."""
+    above, shift = offset - line[0], uint64(line[1])
+    point = min(max(above >> shift, 0), len(line) - 4)
+    rise = line[point + 3] - line[point + 2]
+    return ((above - (point << shift)) * rise >> shift) + line[point + 2]
+
+
+@njit(
+    int64(_IN[uint64], _IN_ROWS, _IN[int64], int64, int64, int64, _IN_ROWS, _IN[int64], uint8[:, ::1], _I64), **_OPTIONS
+)
+def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts):
+    """Set the items of packed runs whose key's rank is among the rising `wanted`, as they stand there, and how many
+    each run has; return how many there are, or -1 where a run is not as it should be or its hashes are not by rank.
+    A run is (begin, bytes, items, of which it has at most `most`), a column, of which the first `of_keys` are stored
+    once a key, (bytes of its least value, less than 0 where that has a sign; place and bytes in an item). There must be
+    room for all items of the runs, and a word behind them.
     """
-    found = 0
-    for run in range(len(begins)):
-        bit, rank = uint64(begins[run]), least[run]
-        mask = (uint64(1) << uint64(widths[run])) - uint64(1)
+    quotients = (2**31 - 1) // base + 1
+    header = 5 + len(columns) + np.abs(columns[:, 0]).sum()
+    widths, masks, least, values = np.empty((4, len(columns)), np.uint64)
+    total = 0
+    for run in range(len(runs)):
+        begin, size, count = runs[run]
+        counts[run] = 0
+        if begin < 0 or size < header or begin + size > 8 * len(words) - 8:
+            return -1
+        keys = int64(_number(words, uint64(begin + 1), 4))
+        at, key_bits, item_bits = uint64(begin + 5), 0, 0
+        for column in range(len(columns)):
+            width, value = _number(words, at, 1), _number(words, at + uint64(1), abs(columns[column, 0]))
+            at += uint64(1 + abs(columns[column, 0]))
+            if columns[column, 0] < 0:
+                shift = uint64(64 + 8 * columns[column, 0])
+                value = uint64(int64(value << shift) >> shift)
+            if width > (64 if column else 32):
+                return -1
+            widths[column], least[column] = width, value
+            masks[column] = ~uint64(0) >> (uint64(64) - width) if width else uint64(0)
+            if column < of_keys:
+                key_bits += int64(width)
+            else:
+                item_bits += int64(width)
+        marks_at = begin + header + (keys * key_bits + 7 >> 3)
+        items_at = marks_at + (count + 7 >> 3 if keys < count else 0)
+        rank = int64(least[0])
+        if _number(words, uint64(begin), 1) != 1 or not -(2**31) <= rank < quotients * base:
+            return -1
+        if not 0 < keys <= count <= most or items_at + (count * item_bits + 7 >> 3) != begin + size:
+            return -1
+        marks = uint64(8 * marks_at)
+        if keys < count and (
+            _marked(words, marks, count, 0) != 0
+            or _marked(words, marks, count, keys - 1) == count
+            or _marked(words, marks, 8 * (items_at - marks_at), keys) != 8 * (items_at - marks_at)
+        ):
+            return -1
         low, high = 0, len(wanted)
         while low < high:
             middle = (low + high) >> 1
@@ -287,17 +380,37 @@ def find_ranks(words, begins, row_bits, widths, least, keys, limit, wanted, runs
                 low = middle + 1
             else:
                 high = middle
-        for place in range(keys[run]):
-            at, shift = bit >> uint64(6), bit & uint64(63)
-            # the word behind goes above; two shifts, as none is by 64
-            step = words[at] >> shift | words[at + uint64(1)] << uint64(1) << (uint64(63) - shift)
-            rank += int64(step & mask)
-            bit += uint64(row_bits[run])
-            while low < len(wanted) and wanted[low] < rank:
+        asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
+        bit, step, mask = uint64(8 * (begin + header)), uint64(key_bits), masks[0]
+        for key in range(keys):
+            rank += int64(_bits(words, bit, mask))
+            while asked < rank:
                 low += 1
-            if low < len(wanted) and wanted[low] == rank:
-                runs[found], places[found], ranks[found] = run, place, rank
-                found += 1
-        if rank >= limit:
+                asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
+            if asked == rank:
+                first, stop = key, key + 1
+                if keys < count:
+                    first, stop = _marked(words, marks, count, key), _marked(words, marks, count, key + 1)
+                slot, above = rank // quotients, rank % quotients
+                values[0] = uint64(above * base + slot)
+                at = bit + widths[0]
+                for column in range(1, of_keys):
+                    values[column] = _bits(words, at, masks[column]) + least[column]
+                    at += widths[column]
+                counts[run] += stop - first
+                for item in range(first, stop):
+                    at = uint64(8 * items_at + item * item_bits)
+                    for column in range(of_keys, len(columns)):
+                        values[column] = _bits(words, at, masks[column]) + least[column]
+                        at += widths[column]
+                    values[len(columns) - 1] += uint64(_line_at(line, int64(values[len(columns) - 2])))
+                    for column in range(len(columns)):
+                        to, value = columns[column, 1] + columns[column, 2], values[column]
+                        for byte in range(columns[column, 2]):
+                            items[total + item - first, to - 1 - byte] = uint8(value)
+                            value >>= uint64(8)
+                total += stop - first
+            bit += step
+        if rank >= quotients * base:
             return -1
-    return found
+    return total

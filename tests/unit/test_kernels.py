@@ -190,11 +190,25 @@ def test_they_are_loaded_once_they_pay(fresh):
         assert kernels.compiled(kernels._FEW - 1) is None
     assert not kernels._State.begun
     kernels.compiled(kernels._FEW)
+    wait_for_loops()
+    assert kernels.compiled(kernels._FEW) is not None
+    assert kernels.compiled(kernels._FEW - 1) is None
+
+
+def test_searches_of_one_key_have_them_loaded_too(fresh):
+    pytest.importorskip("numba")
+    items = 512
+    assert not any(kernels.compiled_for_one(items) for _ in range(2 * kernels._ENOUGH // items - 1))
+    assert not kernels._State.begun
+    kernels.compiled_for_one(items)
+    wait_for_loops()
+    assert kernels.compiled_for_one(1) is not None
+
+
+def wait_for_loops():
     for thread in threading.enumerate():
         if thread.name == "tiered-index-kernels":
             thread.join()
-    assert kernels.compiled(kernels._FEW) is not None
-    assert kernels.compiled(kernels._FEW - 1) is None
 
 
 def test_numba_that_cant_be_used_is_one_warning(fresh, monkeypatch, caplog):

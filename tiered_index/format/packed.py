@@ -12,7 +12,7 @@ import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -24,7 +24,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled, compiled_for_one
 
 Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
@@ -44,6 +44,8 @@ _MASK = 2**64 - 1
 _TOGETHER = 32
 # items that are read one by one
 _FEW = 16
+# behind data of n bytes from n % 8 on: words that can be read with the one behind
+_PADDING = bytes(16)
 
 
 def packed_bytes(schema: Schema, count: int) -> int:
@@ -128,10 +130,45 @@ class Packing:
         """Return the `count` items (structured) of a run, in a new array; where a normal `key_hash` is given, those
         from the first to the last of it. Raises `CorruptFile` where `data` is no packed run of `count` items.
         """
+        if key_hash is not None and (loops := compiled_for_one(count)) is not None:
+            ranks = np.array([self._rank(key_hash)])
+            if (found := self.find(loops, [(data, count)], ranks)) is not None:
+                return found[0]
         run = self._open(data, count, file)
         part = _Part(run, 0, run.keys, 0, count) if key_hash is None else self._find(run, key_hash)
         few = self._few(part) if part.stop - part.start <= _FEW else None
         return self._rows([part]) if few is None else few
+
+    def find(
+        self, loops: ModuleType, runs: Sequence[tuple[bytes | memoryview, int]], ranks: Int64
+    ) -> tuple[Array, Int64] | None:
+        """Return the items (structured, n) of runs, each given by its data and count, whose key's rank is one of the
+        rising `ranks`; and how many each run has. None where a run has to be opened, which tells what is wrong with it,
+        or finds hashes that are not by rank.
+        """
+        parts, table, at = [], [], 0
+        for data, count in runs:
+            parts.append(data)
+            table.append((at, len(data), count))
+            at += len(data)
+        words = np.frombuffer(b"".join([*parts, _PADDING[at & 7 :]]), np.uint64)
+        # all is set by the loop or cut off: what it doesn't touch takes no memory
+        items = np.empty((sum([min(count, MOST_ITEMS) for _, count in runs]), self.schema.item.itemsize), np.uint8)
+        counts = np.empty(len(runs), np.int64)
+        found = loops.find_items(
+            *(words, np.array(table), ranks, self.base, MOST_ITEMS, 1 + len(self.of_keys)),
+            *(self._for_loops, self.line.as_numbers, items, counts),
+        )
+        return (items[:found].view(self.schema.item)[:, 0], counts) if found >= 0 else None
+
+    @cached_property
+    def _for_loops(self) -> Int64:
+        """The columns as `loops.find_items` takes them."""
+        fields: Mapping[str, Any] = self.words.fields or {}
+        sizes = [self.header_dtype[f"least {name}"] for name in self.order]
+        signed = [dtype.itemsize if dtype.kind == "u" else -dtype.itemsize for dtype in sizes]
+        places = [(fields[name][1], fields[name][0].itemsize) for name in self.order]
+        return np.array([(size, *place) for size, place in zip(signed, places, strict=True)])
 
     def unpack_runs(self, runs: Iterable[tuple[bytes | memoryview, int]], file: str) -> Array:
         """Return the items of several runs, one behind the other, each given by its data and count, as `unpack`."""
@@ -179,7 +216,7 @@ class Packing:
     def _find(self, run: _Run, key_hash: int) -> _Part:
         """Return the part of a run from the first to the last key of a hash."""
         if run.is_ranked:
-            rank = key_hash % self.base * self.quotients + key_hash // self.base
+            rank = self._rank(key_hash)
             low, high = int(run.codes.searchsorted(rank)), int(run.codes.searchsorted(rank, "right"))
         else:
             there = np.flatnonzero(run.codes == key_hash if key_hash else run.codes <= 0)
@@ -188,6 +225,10 @@ class Packing:
             return _Part(run, low, high, low, high)
         start, stop = (int(run.starts[key]) if key < run.keys else run.count for key in (low, high))
         return _Part(run, low, high, start, stop)
+
+    def _rank(self, key_hash: int) -> int:
+        """Return what `hash_rank` does, of one hash."""
+        return key_hash % self.base * self.quotients + key_hash // self.base
 
     def _rows(self, parts: Sequence[_Part]) -> Array:
         """Return the items of parts of runs, one behind the other."""

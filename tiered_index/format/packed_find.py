@@ -52,6 +52,9 @@ def find_asked(
 def _some(
     packing: Packing, given: Sequence[tuple[bytes | memoryview, int]], ranks: Int64, file: str
 ) -> tuple[Array, Int64]:
+    if (loops := compiled(sum(count for _, count in given))) is not None:
+        by_loops = packing.find(loops, given, ranks)
+        return _one_by_one(packing, given, ranks, file) if by_loops is None else by_loops
     runs = _Runs.parse(packing, given)
     found = None if runs is None else _keys(packing, runs, ranks)
     if runs is None or found is None:
@@ -136,13 +139,6 @@ class _Keys(NamedTuple):
 def _keys(packing: Packing, runs: _Runs, ranks: Int64) -> _Keys | None:
     """Return the keys whose rank is asked for; None where a run has a rank that no hash has."""
     total = int(runs.keys.sum())
-    if (loops := compiled(total)) is not None:
-        found = np.empty((3, total), np.int64)
-        count = loops.find_ranks(
-            runs.words, runs.keys_at, runs.key_bits, runs.widths[:, 0].copy(), runs.least[:, 0].view(np.int64).copy(),
-            runs.keys, packing.ranks, ranks, *found,
-        )  # fmt: skip
-        return None if count < 0 else _Keys(*found[:, :count])
     ends = np.cumsum(runs.keys)
     starts = ends - runs.keys
     bits = np.repeat(runs.keys_at - starts * runs.key_bits, runs.keys)

@@ -53,6 +53,11 @@ class TimeLine:
         seconds = np.array(self.seconds, np.int64)
         return seconds[:-1], np.diff(seconds)
 
+    @cached_property
+    def as_numbers(self) -> Int64:
+        """Base, shift and seconds (i64 each), for compiled loops."""
+        return np.array([self.base, self.shift, *self.seconds])
+
     def at(self, offsets: Int64) -> Int64:
         """Return the line's times (i64, n) at offsets (i64, n), modulo 2**64."""
         seconds, rises = self._table

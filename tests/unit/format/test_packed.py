@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import zlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tiered_index import kernels
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.packed import MOST_ITEMS, Packing, packed_bytes
@@ -36,6 +38,21 @@ ODD = Schema(
 # a column of another name than the key's fingerprint, and of its name with another type
 UNKEYED = Schema("Unkeyed", (Column("fingerprint", ">i8"), Column("price", ">i2")))
 SCHEMAS = {schema.name: schema for schema in (KEYED_SCHEMA, ROCKETMQ_SCHEMA, ODD, UNKEYED)}
+
+
+@pytest.fixture(scope="module", params=["NumPy", "loops"], autouse=True)
+def way(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Have every search done by NumPy, or by compiled loops."""
+    with pytest.MonkeyPatch.context() as patch:
+        loops = None
+        if request.param == "loops":
+            pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+            loops = kernels.load() or kernels._State.loops
+            assert loops is not None
+        for name, value in (("loops", loops), ("begun", True)):
+            patch.setattr(kernels._State, name, value)
+        patch.setattr(kernels, "_FEW", 0)
+        yield request.param
 
 
 @st.composite
@@ -71,7 +88,7 @@ def test_everything_comes_back(packed: tuple[Packing, Any]) -> None:
     data = packing.pack(items)
     assert packing.unpack(data, len(items), "f").tobytes() == items.tobytes()
     hashes = normal_hashes(items["key_hash"])
-    for key_hash in {*hashes[hashes >= 0][:5].tolist(), 0, 77}:
+    for key_hash in {*hashes[hashes >= 0][:5].tolist(), 0, 77, 2**31 - 1}:
         found = packing.unpack(data, len(items), "f", key_hash)
         wanted = items[hashes == key_hash]
         assert found[normal_hashes(found["key_hash"]) == key_hash].tobytes() == wanted.tobytes()
@@ -95,6 +112,15 @@ def test_asked_keys_are_found_in_many_runs(packed: tuple[Packing, Any], sizes: l
     assert of_runs.tolist() == [int(part.sum()) for part in np.split(wanted, stops)]
 
 
+def test_each_run_has_ranks_of_its_own() -> None:
+    items = np.zeros(6, KEYED_SCHEMA.item)
+    items["key_hash"] = range(1, 7)
+    packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
+    runs = [(data, 2) for data in packing.pack_runs(items, [2, 2, 2])]
+    found, of_runs = find_asked(packing, runs, asked_ranks(packing, np.array([3, 6, 9], np.int32)), "f")
+    assert (found["key_hash"].tolist(), of_runs.tolist()) == ([3, 6], [0, 1, 1])
+
+
 @settings(max_examples=100)
 @given(anything(), st.data())
 def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st.DataObject) -> None:
@@ -105,18 +131,49 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
         whole[data.draw(st.integers(0, min(len(whole) - 1, 80)))] = data.draw(st.integers(0, 255))
     cut = bytes(whole[: data.draw(st.sampled_from([len(whole), len(whole) - 1, 3]))])
     count = data.draw(st.sampled_from([len(items), len(items) + 1, 1, MOST_ITEMS + 1]))
-    for key_hash in (None, 0, 5):
+    own = int(items["key_hash"][0]) & (2**31 - 1)
+    for key_hash in (None, 0, 5, own):
         try:
             found = packing.unpack(cut, count, "f", key_hash)
-        except CorruptFile:
+        except CorruptFile as error:
+            assert by_numpy(packing, cut, count, key_hash) == str(error)
             continue
         assert len(found) <= count <= MOST_ITEMS
         assert found.dtype == items.dtype
-    own = int(items["key_hash"][0]) & (2**31 - 1)
+        assert by_numpy(packing, cut, count, key_hash) == found.tobytes()
     asked = asked_ranks(packing, np.array([0, 5, own], np.int32))
     with contextlib.suppress(CorruptFile):
         found, of_runs = find_asked(packing, [(cut, count), (packing.pack(items), len(items))], asked, "f")
         assert len(found) == of_runs.sum() and (of_runs <= [count, len(items)]).all()
+
+
+@pytest.mark.parametrize("marks", [0b0101, 0b1111, 0b1010, 0b10001, 0b1], ids=bin)
+def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
+    """Of four items, the first of two keys are to be marked: the second of them at any place."""
+    items = np.zeros(4, KEYED_SCHEMA.item)
+    items["key_hash"] = [3, 3, 5, 5]
+    items["offset"] = range(4)
+    packing = Packing(KEYED_SCHEMA, 1, TimeLine.through(items))
+    data = bytearray(packing.pack(items))
+    # behind them only four offsets of two bits
+    assert data[-2] == 0b0101
+    data[-2] = marks
+    for key_hash in (3, 4, 5):
+        if marks == 0b0101:
+            assert packing.unpack(data, 4, "f", key_hash).tobytes() == items[items["key_hash"] == key_hash].tobytes()
+        else:
+            with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
+                packing.unpack(data, 4, "f", key_hash)
+
+
+def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
+    """Return what NumPy finds in a run, or why not."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels._State, "loops", None)
+        try:
+            return packing.unpack(data, count, "f", key_hash).tobytes()
+        except CorruptFile as error:
+            return str(error)
 
 
 @settings(max_examples=100)

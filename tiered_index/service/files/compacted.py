@@ -115,20 +115,19 @@ class LocalBytes:
                 starts = range(0, len(data), _FILTER_PIECE_BYTES)
                 self._filter_crcs = array("I", [zlib.crc32(data[at : at + _FILTER_PIECE_BYTES]) for at in starts])
 
-    def read(self, ranges: list[ByteRange]) -> list[bytes | memoryview]:
-        """Return copies of the ranges."""
-        return [self.data[r.start : r.start + r.length] for r in ranges]
-
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes. Raises `CorruptFile`."""
-        if len(runs) > 1:
-            return read_runs(self, runs)
-        found = []
-        for run in runs:
-            piece = memoryview(self.data[run.offset : run.offset + run.length])
-            check_length(len(piece), run.length, run.offset, self.file)
+        """Return each run's verified bytes: of one a copy, of several what is mapped. Raises `CorruptFile`."""
+        if len(runs) == 1:
+            # sooner had than a view
+            (run,) = runs
+            found = [memoryview(self.data[run.offset : run.offset + run.length])]
+        else:
+            whole = memoryview(self.data)
+            found = [whole[run.offset : run.offset + run.length] for run in runs]
+        for run, piece in zip(runs, found, strict=True):
+            if len(piece) != run.length:
+                check_length(len(piece), run.length, run.offset, self.file)
             check_run(piece, run, self.file)
-            found.append(piece)
         return found
 
 
@@ -387,7 +386,7 @@ def verify_runs(file: CompactedFile) -> None:
     assert file.local is not None
     runs = file.local.trailer().directory.all_runs()
     for start in range(0, len(runs), _VERIFY_RUNS):
-        read_runs(file.local, runs[start : start + _VERIFY_RUNS])
+        file.local.verified(runs[start : start + _VERIFY_RUNS])
 
 
 def verify_tables(file: CompactedFile) -> None:

@@ -294,10 +294,13 @@ def search_file_for_many(
         if not chosen:
             return gathered.found()
         waiting = [run for giant in giants for run in giant.waiting()]
-        segments = list(_segments(chosen, waiting, done, source.gap_bytes))
+        segments = list(_segments(chosen, waiting, done, source.gap_bytes)) if giants else [chosen]
         for segment in segments:
             for window in _windows(segment, _WINDOW_BYTES):
                 items, counts = read_asked(source, window, ranks)
+                if not giants:
+                    look(items, None)
+                    continue
                 stop, held = 0, iter(counts)
                 for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
                     for block in [list(part)] if giant is None else [[run] for run in part]:
