@@ -61,6 +61,11 @@ class _Matched(NamedTuple):
     first: npt.NDArray[np.int64]
     counts: npt.NDArray[np.int64]
 
+    @property
+    def items_a_hash(self) -> int:
+        """How many items match a hash that lookups have, at most."""
+        return int(np.bincount(self.first).max(initial=0))
+
     def pairs(self) -> Iterator[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
         """Yield the (item, lookup) pairs, a bounded number at a time."""
         ends = np.cumsum(self.counts)
@@ -339,7 +344,8 @@ def first_rows(
 @dataclass(eq=False)
 class MatchAccumulator:
     """The rows found for a batch so far, as far as they can be in an answer: of each lookup its page, and one row more.
-    Memory: twice the answers, or `_HELD_ROWS` where that is more. Safe under threads.
+    Memory: twice the answers, repeats that pages have room for among them, or `_HELD_ROWS` where that is more. Safe
+    under threads.
     """
 
     batch: LookupBatch
@@ -359,7 +365,9 @@ class MatchAccumulator:
             self._parts.append(found)
             self._count += len(found.rows)
             if self._count > self._most:
-                self._cut()
+                # sorting takes longest: where nobody has too many, it is left to the end
+                if self._has_more(np.concatenate([part.lookups for part in self._parts])):
+                    self._cut()
                 self._most = max(_HELD_ROWS, 2 * self._count)
 
     def first(self) -> Matches:
@@ -375,9 +383,13 @@ class MatchAccumulator:
             # newest files first: mostly that is answer order
             self._parts.sort(key=lambda part: -int(part.rows["second"].max()))
             lookups = np.concatenate([part.lookups for part in self._parts])
-            if (np.bincount(lookups, minlength=len(self.batch)) > self.batch.max_count + 1).any():
+            if self._has_more(lookups):
                 return self._cut()
             return Matches(lookups, np.concatenate([part.rows for part in self._parts]))
+
+    def _has_more(self, lookups: npt.NDArray[np.int64]) -> bool:
+        """Return whether a lookup has more rows than its page and one more, given the lookup of each row (n)."""
+        return bool((np.bincount(lookups, minlength=len(self.batch)) > self.batch.max_count + 1).any())
 
     def fold(self, count: int) -> None:
         """Count entries that were folded."""
@@ -410,7 +422,7 @@ def matching(
         gathered.add(batch.select(picked, lookups, seconds_of(picked), topic_pairs, schema))
 
     found = batch.matched(items["key_hash"], among)
-    if int(found.counts.sum()) <= PAIRS_AT_A_TIME:
+    if int(found.counts.sum()) <= PAIRS_AT_A_TIME or found.items_a_hash <= batch.max_count.min():
         for places, lookups in found.pairs():
             look(pick(places), lookups)
         return gathered.found()
