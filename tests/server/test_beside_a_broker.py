@@ -13,11 +13,14 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
-from tiered_index import IndexReader
+from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
 from tiered_index.client.answers import NotThere
 from tiered_index.errors import InvalidArgument
+from tiered_index.rocketmq.follow.dispatcher import Dispatcher
+from tiered_index.rocketmq.log.message import compress
+from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server.calls import Caps
 
@@ -99,6 +102,24 @@ def test_messages_come_within_a_bound_of_bytes(sidecar):
                     assert answer["status"] == ("truncated" if cursor else "complete")
                 assert [len(page) for page in found] == pages
                 assert list(itertools.chain(*found)) == ["U2", "U1", "U0"]
+
+
+def test_compressed_bodies_come_within_the_bound_too(tmp_path):
+    body, flags = compress(b"0" * 100_000, "zlib")
+    with StoreWriter(tmp_path / "store") as writer:
+        for number in range(3):
+            stored = {"sys_flag": flags, "uniq_key": f"U{number}", "store_ms": T + number * 1000}
+            writer.put("orders", 0, body, keys=["k"], **stored)
+        writer.flush()
+    store, root = tmp_path / "store", tmp_path / "root"
+    with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
+        Dispatcher(index, StoreDirectory.open(store)).run_once()
+        index.flush()
+        asked = {"topic": "orders", "key": "k"}
+        with serving(index, store=store, caps=Caps(message_bytes=150_000)) as client:
+            found = [one["message"] for one in client.get("/v1/messages", params=asked).json()["messages"]]
+            assert [one["body_format"] for one in found] == ["text", "hex", "hex"] and found[0]["body"] == "0" * 100_000
+            assert found[1]["body"] == body.hex() and "larger than" in found[1]["body_problem"]
 
 
 # what differs from one call, or one reader of the log, to the next

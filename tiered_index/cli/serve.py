@@ -103,6 +103,15 @@ def serve(
     message_bytes: Annotated[
         int, _guard(parser=bytes_option, metavar="64MiB", help="Bytes of messages at once.", show_default="64MiB")
     ] = 64 << 20,
+    answer_bytes: Annotated[
+        int,
+        _guard(
+            parser=bytes_option,
+            metavar="1GiB",
+            help="Memory of all answers at once; more wait, then get 503.",
+            show_default="1GiB",
+        ),
+    ] = _GIB,
     max_body: Annotated[
         int, _guard(parser=bytes_option, metavar="16MiB", help="Bytes of a request at most.", show_default="16MiB")
     ] = 16 << 20,
@@ -206,6 +215,7 @@ def serve(
                 served,
                 threads=threads,
                 waiting=waiting,
+                answer_bytes=answer_bytes,
                 rate=rate,
                 hosts=None if insecure else own_names(host),
                 console=console,

@@ -30,6 +30,7 @@ from tiered_index.server.lookups import LookupRoutes, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
+from tiered_index.server.room import Room
 from tiered_index.server.served import Served
 from tiered_index.server.verifying import Verification, Verifications
 from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
@@ -59,8 +60,8 @@ class Routes(LookupRoutes):
                 return b"".join(map(wire.encode, [*files, document]))
             return wire.encode(document)
 
-        body = await self.calls.run(request, Allowance(self.served.caps, self.prices), act)
-        return Response(body, media_type=wire.NDJSON if ndjson else wire.JSON)
+        form = wire.NDJSON if ndjson else wire.JSON
+        return await self.answer(request, Allowance(self.served.caps, self.prices), act, form)
 
     async def file(self, request: Request) -> Response:
         """Show what is known of one file without reading its entries."""
@@ -76,8 +77,7 @@ class Routes(LookupRoutes):
             document = describe_handle(found[0]) | {"topics": None if topics is None else sorted(topics)}
             return wire.encode(self.served.redaction.document(document))
 
-        body = await self.calls.run(request, Allowance(self.served.caps, self.prices), act)
-        return Response(body, media_type=wire.JSON)
+        return await self.answer(request, Allowance(self.served.caps, self.prices), act, wire.JSON)
 
     async def du(self, request: Request) -> Response:
         """Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."""
@@ -95,7 +95,7 @@ class Routes(LookupRoutes):
                 table = table.filter(pa.array(seen, pa.bool_()))
             return wire.encode(du_document(table, by, self.served.index_id, lookups.log_state.number, self.prices))
 
-        return Response(await self.calls.run(request, allowance, act), media_type=wire.JSON)
+        return await self.answer(request, allowance, act, wire.JSON)
 
     # Entries
 
@@ -157,13 +157,14 @@ class Service:
         *,
         threads: int = 16,
         waiting: int = 256,
+        answer_bytes: int = 1 << 30,
         rate: float = 0.0,
         hosts: frozenset[str] | None = None,
         only_health: bool = False,
         console: bool = True,
     ) -> None:
-        """Take what is served; `Calls`, `Rate` and `Gate` say what the rest means. `only_health`: no lookups, and then
-        no console, which asks for them.
+        """Take what is served; `Calls`, `Room`, `Rate` and `Gate` say what the rest means. `only_health`: no
+        lookups, and then no console, which asks for them.
         """
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.gauges)
@@ -178,6 +179,7 @@ class Service:
             _Dispatch(app),
             served.tokens,
             Rate(rate),
+            Room(answer_bytes),
             served.caps.body_bytes,
             served.redaction,
             metrics.request,

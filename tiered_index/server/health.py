@@ -6,6 +6,9 @@ a probe hears of it instead of finding nobody. Threads: the event loop's; a `Sta
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -14,6 +17,7 @@ from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.parameters import of_query
+from tiered_index.server.room import Held, HeldResponse
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import Caller
 
@@ -28,6 +32,16 @@ class HealthRoutes:
         # how the service is can be asked while all threads of lookups wait for the storage, above all then
         self.probes = Calls(2, 62)
         self.prices = served.lookups.config.prices
+
+    async def answer(
+        self, request: Request, allowance: Allowance, act: Callable[[], bytes], media_type: str, *, claim: int = 0
+    ) -> Response:
+        """Return what `act` makes in a thread as an answer; `claim` is what it may take of the room meanwhile."""
+        held: Held = request.state.held
+        await held.claim(claim, allowance.left_s())
+        body = await self.calls.run(request, allowance, partial(held.making, act))
+        held.settle(len(body))
+        return HeldResponse(body, media_type=media_type)
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""

@@ -23,6 +23,7 @@ from tiered_index.server.calls import Allowance
 from tiered_index.server.health import HealthRoutes, caller_of
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
+from tiered_index.server.room import SEEN_BYTES, CountedMessages, Held, entries_bytes
 from tiered_index.server.served import SHOWN
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.results import QueryResults
@@ -53,7 +54,9 @@ class LookupRoutes(HealthRoutes):
         if form != wire.JSON:
             return await self._stream(request, asked, allowance, form)
         what, look_up = {"topic": asked.topic, "key": asked.key}, partial(self._page, asked, allowance)
-        return await self._answer(request, allowance, "query", what, look_up, files=_tells_files(request, asked))
+        claim = entries_bytes([(asked.topic, asked.max_count)])
+        files = _tells_files(request, asked)
+        return await self._answer(request, allowance, "query", what, look_up, files=files, claim=claim)
 
     def _page(self, asked: parameters.OneKey, allowance: Allowance, cursor: str | None = None) -> QueryResult:
         return self.served.lookups.query(
@@ -74,19 +77,20 @@ class LookupRoutes(HealthRoutes):
         kind: str,
         what: dict[str, Any],
         look_up: Callable[[], Any],
-        document: Callable[[Any], dict[str, Any]] | None = None,
+        encoded: Callable[[Any], bytes] | None = None,
         *,
         files: bool = False,
+        claim: int = 0,
     ) -> Response:
-        """Return a lookup's answer as JSON; counts it, and writes it to the audit log."""
+        """Return a lookup's answer as JSON; counts it, and writes it to the audit log. `claim` is what it may take."""
 
         def act() -> bytes:
             answer = self._told(request, kind, what, look_up)
-            if document is not None:
-                return wire.encode(document(answer))
+            if encoded is not None:
+                return encoded(answer)
             return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
 
-        return Response(await self.calls.run(request, allowance, act), media_type=wire.JSON)
+        return await self.answer(request, allowance, act, wire.JSON, claim=claim)
 
     def _told(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
         """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
@@ -123,6 +127,8 @@ class LookupRoutes(HealthRoutes):
         pages, arrow = wire.Pages(files=_tells_files(request, asked)), wire.ArrowStream()
         what = {"topic": asked.topic, "key": asked.key}
         seen: set[tuple[object, ...]] = set()
+        held: Held = request.state.held
+        claim = entries_bytes([(asked.topic, asked.max_count)])
 
         async def page(cursor: str | None) -> tuple[QueryResult, bytes]:
             def act() -> tuple[QueryResult, bytes]:
@@ -134,7 +140,11 @@ class LookupRoutes(HealthRoutes):
                 return once, b"".join(map(wire.encode, wire.item_documents(once, redaction)))
 
             async with self.calls.later_pages if cursor is not None else contextlib.nullcontext():
-                return await self.calls.run(request, allowance, act)
+                await held.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
+                answer, data = await self.calls.run(request, allowance, partial(held.making, act))
+                # while a page is sent, the one before it may still be on its way to the client
+                held.settle(2 * len(data) + SEEN_BYTES * len(seen))
+                return answer, data
 
         first = await page(None)
 
@@ -165,18 +175,25 @@ class LookupRoutes(HealthRoutes):
 
         allowance = Allowance(self.served.caps, self.prices)
 
-        def act() -> bytes:
-            # a large body takes a moment to check, so that is done in the thread, too
+        def check() -> tuple[parameters.BatchBody, dict[str, Any], int]:
             asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
             asked.narrow(allowance)
-            files = _tells_files(request, asked)
             topics = {one.topic for one in asked.lookups}
-            for topic in topics:
+            shown = sorted({topic[:SHOWN] for topic in topics})[:_MOST_AUDITED]
+            keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:_MOST_AUDITED]]
+            what = {"lookups": len(asked.lookups), "topics": shown, "keys": keys}
+            # what a refusal is told of
+            request.state.asked = what
+            for topic in sorted(topics):
                 caller.need_topic(topic)
             self._check_counts([one.max_count for one in asked.lookups])
-            keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:_MOST_AUDITED]]
-            shown = sorted({topic[:SHOWN] for topic in topics})[:_MOST_AUDITED]
-            what = {"lookups": len(asked.lookups), "topics": shown, "keys": keys}
+            return asked, what, entries_bytes((one.topic, one.max_count) for one in asked.lookups)
+
+        # a large body takes a moment to check, so that is done in a thread, too
+        asked, what, claim = await self.calls.run(request, allowance, check)
+        files = _tells_files(request, asked)
+
+        def act() -> bytes:
 
             def look_up() -> QueryResults:
                 return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=allowance.left_s())
@@ -193,7 +210,7 @@ class LookupRoutes(HealthRoutes):
                 return b"".join(map(wire.encode, [*answers, document]))
             return wire.encode(document)
 
-        return Response(await self.calls.run(request, allowance, act), media_type=form)
+        return await self.answer(request, allowance, act, form, claim=claim)
 
     async def messages(self, request: Request) -> Response:
         """Look one key up and fetch the messages themselves, each with its state."""
@@ -211,7 +228,7 @@ class LookupRoutes(HealthRoutes):
                 asked.max_count,
                 asked.cursor,
                 asked.allow_partial,
-                source=self.served.messages,
+                source=CountedMessages(self.served.messages, request.state.held),
                 timeout_s=allowance.left_s(),
                 max_message_bytes=self.served.caps.message_bytes,
             )
@@ -222,7 +239,7 @@ class LookupRoutes(HealthRoutes):
             "messages",
             {"topic": asked.topic, "key": asked.key},
             look_up,
-            partial(self._messages_document, asked.body, _tells_files(request, asked)),
+            partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
         )
 
     async def message(self, request: Request) -> Response:
@@ -241,6 +258,7 @@ class LookupRoutes(HealthRoutes):
                 asked.topic,
                 cursor=asked.cursor,
                 allow_partial=asked.allow_partial,
+                by_key=CountedMessages(self.served.messages, request.state.held),
                 timeout_s=allowance.left_s(),
             )
             hidden = [
@@ -260,18 +278,23 @@ class LookupRoutes(HealthRoutes):
             "message",
             {"id": msg_id[:200]},
             look_up,
-            partial(self._messages_document, asked.body, _tells_files(request, asked)),
+            partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
         )
 
-    def _messages_document(self, body: parameters.Body, files: bool, answer: MessagesResult) -> dict[str, Any]:
-        redaction = self.served.redaction
+    def _messages_encoded(self, body: parameters.Body, files: bool, answer: MessagesResult) -> bytes:
+        redaction, left = self.served.redaction, self.served.caps.message_bytes
         shown = []
         for one in answer.messages:
-            document = describe_fetched(one, body)
+            # what is compressed can stand for a thousand times its bytes
+            document = describe_fetched(one, body, max_body_bytes=left)
             # the places alone: what a message says is its own
-            shown.append(document | {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")})
-        whole = replace(answer, messages=()).to_dict(files=files)
-        return redaction.document(whole) | {"messages": shown}  # type: ignore[no-any-return]
+            document |= {n: redaction.document(document[n]) for n in ("item", "read_from", "problem")}
+            shown.append(wire.encode(document).rstrip())
+            left = max(0, left - len(shown[-1]))
+        whole = redaction.document(replace(answer, messages=()).to_dict(files=files))
+        # one document, of which no more than one message is there as values; within texts the mark has backslashes
+        head, mark, tail = wire.encode(whole | {"messages": []}).partition(b'"messages":[')
+        return b"".join((head, mark, b",".join(shown), tail))
 
     async def topics(self, request: Request) -> Response:
         """List the topics: entries, bytes of their messages, first and last second."""

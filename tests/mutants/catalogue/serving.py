@@ -11,6 +11,8 @@ WRITING = "tests/server/test_writing.py"
 CLIENT = "tests/server/test_client.py"
 COMMAND = "tests/server/test_serve_command.py"
 DEPLOY = "tests/server/test_deploy.py"
+ROOM = "tests/server/test_room.py"
+BESIDE = "tests/server/test_beside_a_broker.py"
 HEALTH = "tests/server/test_health.py"
 BATCHES = "tests/server/test_batches.py"
 
@@ -54,6 +56,54 @@ MUTANTS = (
         "allowance.end()",
         "pass",
         (f"{GUARD}::test_a_client_that_goes_ends_its_lookup",),
+    ),
+    Mutant(
+        "serve-room-endless",
+        "answers are made whatever others hold",
+        "server/room.py",
+        "if self.held_bytes + size > self.most_bytes:",
+        "if False:",
+        (f"{ROOM}::test_who_finds_no_room_waits_in_turn_then_is_refused",),
+    ),
+    Mutant(
+        "serve-room-kept",
+        "an answer that is made holds what it might have taken, until it is sent",
+        "server/health.py",
+        "held.settle(len(body))",
+        "pass",
+        (f"{ROOM}::test_a_large_answer_waits_for_one_that_its_client_does_not_take",),
+    ),
+    Mutant(
+        "serve-room-unsent",
+        "an answer counts no more though its client has not taken it",
+        "server/room.py",
+        "for at in range(0, end, _PIECE_BYTES) or (0,):",
+        "_PIECE_BYTES = end + 1\n        for at in (0,):",
+        (f"{ROOM}::test_a_large_answer_waits_for_one_that_its_client_does_not_take",),
+    ),
+    Mutant(
+        "serve-room-left",
+        "a call that nobody waits for holds nothing",
+        "server/room.py",
+        "            is_making = self._is_making\n",
+        "            is_making = False\n",
+        (f"{ROOM}::test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends",),
+    ),
+    Mutant(
+        "serve-room-forgotten",
+        "what a stream has sent, and must know, counts nothing",
+        "server/lookups.py",
+        "await held.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())",
+        "await held.claim(claim, allowance.left_s())",
+        (f"{ROOM}::test_a_stream_counts_what_it_has_sent_and_says_where_to_go_on",),
+    ),
+    Mutant(
+        "serve-inflated",
+        "a few bytes of compressed messages become any number",
+        "server/lookups.py",
+        "describe_fetched(one, body, max_body_bytes=left)",
+        "describe_fetched(one, body)",
+        (f"{BESIDE}::test_compressed_bodies_come_within_the_bound_too",),
     ),
     Mutant(
         "serve-batch-unbounded",

@@ -11,7 +11,7 @@ from typing import Any
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
-from tiered_index.rocketmq.log.message import BodyFormat, Message
+from tiered_index.rocketmq.log.message import MAX_BODY_BYTES, BodyFormat, Message
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult
@@ -28,13 +28,16 @@ def messages_by_id(
     topic: str | None,
     cursor: str | None = None,
     allow_partial: bool = False,
+    *,
+    by_key: MessageSource | None = None,
     **limits: Any,
 ) -> MessagesResult:
     """Return the message at the place that `msg_id` names or, with `topic`, those whose unique key it is.
 
     Where no message of the topic has that unique key, the one at the place is returned, if the id names one.
     `allow_partial` and `limits` are as in `Lookups.messages`; without `lookups`, and then without `topic`, there are
-    none. Raises as that, and `InvalidArgument` for no such id.
+    none. `by_key` fetches those of a unique key in place of `source`. Raises as that, and `InvalidArgument` for no such
+    id.
     """
     if lookups is None or topic is None:
         answer = MessagesResult(messages=(), status="complete")
@@ -42,19 +45,22 @@ def messages_by_id(
             if lookups is not None:
                 stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
             return replace(answer, messages=(source.by_msg_id(msg_id),))
-    by_key = _ByUniqueKey(source)
+    unique = _ByUniqueKey(by_key or source)
     answer = lookups.messages(
-        topic, msg_id, max_count=_MANY, cursor=cursor, allow_partial=allow_partial, source=by_key, **limits
+        topic, msg_id, max_count=_MANY, cursor=cursor, allow_partial=allow_partial, source=unique, **limits
     )
     if not answer.messages and cursor is None:
         answer = replace(answer, messages=_by_place(source.by_msg_id, topic, msg_id))
     return answer
 
 
-def describe_fetched(fetched: Fetched, body: BodyFormat) -> dict[str, Any]:
-    """Return what became of an entry, its message among it, JSON-ready; `body` says how bodies are shown."""
+def describe_fetched(fetched: Fetched, body: BodyFormat, *, max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Return what became of an entry, its message among it, JSON-ready; `body` and `max_body_bytes` as in
+    `show_body`.
+    """
     message = fetched.message
-    return fetched.to_dict() | ({"message": message.to_dict(body)} if isinstance(message, Message) else {})
+    shown = {"message": message.to_dict(body, max_body_bytes)} if isinstance(message, Message) else {}
+    return fetched.to_dict() | shown
 
 
 @dataclass(frozen=True)

@@ -287,7 +287,7 @@ class Message(NamedTuple):
         properties_length = len(properties).to_bytes(2, "big", signed=True)
         return b"".join((head, self.raw_body, topic_length, topic, properties_length, properties))
 
-    def to_dict(self, body: BodyFormat = "text") -> dict[str, Any]:
+    def to_dict(self, body: BodyFormat = "text", max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
         """Return every field JSON-ready, the body as `show_body` does."""
         return {
             "topic": self.topic,
@@ -312,7 +312,7 @@ class Message(NamedTuple):
             "compression": self.compression,
             "body_crc": self.body_crc,
             "body_bytes": len(self.raw_body),
-            **show_body(self, body),
+            **show_body(self, body, max_body_bytes),
         }
 
 
@@ -387,16 +387,16 @@ def decode_message(
 BodyFormat = Literal["text", "json", "hex", "none"]
 
 
-def show_body(message: Message, wanted: BodyFormat) -> dict[str, Any]:
+def show_body(message: Message, wanted: BodyFormat, max_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
     """Return ``body`` and ``body_format``: what is no JSON is shown as text, what is no text as hexadecimal digits.
 
-    A body that can't be decompressed is shown as stored, in hexadecimal digits, with ``body_problem``; "none" gives
-    neither.
+    A body that can't be decompressed, or not within `max_bytes`, is shown as stored, in hexadecimal digits, with
+    ``body_problem``; "none" gives neither.
     """
     if wanted == "none":
         return {}
     try:
-        plain = message.body()
+        plain = message.body(max_bytes)
     except CorruptFile as error:
         return {"body": message.raw_body.hex(), "body_format": "hex", "body_problem": str(error)}
     if wanted == "json":

@@ -1,0 +1,127 @@
+"""The answers of all requests together hold a bounded number of bytes: those being made, and those being taken."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+from urllib.parse import urlsplit
+
+import pytest
+
+from tests.server.conftest import PATIENCE_S, serving
+from tiered_index import IndexItem, IndexService
+from tiered_index.server.problems import Refused
+from tiered_index.server.room import CountedMessages, Held, Room, entries_bytes
+
+T0 = 1_700_000_000_000
+
+
+class NothingAsked:
+    def fetch(self, items, topic, key):
+        raise AssertionError("there is no room for them")
+
+
+def test_who_finds_no_room_waits_in_turn_then_is_refused():
+    async def main():
+        room = Room(800, wait_s=PATIENCE_S)
+        first, second, third, small = (Held(room) for _ in range(4))
+        # more than there is: as much as one may claim
+        await first.claim(10_000, PATIENCE_S)
+        assert room.held_bytes == 700
+        waiting = [asyncio.ensure_future(held.claim(300, PATIENCE_S)) for held in (second, third)]
+        # what still fits goes ahead of what waits
+        await small.claim(100, PATIENCE_S)
+        with pytest.raises(Refused) as refused:
+            await Held(room).claim(1, 0.0)
+        assert (refused.value.status, refused.value.retry_after_s) == (503, 1)
+        # fetching, in a thread, doesn't wait
+        item = IndexItem(topic="t", topic_id=0, queue_id=0, offset=0, size=50, timestamp_ms=T0, key_hash=1)
+        with pytest.raises(Refused):
+            CountedMessages(NothingAsked(), small).fetch([item], "t", "k")
+        assert not any(task.done() for task in waiting)
+        # an answer that is made holds its bytes alone, and lets the next one in
+        first.settle(350)
+        await waiting[0]
+        assert not waiting[1].done() and room.held_bytes == 750
+        # one that gives up leaves nothing behind
+        waiting[1].cancel()
+        await asyncio.wait([waiting[1]])
+        for held in (first, second, third, small):
+            held.end()
+        assert room.held_bytes == 0
+
+    asyncio.run(main())
+
+
+def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
+    async def main():
+        room, begun, go_on = Room(800), threading.Event(), threading.Event()
+        held = Held(room)
+        await held.claim(500, PATIENCE_S)
+        made = asyncio.ensure_future(asyncio.to_thread(held.making, lambda: begun.set() or go_on.wait(PATIENCE_S)))
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        held.end()
+        assert room.held_bytes == 500
+        # it is admitted by what the call releases
+        waiting = asyncio.ensure_future(Held(room).claim(600, PATIENCE_S))
+        go_on.set()
+        await made
+        await waiting
+        assert room.held_bytes == 600
+
+    asyncio.run(main())
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory):
+    """An index with 3,000 entries of one key."""
+    folder, n = tmp_path_factory.mktemp("room"), 3_000
+    with IndexService.open(
+        root=folder / "root", storage=(folder / "s").as_uri(), slots=100, items=9_000, background=False
+    ) as index:
+        columns = {"topic": ["t"] * n, "key": ["k"] * n, "queue_id": [0] * n, "size": [10] * n}
+        index.put_batch({**columns, "offset": list(range(n)), "timestamp_ms": [T0 + at * 1000 for at in range(n)]})
+        index.flush()
+        yield index
+
+
+WIDE = {"lookups": [{"topic": "t", "key": "k", "max_count": 3_000}]}
+
+
+def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index):
+    # one of two answers fits while it is made, and so do both once they are
+    most = entries_bytes([("t", 3_000)]) * 8 // 7
+    with serving(index, answer_bytes=most, threads=4) as client:
+        service = client.base_url
+        asked = json.dumps({"lookups": WIDE["lookups"] * 4}).encode()
+        head = f"POST /v1/query:batch HTTP/1.1\r\nhost: {service.host}\r\ncontent-type: application/json\r\n"
+        address = urlsplit(str(service))
+        with socket.socket() as slow:
+            # the kernels' buffers take less than the answer, and nobody reads it
+            slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            slow.connect((address.hostname, address.port))
+            slow.sendall(f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked)
+            assert slow.recv(12) == b"HTTP/1.1 200"
+            refused = client.post("/v1/query:batch", json={**WIDE, "timeout_s": 0.5})
+            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+            assert "no room" in refused.json()["detail"]
+            # small ones find room
+            assert len(client.get("/v1/query?topic=t&key=k&max_count=9").json()["items"]) == 9
+        # with the client its answer is gone
+        answer = client.post("/v1/query:batch", json=WIDE)
+        assert answer.status_code == 200 and len(answer.json()["results"][0]["items"]) == 3_000
+
+
+def test_a_stream_counts_what_it_has_sent_and_says_where_to_go_on(index):
+    with serving(index, answer_bytes=512 << 10, threads=2) as client:
+        asked = {"topic": "t", "key": "k", "all": "true", "max_count": "100"}
+        lines = client.get("/v1/query", params=asked, headers={"accept": "application/x-ndjson"}).text.splitlines()
+        *items, status = map(json.loads, lines)
+        # 256 bytes an entry, and room for a page
+        assert status["error"]["status"] == 503 and 1_000 <= len(items) < 2_000
+        rest = client.get(
+            "/v1/query", params={**asked, "cursor": status["cursor"]}, headers={"accept": "application/x-ndjson"}
+        ).text.splitlines()
+        assert json.loads(rest[0])["offset"] == items[-1]["offset"] - 1

@@ -1,0 +1,177 @@
+"""Room for answers: the bytes that the answers of all requests hold at once, in one counter with a bound.
+
+An answer to be made counts as what it may take, one that is made as its bytes until the client has taken them. Who
+does not find room waits a moment, then is refused; smaller answers go ahead of larger ones. Threads: `Held.grow` from
+any, all else in the event loop's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from tiered_index.server.problems import Refused
+from tiered_index.service.lookup.messages import Fetched, MessageSource
+from tiered_index.types import IndexItem
+
+T = TypeVar("T")
+# An entry as its document while JSON is made, and what its topic adds for each byte: all of it escaped, three times.
+_ENTRY_BYTES, _TOPIC_FACTOR = 1024, 6
+# A message as it is stored, as text, and as JSON: digits and escapes take more than the bytes.
+_MESSAGE_FACTOR = 4
+# Of an entry that a stream has sent, lest it sends it again.
+SEEN_BYTES = 256
+# One answer claims no more than this part of all room, so that it need not wait until nobody else asks.
+_PARTS = 8
+_WAIT_S = 5.0
+_RETRY_S = 1
+# An answer is handed over in pieces of this size, each once the client has taken most of the one before it.
+_PIECE_BYTES = 256 << 10
+
+
+def entries_bytes(counts: Iterable[tuple[str, int]]) -> int:
+    """Return what so many entries, each number with their topic, may take while an answer is made of them."""
+    return sum(count * (_ENTRY_BYTES + _TOPIC_FACTOR * len(topic.encode(errors="replace"))) for topic, count in counts)
+
+
+class Room:
+    """`most_bytes` for all answers together. Of one event loop."""
+
+    def __init__(self, most_bytes: int, *, wait_s: float = _WAIT_S) -> None:
+        self.most_bytes = most_bytes
+        self.held_bytes = 0
+        self._wait_s = wait_s
+        self._lock = threading.Lock()
+        # who waits, and for how much
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+
+    def fits(self, size: int) -> bool:
+        """Count `size` bytes more where there is room for them, and return whether there is."""
+        with self._lock:
+            if self.held_bytes + size > self.most_bytes:
+                return False
+            self.held_bytes += size
+            return True
+
+    async def wait(self, size: int, left_s: float) -> bool:
+        """Count `size` bytes once there is room, after `left_s` seconds at most; return whether there was."""
+        if self.fits(size):
+            return True
+        found: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((size, found))
+        try:
+            await asyncio.wait([found], timeout=min(left_s, self._wait_s))
+        except BaseException:
+            if found.done():
+                self.count(-size)
+            raise
+        finally:
+            if not found.done():
+                self._waiting.remove((size, found))
+        return found.done()
+
+    def count(self, size: int) -> None:
+        """Count bytes that are there, or with a negative `size` are gone, and let those in who fit by now."""
+        with self._lock:
+            self.held_bytes += size
+        if size < 0 and self._waiting:
+            waiting, self._waiting = self._waiting, deque()
+            for wanted, found in waiting:
+                if self.fits(wanted):
+                    found.set_result(None)
+                else:
+                    self._waiting.append((wanted, found))
+
+
+class Held:
+    """What one request holds of a room, until it has ended and so has the last call that it made in a thread."""
+
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._bytes = 0
+        self._lock = threading.Lock()
+        self._loop = asyncio.get_running_loop()
+        self._is_making = self._has_ended = False
+
+    async def claim(self, size: int, left_s: float) -> None:
+        """Hold `size` bytes in place of what was held. Raises `Refused` where there is no room for `left_s` seconds."""
+        more = size - self._bytes if self._bytes else self._share(size)
+        if more <= 0:
+            self._room.count(more)
+        elif self._bytes + more > self._room.most_bytes or not await self._room.wait(more, left_s):
+            raise _no_room()
+        self._bytes += more
+
+    def grow(self, size: int) -> None:
+        """Hold `size` bytes more. Raises `Refused` where there is no room now. In any thread."""
+        more = self._share(self._bytes + size) - self._bytes
+        if more > 0:
+            if not self._room.fits(more):
+                raise _no_room()
+            self._bytes += more
+
+    def settle(self, size: int) -> None:
+        """Hold the `size` bytes that were made, in place of what they might have been."""
+        self._room.count(size - self._bytes)
+        self._bytes = size
+
+    def making(self, call: Callable[[], T]) -> T:
+        """Return what `call` returns; what is held meanwhile is held until it ends. In any thread."""
+        with self._lock:
+            self._is_making = True
+        try:
+            return call()
+        finally:
+            with self._lock:
+                self._is_making = False
+            if self._has_ended:
+                # nobody waited for it
+                with contextlib.suppress(RuntimeError):
+                    self._loop.call_soon_threadsafe(self.settle, 0)
+
+    def end(self) -> None:
+        """Hold nothing more, where a call is under way once it has ended."""
+        with self._lock:
+            self._has_ended = True
+            is_making = self._is_making
+        if not is_making:
+            self.settle(0)
+
+    def _share(self, size: int) -> int:
+        return min(size, self._room.most_bytes - self._room.most_bytes // _PARTS)
+
+
+@dataclass(frozen=True)
+class CountedMessages:
+    """Fetches messages for which there is room."""
+
+    source: MessageSource
+    held: Held
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`. Raises `Refused` where there is no room for them."""
+        self.held.grow(_MESSAGE_FACTOR * sum(item.size for item in items))
+        return self.source.fetch(items, topic, key)
+
+
+def _no_room() -> Refused:
+    return Refused(503, "the answers that are under way leave no room for this one; try again", retry_after_s=_RETRY_S)
+
+
+class HeldResponse(Response):
+    """An answer that is handed over as its client takes it, so that what is held of it is what is counted."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        body, end = memoryview(self.body), len(self.body)
+        for at in range(0, end, _PIECE_BYTES) or (0,):
+            piece = body[at : at + _PIECE_BYTES] if end > _PIECE_BYTES else self.body
+            await send({"type": "http.response.body", "body": piece, "more_body": at + _PIECE_BYTES < end})
