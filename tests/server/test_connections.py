@@ -59,6 +59,10 @@ def test_a_request_with_two_hosts_is_refused(connection):
     for host, status in ((b"host: 127.0.0.1\r\n", b"400"), (b"X-Host: a\r\nX-Host: b\r\n", b"200")):
         connection.sendall(b"GET /v1/topics" + HOST + host + b"\r\n")
         assert answer(connection).startswith(b"HTTP/1.1 " + status)
+    # in the request's target, too, as proxies are sent it
+    for host, status in ((b"127.0.0.1", b"400"), (b"localhost", b"200"), (b"x@localhost", b"400")):
+        connection.sendall(b"GET http://" + host + b"/v1/topics" + HOST + b"\r\n")
+        assert answer(connection).startswith(b"HTTP/1.1 " + status)
 
 
 @pytest.mark.parametrize("most", [8, 1])

@@ -380,7 +380,9 @@ def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index
         assert client.get("/v1/query", params=QUERY, headers=headers).status_code == 403
         assert client.get("/v1/files", headers=headers).status_code == 403
         assert client.post("/v1/query:batch", json={"lookups": batch}, headers=headers).status_code == 200
-    topic, files, many = map(json.loads, path.read_text().splitlines())
+        others = {"lookups": [*batch[:1], {"topic": "orders", "key": "k"}]}
+        assert client.post("/v1/query:batch", json=others, headers=headers).status_code == 403
+    topic, files, many, refused = map(json.loads, path.read_text().splitlines())
     assert {name: topic[name] for name in topic if name != "time_ms"} == {
         "request_id": "r-1",
         "caller": "pay",
@@ -391,6 +393,8 @@ def test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log(index
     assert files["refused"] == "GET /v1/files"
     assert (many["lookups"], len(many["keys"]), many["topics"]) == (150, 100, ["payments"])
     assert many["keys"][7] == ["payments", ("7" + "x" * 2000)[:1024]]
+    assert (refused["refused"], refused["topics"]) == ("POST /v1/query:batch", ["orders", "payments"])
+    assert (refused["keys"][1], refused["status"]) == (["orders", "k"], 403)
 
 
 def test_a_client_that_takes_nothing_ends_its_stream(tmp_path, monkeypatch):

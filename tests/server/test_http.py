@@ -190,6 +190,9 @@ def test_what_is_wrong_is_a_problem(client, path, status, detail):
         (b"[]", "application/json", 400),
         (b'{"lookups": []}', "application/json", 400),
         (b'{"lookups": [{"topic": "orders"}]}', "application/json", 400),
+        (b'{"lookups": [{"topic": "a", "key": "k", "max_count": true}]}', "application/json", 400),
+        (b'{"lookups": [{"topic": "a", "key": "k"}], "max_requests": true}', "application/json", 400),
+        (b'{"lookups": [{"topic": "a", "key": "k\\ud800"}]}', "application/json", 400),
         (b"[" * 100_000, "application/json", 400),
         (b'{"lookups": [{"topic": "a", "key": "k"}, {"topic": "a", "key": "k"}]}', "application/json", 413),
         # refused before anything is made of each

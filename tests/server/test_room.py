@@ -63,13 +63,13 @@ def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
         made = asyncio.ensure_future(asyncio.to_thread(held.making, lambda: begun.set() or go_on.wait(PATIENCE_S)))
         await asyncio.to_thread(begun.wait, PATIENCE_S)
         held.end()
-        assert room.held_bytes == 500
+        holds = room.held_bytes
         # it is admitted by what the call releases
         waiting = asyncio.ensure_future(Held(room).claim(600, PATIENCE_S))
         go_on.set()
         await made
         await waiting
-        assert room.held_bytes == 600
+        assert (holds, room.held_bytes) == (500, 600)
 
     asyncio.run(main())
 
@@ -107,8 +107,8 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index):
             refused = client.post("/v1/query:batch", json={**WIDE, "timeout_s": 0.5})
             assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
             assert "no room" in refused.json()["detail"]
-            # small ones find room
-            assert len(client.get("/v1/query?topic=t&key=k&max_count=9").json()["items"]) == 9
+            # a smaller one finds room beside what is made, which is less than what it might have been
+            assert len(client.get("/v1/query?topic=t&key=k&max_count=1000").json()["items"]) == 1000
         # with the client its answer is gone
         answer = client.post("/v1/query:batch", json=WIDE)
         assert answer.status_code == 200 and len(answer.json()["results"][0]["items"]) == 3_000

@@ -100,6 +100,8 @@ WRONG = [
     (LINES, lines(message(1), [1]), "line 2: it is no JSON object"),
     (LINES, lines(message(1), message(2, topic_id=7)), "either all messages have a topic_id, or none"),
     (LINES, "[" * 100_000, "line 1: it is no JSON"),
+    # which no lookup over HTTP could ask for
+    (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),
     (ARROW, "no arrow", "the body is no Arrow stream"),
     (ARROW, arrow(message(1))[:-200], "the body is no Arrow stream"),
     (ARROW, arrow({"topic": "orders", "key": "k"}), "column 'queue_id' is missing"),

@@ -1,19 +1,16 @@
-"""`query --keys FILE`: a file of lookups in, a table of answers out.
+"""`query --keys FILE`: lookups in, a table of answers out.
 
-A lookup is a row with `topic`, `key` and optionally `begin_ms` and `end_ms`; further columns are skipped. Answers have
-a row for each entry, in the order of the lookups and each lookup's answer order, and one without entry for a lookup
-that found none. Memory: a batch of lookups and its answers.
+Answers have a row for each entry, in the order of the lookups and each lookup's answer order, and one without entry for
+a lookup that found none. Memory: a batch of lookups and its answers.
 """
 
 from __future__ import annotations
 
 import contextlib
-import gzip
 import json
 import os
-import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
@@ -26,35 +23,25 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
+from tiered_index.cli.key_files import FIELDS
 from tiered_index.cli.output import Output, counted
-from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, InvalidArgument
+from tiered_index.errors import BudgetExceeded, DiskFull, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_key, check_range, check_topic
-from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.answers.rows import check_range
 from tiered_index.service.lookup.budget import add_up
 from tiered_index.service.reader import IndexReader
-from tiered_index.types import (
-    Answer,
-    Explain,
-    FileReport,
-    Freshness,
-    Lookup,
-    LostFile,
-    format_time,
-    items_table,
-    parse_time,
-)
+from tiered_index.types import Answer, Explain, FileReport, Freshness, Lookup, LostFile, format_time, items_table
 
 if TYPE_CHECKING:
     from tiered_index.client import IndexClient
 
-_CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
-_NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+_PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
 # lookups that share their reads
 _BATCH = 100_000
 # lookups of one request to a service, and entries of each: fewer than a service allows, so that others get their turn
 _SERVED, _SERVED_PAGE = 1000, 1000
-_FIELDS = ("topic", "key", "begin_ms", "end_ms")
+# and bytes of its topics and keys, of which a service allows four times as many
+_SERVED_BYTES = 4 << 20
 _SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 _ASKED = pa.schema(
@@ -63,95 +50,6 @@ _ASKED = pa.schema(
         *(("status", pa.string()), ("failed", _FAILED), ("position", pa.int32())),
     ]
 )
-
-
-def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count: int) -> Iterator[Lookup]:
-    """Yield the lookups of a file of keys; the bounds are for rows without. Raises `InvalidArgument` naming the row."""
-    for where, fields in _rows(file):
-        try:
-            begin, end = (
-                given if (found := _time(fields.get(name))) is None else found
-                for name, given in (("begin_ms", begin_ms), ("end_ms", end_ms))
-            )
-            if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
-                raise InvalidArgument(f"{missing[0]!r} is missing")
-            topic, key = check_topic(fields["topic"]), check_key(fields["key"])
-            # neither tables nor services take half a surrogate pair, which is a ValueError here
-            f"{topic}{key}".encode()
-            check_range(begin, end, max_count)
-        except (InvalidArgument, ValueError) as error:
-            raise InvalidArgument(f"{file}: {where}: {error}") from error
-        yield Lookup(topic=topic, key=key, begin_ms=begin, end_ms=end, max_count=max_count)
-
-
-def _time(value: Any) -> int | None:
-    return None if value is None or value == "" else parse_time(value if isinstance(value, str) else f"{value}")
-
-
-def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield the rows of a file, each with its place for people. Raises `InvalidArgument`, `CorruptFile`."""
-    name = file.name.lower()
-    rows = next((read for kinds, read in _KINDS if name.endswith(kinds)), None)
-    if rows is None:
-        raise InvalidArgument(
-            f"--keys {file}: a file of keys is .parquet, .ndjson (.jsonl, .json), or .csv with a header"
-        )
-    try:
-        yield from rows(file)
-    except (gzip.BadGzipFile, EOFError, zlib.error, pa.ArrowException) as error:
-        raise CorruptFile(str(file), f"can't be read: {error}") from error
-    except OSError as error:
-        raise InvalidArgument(f"--keys {file}: {error.strerror}") from error
-
-
-def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    # of the package that brings the same files to executors; it is imported when asked for
-    from tiered_index.spark.lookup.keys import csv_rows
-
-    rows = csv_rows(file)
-    _, header = next(rows, (1, []))
-    _check_columns(file, header)
-    for line, cells in rows:
-        if len(cells) != len(header):
-            raise InvalidArgument(f"{file}: line {line:,} has {counted(len(cells), 'cell')}, the header {len(header)}")
-        yield f"line {line:,}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
-
-
-def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidArgument(f"{file}: line {number:,}: not JSON: {error}") from error
-            if not isinstance(fields, dict):
-                raise InvalidArgument(f"{file}: line {number:,}: not a JSON object: {line[:60]!r}")
-            yield f"line {number:,}", fields
-
-
-def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with pq.ParquetFile(file) as opened:
-        names = opened.schema_arrow.names
-        _check_columns(file, names)
-        number = 0
-        for batch in opened.iter_batches(_BATCH, columns=[name for name in _FIELDS if name in names]):
-            for name in batch.schema.names:
-                if pa.types.is_timestamp(batch[name].type):
-                    place = batch.schema.get_field_index(name)
-                    batch = batch.set_column(place, name, milliseconds(batch[name]))
-            for fields in batch.to_pylist():
-                number += 1
-                yield f"row {number:,}", fields
-
-
-def _check_columns(file: Path, names: Sequence[str]) -> None:
-    if missing := [name for name in ("topic", "key") if name not in names]:
-        raise InvalidArgument(f"{file}: column {missing[0]!r} is missing; it has {', '.join(names) or 'none'}")
-
-
-_KINDS = ((_CSV, _csv_rows), (_NDJSON, _ndjson_rows), (_PARQUET, _parquet_rows))
 
 
 class _Found(NamedTuple):
@@ -192,19 +90,33 @@ def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
 
 
 def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
-    """Return what looks a batch up as `IndexClient.query_many`, and answers longer than a page to their end."""
+    """Return what looks a batch up as `IndexClient.query_many`, and answers longer than a page to their end. Where a
+    bound is reached on the way, the `result` of the `BudgetExceeded` is what was found.
+    """
     from tiered_index.client.answers import decoded, seen_of
 
     def look_up(lookups: Sequence[Lookup], allow_partial: bool, **limits: Any) -> _Found:
-        budget, tables, seen = CommandBudget(**limits), [], []
+        budget, seen = CommandBudget(**limits), []
+        tables: list[pa.Table] = []
         most = np.array([one.max_count for one in lookups])
         pages = [replace(one, max_count=min(_SERVED_PAGE, one.max_count)) for one in lookups]
         counts, truncated = np.zeros(len(lookups), np.int64), set(range(len(lookups)))
         cursors: dict[int, str | None] = dict.fromkeys(truncated)
-        while cursors:
+        exceeded: BudgetExceeded | None = None
+        while cursors and exceeded is None:
             places = np.array(list(cursors))
             page = [replace(pages[at], cursor=cursor) for at, cursor in cursors.items()]
-            table, status = client.query_many_arrow(page, allow_partial, explain=explain, **budget.left())
+            try:
+                table, status = client.query_many_arrow(
+                    page, allow_partial, explain=explain, allow_spent=True, **budget.left()
+                )
+            except BudgetExceeded as error:
+                if not tables:
+                    raise
+                exceeded = error
+                break
+            if "exceeded" in status:
+                exceeded = BudgetExceeded(status["exceeded"])
             tables.append(table.set_column(0, "lookup", pa.array(places[table["lookup"].to_numpy()])))
             counts += np.bincount(tables[-1]["lookup"].to_numpy(), minlength=len(lookups))
             seen.append(decoded(seen_of, status))
@@ -216,7 +128,9 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
                 counts = np.bincount(tables[0]["lookup"].to_numpy(), minlength=len(lookups))
             # behind a page there may be repeats alone, so that one entry more than is wanted says that there are more
             cursors = {at: cursor for at, cursor in more.items() if counts[at] < most[at] + (most[at] > _SERVED_PAGE)}
-        (entries,), truncated = tables, truncated.union(np.flatnonzero(counts > most).tolist())
+        entries = _once(tables)
+        counts = np.bincount(entries["lookup"].to_numpy(), minlength=len(lookups))
+        truncated = truncated.union(np.flatnonzero(counts > most).tolist())
         rank = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
         entries = entries.filter(pa.array(rank < np.repeat(most, counts)))
         entries = entries.drop_columns(["lookup", "topic"])
@@ -230,7 +144,10 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
         ]
         cost = add_up([one["explain"] for one in seen], (), sum(one["explain"].elapsed_ms for one in seen))
         whole = {**seen[0], "failed": failed, "explain": cost}
-        return _Found(entries, np.minimum(counts, most), statuses, failed_of, whole)
+        found = _Found(entries, np.minimum(counts, most), statuses, failed_of, whole)
+        if exceeded is not None:
+            raise BudgetExceeded(str(exceeded), failed=failed, result=found)
+        return found
 
     return look_up
 
@@ -254,7 +171,7 @@ def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
     position = np.arange(len(lookup)) - first[lookup]
     none = counts[lookup] == 0
     entry = (np.cumsum(counts) - counts)[lookup] + position
-    asked: dict[str, list[Any]] = {name: [getattr(one, name) for one in lookups] for name in _FIELDS}
+    asked: dict[str, list[Any]] = {name: [getattr(one, name) for one in lookups] for name in FIELDS}
     asked["status"], asked["failed"] = found.statuses, found.failed_of
     rows = pa.table({name: pa.array(values, _ASKED.field(name).type) for name, values in asked.items()}).take(lookup)
     table = rows.append_column("position", pa.array(position, pa.int32(), mask=none))
@@ -267,7 +184,7 @@ class KeysOut:
     """A file of answers, which is there when the block ends. Raises `InvalidArgument` where it can't be made."""
 
     def __init__(self, path: Path) -> None:
-        if not path.name.endswith((*_PARQUET, *_NDJSON[:3])):
+        if not path.name.endswith((*_PARQUET, *_NDJSON)):
             raise InvalidArgument(f"--out {path}: answers are written as .parquet or .ndjson (.jsonl, .json)")
         if path.exists():
             raise InvalidArgument(f"--out {path} exists already: answers are written to a file of their own")
@@ -331,11 +248,12 @@ class _Batch(Answer):
 class _Asking:
     """Looks a batch up after the other; counts by status what was, and what was not yet."""
 
-    def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool, most: int) -> None:
-        self._lookups = lookups
+    def __init__(
+        self, lookups: Iterator[Lookup], *, allow_partial: bool, most: int, most_bytes: int | None = None
+    ) -> None:
+        self._lookups = _cut(lookups, most, most_bytes)
         self._allow_partial = allow_partial
-        self._most = most
-        self._next = list(islice(lookups, most))
+        self._next = next(self._lookups, [])
         self._unknown: dict[str, None] = {}
         self._lost: dict[LostFile, None] = {}
         self._expired_before_ms: int | None = None
@@ -347,13 +265,12 @@ class _Asking:
         try:
             found = ask(asked, self._allow_partial, **limits)
         except BudgetExceeded as error:
-            if not isinstance(error.result, QueryResults):
+            spent = _Found.of(error.result) if isinstance(error.result, QueryResults) else error.result
+            if not isinstance(spent, _Found):
                 raise
             self._next = []
-            raise BudgetExceeded(
-                str(error), failed=error.failed, result=self._batch(asked, _Found.of(error.result))
-            ) from error
-        self._next = list(islice(self._lookups, self._most))
+            raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, spent)) from error
+        self._next = next(self._lookups, [])
         return self._batch(asked, found)
 
     def _batch(self, asked: Sequence[Lookup], found: _Found) -> _Batch:
@@ -377,7 +294,24 @@ class _Asking:
 
     def left(self) -> int:
         """Return how many lookups have no answer; they are read for that."""
-        return len(self._next) + sum(1 for _ in self._lookups)
+        return len(self._next) + sum(map(len, self._lookups))
+
+
+def _cut(lookups: Iterator[Lookup], most: int, most_bytes: int | None) -> Iterator[list[Lookup]]:
+    """Yield batches of up to `most` lookups, whose topics and keys as JSON have up to `most_bytes`; one at least."""
+    if most_bytes is None:
+        yield from iter(lambda: list(islice(lookups, most)), [])
+        return
+    batch: list[Lookup] = []
+    left = most_bytes
+    for one in lookups:
+        left -= (size := len(json.dumps([one.topic, one.key])))
+        if batch and (len(batch) == most or left < 0):
+            yield batch
+            batch, left = [], most_bytes - size
+        batch.append(one)
+    if batch:
+        yield batch
 
 
 def look_up_keys(
@@ -396,7 +330,8 @@ def look_up_keys(
     """Look all up, by `client` where there is one, write the answers, say what they are, and return the exit code.
     Raises `BudgetExceeded` then.
     """
-    asking = _Asking(lookups, allow_partial=allow_partial, most=_BATCH if client is None else _SERVED)
+    bound: dict[str, Any] = {"most": _BATCH} if client is None else {"most": _SERVED, "most_bytes": _SERVED_BYTES}
+    asking = _Asking(lookups, allow_partial=allow_partial, **bound)
 
     def open_lookup() -> Callable[..., _Batch]:
         if client is not None:

@@ -168,15 +168,19 @@ class IndexClient:
         allow_partial: bool = False,
         *,
         explain: bool = False,
+        allow_spent: bool = False,
         **limits: Any,
     ) -> tuple[pa.Table, dict[str, Any]]:
         """Answer many lookups, one at least, by one request, as one table and what is of all of them.
 
         The table has `lookup` (int32: the lookup's number, from 0) and the entries' columns as `QueryResult.to_arrow`,
         by lookup and in answer order, also where there is no row. The other value has ``status``, ``cursors`` (of
-        truncated answers, by the lookup's number as text), ``failed``, ``explain``, and what each answer has else.
+        truncated answers, by the lookup's number as text), ``failed``, ``explain``, and what each answer has else. With
+        `allow_spent`, where a bound was reached before the end, they have what was found until then, and ``exceeded``
+        says so; else that raises `BudgetExceeded`.
         """
-        body = _batch_body(check_lookups(lookups), allow_partial, explain, limits)
+        spent = {"allow_spent": True} if allow_spent else {}
+        body = _batch_body(check_lookups(lookups), allow_partial, explain, limits | spent)
         data = self._ask("POST", "/v1/query:batch", {}, body, ARROW, timeout_of=limits).data
         return decoded(table_of_stream, data)
 

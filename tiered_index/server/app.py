@@ -31,7 +31,7 @@ from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.room import Room
-from tiered_index.server.served import Served
+from tiered_index.server.served import Served, shown_topics
 from tiered_index.server.verifying import Verification, Verifications
 from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
 from tiered_index.storage.metering import deadline_at
@@ -113,6 +113,7 @@ class Routes(LookupRoutes):
 
         def act() -> bytes:
             batch = parsed(body, form, self.served.caps.body_bytes)
+            request.state.asked = {"topics": shown_topics(batch.topics)}
             need_topics(batch.topics, caller.need_topic)
             return wire.encode(intake.take(batch, asked))
 

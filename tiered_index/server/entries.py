@@ -60,9 +60,13 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
                 raise InvalidArgument("it is no JSON object")
             if unknown := fields.keys() - _COLUMNS:
                 raise InvalidArgument(f"{min(unknown)!r:.80} is no field of a message")
-            messages.append(checked_message(fields))
+            messages.append(message := checked_message(fields))
+            # half a surrogate pair could be put, and no lookup over HTTP could ask for it
+            "".join((message.topic, *message.keys)).encode()
         except InvalidArgument as error:
             raise InvalidArgument(f"line {number}: {error}") from error
+        except UnicodeEncodeError as error:
+            raise InvalidArgument(f"line {number}: topic or key has half a surrogate pair") from error
         except (ValueError, RecursionError) as error:
             raise InvalidArgument(f"line {number}: it is no JSON") from error
     if len({message.topic_id is None for message in messages}) > 1:

@@ -16,7 +16,7 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import unquote_to_bytes
+from urllib.parse import unquote_to_bytes, urlsplit
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -41,6 +41,8 @@ _BODY_S, _LEAST_BYTES_PER_S = 30.0, 16 << 10
 # Bodies that are held at once, as many of the largest ones.
 _MOST_BODIES = 16
 _BUSY_RETRY_S = 1
+TARGET = "tiered_index.target"
+"""The extension of a scope that has the target of a request that names a host in it."""
 Observe = Callable[[str, str, int, float], None]
 """Is told of each request: route, method, status, seconds."""
 
@@ -83,7 +85,7 @@ class Gate:
         body_bytes: int,
         redaction: Redaction,
         observe: Observe,
-        refused: Callable[[str, str | None, str, str], None],
+        refused: Callable[[str, str | None, str, str, dict[str, Any]], None],
         hosts: frozenset[str] | None = None,
         unguarded: frozenset[str] = frozenset(),
     ) -> None:
@@ -157,7 +159,8 @@ class Gate:
             self._observe(route, method, status or CLIENT_GONE, seconds)
             if status == 403:
                 caller, query = state.get("caller"), scope["query_string"].decode("latin-1")
-                self._refused(request_id, caller.name if caller else None, f"{method} {scope['path']}", query)
+                who, what = caller.name if caller else None, f"{method} {scope['path']}"
+                self._refused(request_id, who, what, query, state.get("asked", {}))
             if _logger.isEnabledFor(logging.INFO):
                 _log_request(method, route, status or CLIENT_GONE, seconds, state.get("caller"))
 
@@ -236,9 +239,12 @@ def _log_request(method: str, route: str, status: int, seconds: float, caller: C
 
 
 def _check_host(scope: Scope, headers: dict[bytes, bytes]) -> None:
-    """Raise `Refused` where `Host` is given twice: a proxy and this service might each go by another one (RFC 9112)."""
+    """Raise `Refused` where two hosts are named: a proxy and this service might each go by another one (RFC 9112)."""
     if len(headers) < len(scope["headers"]) and sum(name == b"host" for name, _ in scope["headers"]) > 1:
         raise Refused(400, "the header Host is given more than once")
+    target = scope.get("extensions", {}).get(TARGET)
+    if target is not None and urlsplit(target["url"]).netloc.lower() != headers.get(b"host", b"").lower():
+        raise Refused(400, "the request names one host in its target and another one in Host")
 
 
 def _check_text(scope: Scope) -> None:

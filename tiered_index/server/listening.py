@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from tiered_index.errors import ConfigError
+from tiered_index.server.gate import TARGET
 from tiered_index.server.problems import Problem, Redaction, Refused
 
 _LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -173,6 +174,8 @@ class _Connection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         super().on_headers_complete()
         self._end_watch()
+        if self.url[:1] not in (b"/", b"*"):
+            self.scope["extensions"] = {TARGET: {"url": self.url}}
 
     def on_body(self, body: bytes) -> None:
         super().on_body(body)

@@ -16,7 +16,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance
@@ -24,7 +24,7 @@ from tiered_index.server.health import HealthRoutes, caller_of
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
 from tiered_index.server.room import SEEN_BYTES, CountedMessages, Held, entries_bytes
-from tiered_index.server.served import SHOWN
+from tiered_index.server.served import MOST_SHOWN, SHOWN, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import unseen
@@ -32,8 +32,6 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import Explain, QueryResult
 
 _NO_EXPLAIN = Explain()
-# lookups of a batch, and its topics, that the audit log names
-_MOST_AUDITED = 100
 
 
 class LookupRoutes(HealthRoutes):
@@ -179,9 +177,8 @@ class LookupRoutes(HealthRoutes):
             asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
             asked.narrow(allowance)
             topics = {one.topic for one in asked.lookups}
-            shown = sorted({topic[:SHOWN] for topic in topics})[:_MOST_AUDITED]
-            keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:_MOST_AUDITED]]
-            what = {"lookups": len(asked.lookups), "topics": shown, "keys": keys}
+            keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:MOST_SHOWN]]
+            what = {"lookups": len(asked.lookups), "topics": shown_topics(topics), "keys": keys}
             # what a refusal is told of
             request.state.asked = what
             for topic in sorted(topics):
@@ -195,16 +192,24 @@ class LookupRoutes(HealthRoutes):
 
         def act() -> bytes:
 
+            more: dict[str, Any] = {}
+
             def look_up() -> QueryResults:
-                return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=allowance.left_s())
+                try:
+                    limit_s = allowance.left_s()
+                    return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=limit_s)
+                except BudgetExceeded as error:
+                    if not asked.allow_spent or not isinstance(error.result, QueryResults):
+                        raise
+                    more["exceeded"] = redaction.text(str(error))
+                    return error.result
 
             results = self._told(request, "query_many", what, look_up)
             if form == wire.ARROW:
                 stream = wire.ArrowStream()
                 data = stream.table(wire.batch_table(results, redaction))
-                totals = wire.batch_totals(results, redaction, files=files)
-                return data + stream.end(totals)
-            document = wire.batch_document(results, redaction, files=files)
+                return data + stream.end(wire.batch_totals(results, redaction, files=files) | more)
+            document = wire.batch_document(results, redaction, files=files) | more
             if form == wire.NDJSON:
                 answers = document.pop("results")
                 return b"".join(map(wire.encode, [*answers, document]))

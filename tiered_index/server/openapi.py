@@ -150,7 +150,9 @@ def schemas() -> dict[str, Any]:
             failed=_list("FileReport"),
             explain=_ref("Explain"),
             timestamp_resolution_ms=_NUMBER,
+            exceeded=_TEXT,
             **_SEEN,
+            optional=("exceeded",),
         ),
         "MessagesResult": _record(
             messages={"type": "array", "items": _MESSAGE}, cursor=_CURSOR, collisions=_NUMBER, **_ANSWER

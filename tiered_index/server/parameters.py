@@ -38,6 +38,17 @@ BEGIN = "From here on, inclusive to the second: epoch milliseconds or ISO 8601."
 END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601."
 
 
+def _is_no_truth(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise InvalidArgument("must be a number, not true or false")
+    return value
+
+
+# pydantic takes true for 1
+Count = Annotated[int, BeforeValidator(_is_no_truth)]
+Amount = Annotated[float, BeforeValidator(_is_no_truth)]
+
+
 class Nothing(BaseModel):
     """Of a request without parameters."""
 
@@ -51,10 +62,10 @@ class Bounds(BaseModel):
 
     allow_partial: bool = Field(False, description="Answer from what can be read, and name the rest in `failed`.")
     explain: bool = Field(False, description="Tell in `explain.files` what was done with each file.")
-    max_requests: int | None = Field(None, ge=0, description="Requests to the storage at most.")
-    max_bytes: int | None = Field(None, ge=0, description="Bytes read from the storage at most.")
-    max_cost_usd: float | None = Field(None, ge=0, description="Estimated US dollars at most.")
-    timeout_s: float | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds at most.")
+    max_requests: Count | None = Field(None, ge=0, description="Requests to the storage at most.")
+    max_bytes: Count | None = Field(None, ge=0, description="Bytes read from the storage at most.")
+    max_cost_usd: Amount | None = Field(None, ge=0, description="Estimated US dollars at most.")
+    timeout_s: Amount | None = Field(None, gt=0, allow_inf_nan=False, description="Seconds at most.")
 
     def allowance(self, caps: Caps, prices: PriceTable) -> Allowance:
         """Return what the request may spend."""
@@ -159,13 +170,18 @@ class OneLookup(Lookup):
     key: Key
     begin_ms: Time | None = Field(None, description=BEGIN)
     end_ms: Time | None = Field(None, description=END)
-    max_count: int = Field(64, ge=1)
+    max_count: Count = Field(64, ge=1)
     cursor: str | None = None
 
 
 class BatchBody(Bounds):
     """Body of `POST /v1/query:batch`; the bounds are of all lookups together."""
 
+    allow_spent: bool = Field(
+        False,
+        description="Where a bound was reached, answer with what was found until then, as `allow_partial` does, and "
+        "say so in `exceeded`.",
+    )
     lookups: list[OneLookup] = Field(
         min_length=1,
         description="10,000 at most, whose `max_count` together are a million at most.",

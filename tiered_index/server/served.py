@@ -27,6 +27,8 @@ from tiered_index.storage.metering import deadline_at
 
 SHOWN = 1024
 """Characters of a text that a client chose in a record of the audit log."""
+MOST_SHOWN = 100
+"""Lookups of a batch, and topics, that a record names."""
 # how long a look at the storage counts, and may take
 _LOOK_KEEPS_S = 2.0
 _LOOK_TIMEOUT_S = 2.0
@@ -47,10 +49,12 @@ class Audit:
         except OSError as error:
             raise ConfigError(f"the audit log {path} can't be written: {error.strerror}") from error
 
-    def refused(self, request_id: str, caller: str | None, what: str, asked: str) -> None:
-        """Write that a request was not allowed: `what` is its method and path, `asked` its query."""
+    def refused(self, request_id: str, caller: str | None, what: str, asked: str, more: dict[str, Any]) -> None:
+        """Write that a request was not allowed: `what` is its method and path, `asked` its query, `more` is of its
+        body.
+        """
         record = {"time_ms": time.time_ns() // 1_000_000, "request_id": request_id, "caller": caller}
-        self.write({**record, "refused": what[:SHOWN], "asked": asked[:SHOWN], "status": 403})
+        self.write({**record, "refused": what[:SHOWN], "asked": asked[:SHOWN], **more, "status": 403})
 
     def write(self, record: dict[str, Any]) -> None:
         """Write a record; what can't be written makes the service not ready."""
@@ -82,6 +86,11 @@ class Audit:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def shown_topics(topics: Iterable[str]) -> list[str]:
+    """Return topics as a record of the audit log names them."""
+    return sorted({topic[:SHOWN] for topic in topics})[:MOST_SHOWN]
 
 
 @dataclass

@@ -13,6 +13,7 @@ COMMAND = "tests/server/test_serve_command.py"
 DEPLOY = "tests/server/test_deploy.py"
 ROOM = "tests/server/test_room.py"
 BESIDE = "tests/server/test_beside_a_broker.py"
+KEYS = "tests/integration/cli/test_query_keys.py"
 HEALTH = "tests/server/test_health.py"
 BATCHES = "tests/server/test_batches.py"
 
@@ -104,6 +105,46 @@ MUTANTS = (
         "describe_fetched(one, body, max_body_bytes=left)",
         "describe_fetched(one, body)",
         (f"{BESIDE}::test_compressed_bodies_come_within_the_bound_too",),
+    ),
+    Mutant(
+        "serve-true-counts",
+        "true is taken for a number of answers",
+        "server/parameters.py",
+        "if isinstance(value, bool):",
+        "if False:",
+        (f"{HTTP}::test_a_wrong_body_is_a_problem",),
+    ),
+    Mutant(
+        "serve-other-host",
+        "a request is taken whose target names another host than Host",
+        "server/gate.py",
+        'if target is not None and urlsplit(target["url"])',
+        'if False and urlsplit(target["url"])',
+        (f"{CONNECTIONS}::test_a_request_with_two_hosts_is_refused",),
+    ),
+    Mutant(
+        "serve-refused-unnamed",
+        "nobody is told of which topics a refused batch was",
+        "server/lookups.py",
+        "request.state.asked = what\n",
+        "pass\n",
+        (f"{GUARD}::test_what_is_not_allowed_and_keys_of_batches_are_told_to_the_audit_log",),
+    ),
+    Mutant(
+        "keys-url-whole",
+        "long keys go to a service in one request, which it refuses",
+        "cli/keys.py",
+        "if batch and (len(batch) == most or left < 0):",
+        "if batch and len(batch) == most:",
+        (f"{KEYS}::test_long_keys_go_to_a_service_in_several_requests",),
+    ),
+    Mutant(
+        "keys-url-nothing",
+        "of a batch that a bound ends nothing is given",
+        "cli/keys.py",
+        "allow_spent=True",
+        "allow_spent=False",
+        (f"{KEYS}::test_a_bound_gives_what_was_found_of_a_service_as_of_the_index",),
     ),
     Mutant(
         "serve-batch-unbounded",

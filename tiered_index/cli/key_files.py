@@ -1,0 +1,118 @@
+"""Files of lookups, which `query --keys` takes: Parquet, NDJSON, or CSV with a header.
+
+A lookup is a row with `topic`, `key` and optionally `begin_ms` and `end_ms`; further columns are skipped. Memory: a
+batch of rows.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tiered_index.cli.output import counted
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.rows import check_key, check_range, check_topic
+from tiered_index.service.answers.validation import milliseconds
+from tiered_index.types import Lookup, parse_time
+
+FIELDS = ("topic", "key", "begin_ms", "end_ms")
+"""The columns of a lookup."""
+_CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
+_NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
+_ROWS = 100_000
+
+
+def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count: int) -> Iterator[Lookup]:
+    """Yield the lookups of a file of keys; the bounds are for rows without. Raises `InvalidArgument` naming the row."""
+    for where, fields in _rows(file):
+        try:
+            begin, end = (
+                given if (found := _time(fields.get(name))) is None else found
+                for name, given in (("begin_ms", begin_ms), ("end_ms", end_ms))
+            )
+            if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
+                raise InvalidArgument(f"{missing[0]!r} is missing")
+            topic, key = check_topic(fields["topic"]), check_key(fields["key"])
+            # neither tables nor services take half a surrogate pair, which is a ValueError here
+            f"{topic}{key}".encode()
+            check_range(begin, end, max_count)
+        except (InvalidArgument, ValueError) as error:
+            raise InvalidArgument(f"{file}: {where}: {error}") from error
+        yield Lookup(topic=topic, key=key, begin_ms=begin, end_ms=end, max_count=max_count)
+
+
+def _time(value: Any) -> int | None:
+    return None if value is None or value == "" else parse_time(value if isinstance(value, str) else f"{value}")
+
+
+def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield the rows of a file, each with its place for people. Raises `InvalidArgument`, `CorruptFile`."""
+    name = file.name.lower()
+    rows = next((read for kinds, read in _KINDS if name.endswith(kinds)), None)
+    if rows is None:
+        raise InvalidArgument(
+            f"--keys {file}: a file of keys is .parquet, .ndjson (.jsonl, .json), or .csv with a header"
+        )
+    try:
+        yield from rows(file)
+    except (gzip.BadGzipFile, EOFError, zlib.error, pa.ArrowException) as error:
+        raise CorruptFile(str(file), f"can't be read: {error}") from error
+    except OSError as error:
+        raise InvalidArgument(f"--keys {file}: {error.strerror}") from error
+
+
+def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    # of the package that brings the same files to executors; it is imported when asked for
+    from tiered_index.spark.lookup.keys import csv_rows
+
+    rows = csv_rows(file)
+    _, header = next(rows, (1, []))
+    _check_columns(file, header)
+    for line, cells in rows:
+        if len(cells) != len(header):
+            raise InvalidArgument(f"{file}: line {line:,} has {counted(len(cells), 'cell')}, the header {len(header)}")
+        yield f"line {line:,}", {name: cell or None for name, cell in zip(header, cells, strict=True)}
+
+
+def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            if not line.strip():
+                continue
+            try:
+                fields = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                raise InvalidArgument(f"{file}: line {number:,}: not JSON: {error}") from error
+            if not isinstance(fields, dict):
+                raise InvalidArgument(f"{file}: line {number:,}: not a JSON object: {line[:60]!r}")
+            yield f"line {number:,}", fields
+
+
+def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    with pq.ParquetFile(file) as opened:
+        names = opened.schema_arrow.names
+        _check_columns(file, names)
+        number = 0
+        for batch in opened.iter_batches(_ROWS, columns=[name for name in FIELDS if name in names]):
+            for name in batch.schema.names:
+                if pa.types.is_timestamp(batch[name].type):
+                    place = batch.schema.get_field_index(name)
+                    batch = batch.set_column(place, name, milliseconds(batch[name]))
+            for fields in batch.to_pylist():
+                number += 1
+                yield f"row {number:,}", fields
+
+
+def _check_columns(file: Path, names: Sequence[str]) -> None:
+    if missing := [name for name in ("topic", "key") if name not in names]:
+        raise InvalidArgument(f"{file}: column {missing[0]!r} is missing; it has {', '.join(names) or 'none'}")
+
+
+_KINDS = ((_CSV, _csv_rows), (_NDJSON, _ndjson_rows), (_PARQUET, _parquet_rows))
