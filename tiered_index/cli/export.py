@@ -74,7 +74,8 @@ def export(
 
     A row has topic, topic_id, queue_id, offset, size, timestamp_ms, hashes of the key (the index doesn't have the key
     itself) and further columns of the index's own. `import` makes an index of it again; both print how many entries
-    there are and one checksum over them, which doesn't depend on their order.
+    there are and one checksum over them, which doesn't depend on their order. It reads root and storage themselves: a
+    service looks keys up and has no request for all entries, so there is no --url.
 
     [bold]Examples[/bold]
 

@@ -13,6 +13,14 @@ LEASE = f"{LOG}::test_a_lease_holds_off_other_roots_until_it_ends"
 
 MUTANTS = (
     Mutant(
+        "log-unreadable",
+        "a record is written that no reader takes",
+        "service/log/log.py",
+        "return LogRecord.decode(data, log_name(record.number)), data",
+        "return record, data",
+        (f"{LOG}::test_a_record_that_readers_would_refuse_is_not_written",),
+    ),
+    Mutant(
         "fence-forgotten",
         "a writer appends to the log past a higher epoch",
         "service/log/log.py",

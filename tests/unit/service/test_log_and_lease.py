@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,8 +22,20 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.names import checkpoint_name, log_name
+from tiered_index.format.slots import SlotMap
+from tiered_index.retention import Expired
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, decode_document, encode_document
+from tiered_index.service.log.records import (
+    ArchivedSegment,
+    IndexDescriptor,
+    LogRecord,
+    LostObject,
+    StoredObject,
+    StreamBatch,
+    TableShard,
+    decode_document,
+    encode_document,
+)
 from tiered_index.service.log.session import Lease, check_lease
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.memory import MemoryStorage
@@ -171,6 +184,49 @@ def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_
     assert list(log.refresh().objects) == [an_object(1).name]
     number = log.state.number
     assert other.publish(epoch, (an_object(1),)).number == number
+
+
+SEGMENT = ArchivedSegment("segments/s/0", "broker", 0, 10, 1, 1, 12, 0)
+SHARD = TableShard("t1", 0, 3600, SlotMap(GENESIS.layout.slots), 0, 3)
+LOST = LostObject("data/x/9.index", "x9", 0, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "said"),
+    [
+        ({"kind": "fence"}, {"kind": 5}, "kind"),
+        ({"positions": {"s": 7}}, {"positions": {"s": 7.5}}, "positions"),
+        ({"add": (an_object(1),)}, {"add": (replace(an_object(1), count=0),)}, "count"),
+        (
+            {"add": (replace(an_object(1), shard=SHARD),)},
+            {"add": (replace(an_object(1), second_max=-1),)},
+            "second_max",
+        ),
+        ({"remove": ("data/x/0.index",)}, {"remove": (None,)}, "remove"),
+        ({"archive": (SEGMENT,)}, {"archive": (replace(SEGMENT, name="../s"),)}, "name"),
+        ({"batches": {"b": StreamBatch(1, 2, 3)}}, {"batches": {"b": StreamBatch(-1, 2, 3)}}, "number"),
+        ({"lost": (LOST,)}, {"lost": (replace(LOST, file_id=""),)}, "file_id"),
+        ({"expired": Expired((), {"s": 5})}, {"expired": Expired((), {"s": -5})}, "expired"),
+        ({"left_out": 3}, {"left_out": -3}, "left_out"),
+        ({"epoch": 2}, {"epoch": np.int64(2)}, "int64"),
+    ],
+)
+def test_a_record_that_readers_would_refuse_is_not_written(log, storage, clock, good, bad, said):
+    log.publish(log.claim_epoch(), (an_object(0),))
+    before, state = {info.name for info in storage.list("")}, log.state
+    record = LogRecord(0, "any", 1, "", 0)
+    with pytest.raises(InvalidArgument, match=rf"no reader takes.*{said}"):
+        log.append("bad", None, lambda _: replace(record, **bad))
+    assert ({info.name for info in storage.list("")}, log.state) == (before, state)
+    # the log goes on, with what is as it should be
+    written = log.append("good", None, lambda _: replace(record, **good))
+    assert written.number == state.number + 1 and StorageLog(storage, clock).open() == written
+
+
+def test_an_index_that_nobody_could_open_is_not_created(storage, clock):
+    with pytest.raises(InvalidArgument, match="no reader takes"):
+        StorageLog(storage, clock).create(replace(GENESIS, index_id="a/b"))
+    assert not list(storage.list(""))
 
 
 def test_a_record_that_contradicts_the_state_is_not_written(log):

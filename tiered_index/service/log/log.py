@@ -218,7 +218,9 @@ class StorageLog:
         return self._decoded(data, name)
 
     def _decoded(self, data: bytes, name: str) -> LogRecord:
-        record = LogRecord.decode(data, name)
+        return self._ends_with(LogRecord.decode(data, name), data)
+
+    def _ends_with(self, record: LogRecord, data: bytes) -> LogRecord:
         self._end = (record.number, data[-_TAIL_BYTES:], len(data))
         return record
 
@@ -227,14 +229,14 @@ class StorageLog:
         return self.begin(LogRecord(1, "create", 0, secrets.token_hex(8), self.clock.now_ms(), genesis=descriptor))
 
     def begin(self, record: LogRecord) -> LogState:
-        """As `create`, with all that record 1 is to say."""
-        data = record.encode()
+        """As `create`, with all that record 1 is to say. Raises `InvalidArgument` as `append`."""
+        record, data = _as_read(record)
         with self._append_lock:
             try:
                 self._storage.put_if_absent(log_name(1), data)
             except ObjectExists:
                 return self.open()
-            self._decoded(data, log_name(1))
+            self._ends_with(record, data)
             self._advance(LogState().apply(record, log_name(1)))
             self._checkpoints.write(self.state)
             return self.state
@@ -297,8 +299,8 @@ class StorageLog:
     def append(self, what: str, epoch: int | None, make: Make) -> LogState:
         """Append what `make` returns for the state at the log's end, unless it is None. `epoch` is the writer's; None
         for jobs (merge, erase), which no writer fences. Raises `WriterFenced` where the log has a higher epoch,
-        `StorageUnavailable` where the outcome is unknown: a repeated call finds its own record. After any error that is
-        no `StorageError` the record is certainly not there.
+        `StorageUnavailable` where the outcome is unknown: a repeated call finds its own record, `InvalidArgument` for a
+        record that readers would refuse. After any error that is no `StorageError` the record is certainly not there.
         """
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
@@ -310,9 +312,10 @@ class StorageLog:
                 made = make(state)
                 if made is None:
                     return state
-                record = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
+                made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
+                record, data = _as_read(made)
                 after = state.apply(record, log_name(record.number))
-                winner = self._put(record)
+                winner = self._put(record, data)
                 if winner.attempt != attempt:
                     state = state.apply(winner, log_name(winner.number))
                     self._advance(state)
@@ -322,9 +325,9 @@ class StorageLog:
                 return self.state
         raise StorageUnavailable(f"{self._storage.uri}: lost {_MAX_RACES} log numbers in a row while appending {what}")
 
-    def _put(self, record: LogRecord) -> LogRecord:
+    def _put(self, record: LogRecord, data: bytes) -> LogRecord:
         """Return the record under the number of `record`: it, or an earlier one. Raises only `StorageError`."""
-        name, data = log_name(record.number), record.encode()
+        name = log_name(record.number)
         try:
             try:
                 self._storage.put_if_absent(name, data)
@@ -334,7 +337,7 @@ class StorageLog:
             raise StorageUnavailable(
                 f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}"
             ) from error
-        return self._decoded(data, name)
+        return self._ends_with(record, data)
 
     def _winner(self, name: str) -> LogRecord:
         try:
@@ -366,6 +369,17 @@ class StorageLog:
         with self._advance_lock:
             if state.number > self.state.number:
                 self.state = state
+
+
+def _as_read(record: LogRecord) -> tuple[LogRecord, bytes]:
+    """Return a record as it is read, and its bytes. Raises `InvalidArgument` for one that readers would refuse: no
+    index could be opened any more, since records are never deleted.
+    """
+    try:
+        data = record.encode()
+        return LogRecord.decode(data, log_name(record.number)), data
+    except (CorruptFile, TypeError) as error:
+        raise InvalidArgument(f"a record that no reader takes is not written: {error}") from error
 
 
 def publishing(
