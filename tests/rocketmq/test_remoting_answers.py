@@ -131,6 +131,15 @@ def test_lists_of_a_name_server(index, messages):
                 }
                 runtime = json.loads((await client.ask(28, serialisation=serialisation)).body)
                 assert runtime["table"]["brokerVersionDesc"].startswith("tiered-index ")
+                # as mqadmin's clusterList and the Dashboard's collector take them apart
+                assert float(runtime["table"]["getTotalTps"].split(" ")[0]) == int(
+                    runtime["table"]["msgGetTotalTodayNow"]
+                )
+                configs = json.loads((await client.ask(21, {"topicSeq": "0"}, serialisation=serialisation)).body)
+                assert sorted(configs["topicConfigTable"]) == json.loads(topics.body)["topicList"]
+                assert {
+                    (name == one["topicName"], one["perm"]) for name, one in configs["topicConfigTable"].items()
+                } == {(True, 4)}
 
     asyncio.run(ask())
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,9 +22,10 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavaila
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.remoting.fields import BadRequest, checked_of, number_of, topic_of
 from tiered_index.rocketmq.remoting.frames import MAX_FRAME_BYTES, Command, RequestCode, ResponseCode, json_text
 from tiered_index.rocketmq.remoting.signing import UNIQUE_KEY_QUERY
-from tiered_index.service.answers.rows import check_key, check_topic
+from tiered_index.service.answers.rows import check_key
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.lookup.budget import LookupBudget, LookupLimits, RequestStats
@@ -45,6 +45,11 @@ _TOPICS_S, _UNKNOWN_TOPIC_S = 30.0, 1.0
 # Queues that a route claims: no query depends on it.
 _QUEUES = 4
 _READABLE = 4
+# Of messages that are taken and given, which are none: a second, and since a day began.
+_RATES = ("putTps", "getTotalTps", "getTransferredTps")
+_TOTALS = tuple(
+    f"msg{way}Total{since}" for way in ("Put", "Get") for since in ("YesterdayMorning", "TodayMorning", "TodayNow")
+)
 # Master, the one that clients ask.
 _BROKER_ID = "0"
 
@@ -60,7 +65,6 @@ _WRITES = frozenset(
         *(2001, 2002, 2004, 3001, 3002, 3003, 3006, 3007, 3008, 200051, 200053, 200056, 200151),
     )
 )
-_NUMBER = re.compile(r"-?[0-9]{1,19}", re.ASCII)
 _Sees = Callable[[str], bool]
 Counted = Callable[[str, str, Explain], None]
 """Is told of each lookup: its kind, its status, and what it cost."""
@@ -73,10 +77,6 @@ class _Asker:
 
     sees: _Sees
     answer: MessagesResult | None = None
-
-
-class _BadRequest(InvalidArgument):
-    """The request lacks a field, or a field says what none can say; the text goes to the client."""
 
 
 @dataclass(eq=False)
@@ -208,7 +208,7 @@ class ReadOnlyBroker:
         try:
             with budget.open(), self._counting(request, budget, asker := _Asker(sees)):
                 return _LOOKED_UP[request.code](self, request, local, asker)
-        except _BadRequest as error:
+        except BadRequest as error:
             return request.answered(ResponseCode.SYSTEM_ERROR, str(error))
         except (BudgetExceeded, StorageUnavailable) as error:
             # where time is left the client is gone, and with it the lookup's right to further requests
@@ -232,7 +232,7 @@ class ReadOnlyBroker:
             status = type(error).__name__
             raise
         finally:
-            if self._counted is not None and status != _BadRequest.__name__:
+            if self._counted is not None and status != BadRequest.__name__:
                 spent = RequestStats.of_usage(budget.usage)
                 files = asker.answer.explain.files if asker.answer is not None else ()
                 explain = Explain(requests=spent.requests, bytes=spent.bytes, cost_usd=spent.cost_usd, files=files)
@@ -241,7 +241,7 @@ class ReadOnlyBroker:
     # what a name server answers
 
     def _route(self, request: Command, local: Host, asker: _Asker) -> Command:
-        topic = _topic(request)
+        topic = topic_of(request)
         if not asker.sees(topic) or topic not in self._topics.names(topic):
             text = f"No topic route info in name server for the topic: {topic}"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
@@ -275,6 +275,14 @@ class ReadOnlyBroker:
         topics = sorted(filter(asker.sees, self._topics.names()))
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
+    def _topic_configs(self, request: Command, local: Host, asker: _Asker) -> Command:
+        plain = {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
+        queues = {"perm": _READABLE, "readQueueNums": _QUEUES, "writeQueueNums": _QUEUES}
+        table = {name: {"topicName": name, **queues, **plain} for name in filter(asker.sees, self._topics.names())}
+        # of one version for good: clients compare those of several answers
+        body = {"dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": 0}, "topicConfigTable": table}
+        return request.answered(ResponseCode.SUCCESS, body=json_text(body))
+
     def _system_topics(self, request: Command, local: Host) -> Command:
         topics = {"topicList": list(dict.fromkeys((self.cluster, self.name)))}
         return request.answered(ResponseCode.SUCCESS, body=json_text(topics))
@@ -292,13 +300,15 @@ class ReadOnlyBroker:
         return request.answered(ResponseCode.CONSUMER_NOT_ONLINE, text)
 
     def _runtime_info(self, request: Command, local: Host) -> Command:
-        table = {"brokerVersionDesc": f"tiered-index {__version__}"}
+        table = {"brokerVersionDesc": f"tiered-index {__version__}", "brokerActive": "true"}
+        # tools take them apart without looking whether they are there
+        table |= dict.fromkeys(_RATES, "0.0 0.0 0.0") | dict.fromkeys(_TOTALS, "0")
         return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
 
     def _query(self, request: Command, local: Host, asker: _Asker) -> Command:
-        topic, key = _topic(request), _checked(check_key, request, "key")
-        begin_ms, end_ms = _number(request, "beginTimestamp"), _number(request, "endTimestamp")
-        wanted = min(_number(request, "maxNum"), _MOST_MESSAGES)
+        topic, key = topic_of(request), checked_of(check_key, request, "key")
+        begin_ms, end_ms = number_of(request, "beginTimestamp"), number_of(request, "endTimestamp")
+        wanted = min(number_of(request, "maxNum"), _MOST_MESSAGES)
         kind = request.fields.get(_INDEX_TYPE)
         unique = kind == _UNIQUE or request.fields.get(UNIQUE_KEY_QUERY) == "true"
         if kind == _TAG and not unique:
@@ -346,7 +356,7 @@ class ReadOnlyBroker:
         }
 
     def _view(self, request: Command, local: Host, asker: _Asker) -> Command:
-        offset = _number(request, "offset")
+        offset = number_of(request, "offset")
         found = [message for message in self._at(offset) if asker.sees(message.topic)] if offset >= 0 else []
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
         found = [message for message in found if message.store_host == local] or found
@@ -402,37 +412,6 @@ def busy(request: Command) -> Command:
     return request.answered(ResponseCode.SYSTEM_BUSY, _BUSY)
 
 
-def _text(request: Command, name: str) -> str:
-    text = request.fields.get(name)
-    if text is None:
-        raise _BadRequest(f"the custom field <{name}> is null")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise _BadRequest(f"the custom field <{name}> is no Unicode text") from None
-    return text
-
-
-def _checked(check: Callable[[object], str], request: Command, name: str) -> str:
-    try:
-        return check(_text(request, name))
-    except _BadRequest:
-        raise
-    except InvalidArgument as error:
-        raise _BadRequest(str(error)) from error
-
-
-def _topic(request: Command) -> str:
-    return _checked(check_topic, request, "topic")
-
-
-def _number(request: Command, name: str) -> int:
-    text = _text(request, name)
-    if not _NUMBER.fullmatch(text):
-        raise _BadRequest(f"the custom field <{name}> is no number")
-    return int(text)
-
-
 _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.GET_BROKER_CLUSTER_INFO: ReadOnlyBroker._cluster_info,
     RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_NS: ReadOnlyBroker._system_topics,
@@ -445,6 +424,7 @@ _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
 _LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Asker], Command]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
+    RequestCode.GET_ALL_TOPIC_CONFIG: ReadOnlyBroker._topic_configs,
     RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,
     RequestCode.VIEW_MESSAGE_BY_ID: ReadOnlyBroker._view,
 }

@@ -49,6 +49,7 @@ class RequestCode(IntEnum):
     """What is asked for: RocketMQ's numbers of the requests that have an answer here."""
 
     QUERY_MESSAGE = 12
+    GET_ALL_TOPIC_CONFIG = 21
     GET_BROKER_RUNTIME_INFO = 28
     VIEW_MESSAGE_BY_ID = 33
     HEART_BEAT = 34
