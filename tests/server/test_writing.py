@@ -104,6 +104,7 @@ WRONG = [
     (LINES, lines(message(1), message(2, keys=["k\ud800"])), "line 2: topic or key has half a surrogate pair"),
     (ARROW, "no arrow", "the body is no Arrow stream"),
     (ARROW, arrow(message(1))[:-200], "the body is no Arrow stream"),
+    (ARROW, arrow(message(1)) + arrow(message(2)), "goes on behind the end of the Arrow stream"),
     (ARROW, arrow({"topic": "orders", "key": "k"}), "column 'queue_id' is missing"),
     (ARROW, arrow(message(1, body="x")), "'body' is no column of messages"),
     (ARROW, arrow({**message(1), "size": None}), "a value is missing"),

@@ -30,12 +30,15 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
     decompressed, with each cell's text by itself.
     """
     try:
-        left = most_bytes
-        for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(body)):
+        left, source = most_bytes, pa.BufferReader(body)
+        for message in pa.ipc.MessageReader.open_stream(source):
             if message.type in ("record batch", "dictionary"):
                 left -= _decompressed_bytes(message)
             if left < 0:
                 raise _too_large(most_bytes)
+        if source.tell() < len(body):
+            # another stream, perhaps, of which nobody would miss the entries
+            raise InvalidArgument("the body goes on behind the end of the Arrow stream")
         with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
             for field in stream.schema:
                 _check_type(field)

@@ -166,9 +166,10 @@ def _load(path: Path) -> dict[str, Caller]:
     }
 
 
-def _changed(path: Path) -> tuple[int, int, int]:
+def _changed(path: Path) -> tuple[int, ...]:
     try:
         state = path.stat()
     except OSError as error:
         raise ConfigError(f"{path} can't be read: {error.strerror}") from error
-    return state.st_mtime_ns, state.st_size, state.st_ino
+    # the time of a change, too: the one of the contents can be set back
+    return state.st_mtime_ns, state.st_ctime_ns, state.st_size, state.st_ino

@@ -147,6 +147,14 @@ MUTANTS = (
         (f"{KEYS}::test_a_bound_gives_what_was_found_of_a_service_as_of_the_index",),
     ),
     Mutant(
+        "serve-second-stream",
+        "of two Arrow streams in one body the second is dropped",
+        "server/arrow_body.py",
+        "if source.tell() < len(body):",
+        "if False:",
+        (f"{WRITING}::test_what_is_wrong_is_refused_whole",),
+    ),
+    Mutant(
         "serve-batch-unbounded",
         "a batch may spend what the service allows, whatever it asks to be held to",
         "server/lookups.py",
