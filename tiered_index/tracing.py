@@ -57,6 +57,11 @@ class _NoSpan:
 _NO_SPAN = _NoSpan()
 
 
+def is_traced() -> bool:
+    """Return whether spans are made."""
+    return "opentelemetry.trace" in sys.modules and _set_up() is not None
+
+
 def span(name: str, **attributes: Any) -> AbstractContextManager[Span]:
     """Return a block of work as a span ``tiered_index.NAME``, below the present one; what the block raises is noted."""
     trace = _set_up()

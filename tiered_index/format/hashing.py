@@ -250,8 +250,13 @@ def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
     value += _of_prefix(topic, length)
     java, second = value & 0xFFFFFFFF, value >> 64 & 0xFFFFFFFF
     mask = java & 0x7FFFFFFF
+    # as `_mix` does
+    second ^= second >> 16
+    second = (second * 0x85EBCA6B) & 0xFFFFFFFF
+    second ^= second >> 13
+    second = (second * 0xC2B2AE35) & 0xFFFFFFFF
     # the absolute value of a negative number, modulo 2**31: Integer.MIN_VALUE, which has none, becomes 0
-    return mask if java == mask else -java & 0x7FFFFFFF, mask, _mix_one(second)
+    return mask if java == mask else -java & 0x7FFFFFFF, mask, second ^ (second >> 16)
 
 
 def absolute_hash(text: str) -> int:
@@ -263,15 +268,6 @@ def absolute_hash(text: str) -> int:
 def fingerprint(topic: str, key: str) -> int:
     """Return the 32-bit fingerprint of topic#key (SPEC.md section 5 has test vectors)."""
     return lookup_numbers(topic, key)[2]
-
-
-def _mix_one(value: int) -> int:
-    """Do as `_mix` to one number."""
-    value ^= value >> 16
-    value = (value * 0x85EBCA6B) & 0xFFFFFFFF
-    value ^= value >> 13
-    value = (value * 0xC2B2AE35) & 0xFFFFFFFF
-    return value ^ (value >> 16)
 
 
 def code_units(strings: Sequence[str] | pa.Array) -> CodeUnits:

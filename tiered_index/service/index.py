@@ -408,12 +408,12 @@ class IndexService(Lookups[ItemT]):
         The buffer is read before the catalog, so that an entry being flushed is seen at least once. Raises
         `InvalidArgument` where the index was closed meanwhile: closing empties the catalog.
         """
-        buffered = [
-            BufferedChunk(chunk, self._topics, self._schema, self._rule)
-            for chunk in self._buffer.snapshot()
-            if chunk.count
-        ]
-        found: list[Handle] = [b for b in buffered if b.second_min <= second_max and b.second_max >= second_min]
+        found: list[Handle] = []
+        for chunk in self._buffer.snapshot():
+            if chunk.count:
+                buffered = BufferedChunk(chunk, self._topics, self._schema, self._rule)
+                if buffered.second_min <= second_max and buffered.second_max >= second_min:
+                    found.append(buffered)
         found += self._catalog.overlapping(second_min, second_max)
         if (error := self._session.log_error) is not None:
             found.append(DamagedFile("log", "storage", error))

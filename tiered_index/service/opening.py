@@ -142,8 +142,8 @@ class Parts:
             config.item_type or layout.schema.item_type(),
             config.query_threads,
             config.prices,
-            lost_objects=lambda: [(None, one) for one in session.log.state.lost.values()],
-            expired=lambda: [(None, session.expired)] if session.expired else (),
+            lost_objects=lambda: [(None, one) for one in lost.values()] if (lost := session.log.state.lost) else (),
+            expired=lambda: ((None, expired),) if (expired := session.expired) else (),
         )
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:

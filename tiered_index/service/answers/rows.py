@@ -88,7 +88,7 @@ def check_topic(topic: object) -> str:
     """Return a valid topic or raise `InvalidArgument`."""
     if not isinstance(topic, str):
         raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
-    if not topic.strip():
+    if not topic or topic.isspace():
         raise InvalidArgument("topic is empty")
     if len(topic) * 2 > MAX_TOPIC_UNITS and _units(topic) > MAX_TOPIC_UNITS:
         raise InvalidArgument(
@@ -124,6 +124,8 @@ def check_integer(name: str, value: Any) -> int:
 
 def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> tuple[int, int, int]:
     """Return the inclusive range in epoch seconds, None being no bound, and the count; `which` begins an error."""
+    if begin_ms is None and end_ms is None and type(max_count) is int and max_count > 0:
+        return 0, MAX_TIMESTAMP_MS // 1000, max_count
     low = 0 if begin_ms is None else check_integer(f"{which}begin_ms", begin_ms)
     high = MAX_TIMESTAMP_MS if end_ms is None else check_integer(f"{which}end_ms", end_ms)
     count = max_count if type(max_count) is int else check_integer(f"{which}max_count", max_count)

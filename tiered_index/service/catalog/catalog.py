@@ -8,7 +8,6 @@ entry. Threads: `reading` and `overlapping` from any thread without a lock; chan
 from __future__ import annotations
 
 import contextlib
-import itertools
 import mmap
 import threading
 from collections.abc import Callable, Collection, Iterable
@@ -120,19 +119,18 @@ class RootOnly(list[Handle]):
 class Reading:
     """One lookup's announcement (see `Catalog.reading`)."""
 
-    __slots__ = ("_catalog", "_ticket")
+    __slots__ = ("_catalog",)
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._ticket = next(catalog._tickets)
 
     def __enter__(self) -> None:
         # one atomic operation each; the generation is read first, so a removal in between waits longer
-        self._catalog._readers[self._ticket] = self._catalog._generation
+        self._catalog._readers[self] = self._catalog._generation
 
     def __exit__(self, *exc: object) -> None:
         catalog = self._catalog
-        catalog._readers.pop(self._ticket, None)
+        catalog._readers.pop(self, None)
         if catalog._cleared:
             catalog._let_go()
 
@@ -144,8 +142,7 @@ class Catalog:
         self._list: TimeRangeSkipList[Handle] = TimeRangeSkipList()
         self._nodes: dict[str, Node[Handle]] = {}
         self._lock = threading.Lock()
-        self._readers: dict[int, int] = {}
-        self._tickets = itertools.count()
+        self._readers: dict[Reading, int] = {}
         self._generation = 0
         self._disposals: list[tuple[int, Callable[[], None]]] = []
         self._cleared: list[Handle] = []
@@ -168,13 +165,9 @@ class Catalog:
         return handles
 
     def _overlapping(self, second_min: int, second_max: int) -> list[Handle]:
+        handles = [node.value for node in self._list.overlapping(second_min, second_max) if node.value is not None]
         # of two nodes of one file the younger stands behind its predecessor
-        handles = {
-            handle.file_id: handle
-            for node in self._list.overlapping(second_min, second_max)
-            if (handle := node.value) is not None
-        }
-        return list(handles.values())
+        return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
     @synchronized
     def all(self) -> list[Handle]:

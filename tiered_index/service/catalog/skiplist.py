@@ -103,8 +103,9 @@ class TimeRangeSkipList(Generic[V]):
                 self._measure(path[i], i)
             self._count -= 1
 
-    def overlapping(self, begin: int, end: int) -> Iterator[Node[V]]:
-        """Yield the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
+    def overlapping(self, begin: int, end: int) -> list[Node[V]]:
+        """Return the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
+        found = []
         node = self._head
         for i in range(self._height - 1, -1, -1):
             # nodes that begin after `end` come first in the order: skip them
@@ -113,16 +114,19 @@ class TimeRangeSkipList(Generic[V]):
         height = self._height
         while True:
             # the longest link from here that holds nothing of interest is followed at once
-            level = min(len(node.links), height) - 1
-            following, reach = node.links[level]
+            links = node.links
+            level = len(links) - 1
+            if level >= height:
+                level = height - 1
+            following, reach = links[level]
             while level > 0 and reach >= begin:
                 level -= 1
-                following, reach = node.links[level]
+                following, reach = links[level]
             if following is None:
-                return
+                return found
             node = following
             if reach >= begin and begin <= node.end and node.begin <= end:
-                yield node
+                found.append(node)
 
     def _path(self, key: tuple[int, int]) -> list[Node[V]]:
         """Return, for each level, the last node before `key`."""

@@ -96,7 +96,9 @@ class UnsealedFile(LocalHandle):
             self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
         self.batches = list(journal.batches)
         self.positions = dict(journal.positions)
-        self.seconds = journal.seconds
+        begin_s = journal.begin_ms // 1000
+        # the smallest and the greatest second among the entries
+        self.second_min, self.second_max = journal.seconds or (begin_s, begin_s)
         self.sealed = journal.sealed
         self.failed = False  # an append or a seal did not come to its end
         self.published = False  # by a job that compacted it elsewhere: the storage has it, or what it was merged into
@@ -171,16 +173,6 @@ class UnsealedFile(LocalHandle):
         return self.batches[-1].first + self.batches[-1].count - 1 if self.batches else 0
 
     @property
-    def second_min(self) -> int:
-        """Smallest second among the entries."""
-        return self.seconds[0] if self.seconds else self.table.begin_ms // 1000
-
-    @property
-    def second_max(self) -> int:
-        """Greatest second among the entries."""
-        return self.seconds[1] if self.seconds else self.table.begin_ms // 1000
-
-    @property
     def accepts(self) -> bool:
         """Whether `append` may be called."""
         return self._descriptor is not None and not self.sealed and not self.failed and self.table.free > 0
@@ -220,8 +212,9 @@ class UnsealedFile(LocalHandle):
             self.topics[topic_id] = name
             self._ids[name] = self._ids.get(name, frozenset()) | {topic_id}
         if len(batch):
-            known = self.seconds
-            self.seconds = (min(low, known[0]), max(high, known[1])) if known else (low, high)
+            if self.table.count:
+                low, high = min(low, self.second_min), max(high, self.second_max)
+            self.second_min, self.second_max = low, high
         self.table.commit(batch)
         self.batches.append(record)
         self.positions = max_positions(self.positions, positions)
@@ -327,12 +320,14 @@ class UnsealedFile(LocalHandle):
 
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered, along the chain, or by a scan where it is long."""
-        ids = self._ids.get(lookup.topic, frozenset())
-        begin_s = self.table.begin_ms // 1000
-        schema = self.layout.schema
-        count = self.table.count
-        head = int(self.table.heads[lookup.key_hash % self.layout.slots])
-        found = walk_chain(self._map, self.layout, head, lookup.key_hash, _CHAIN_LIMIT)
+        layout, table = self.layout, self.table
+        schema = layout.schema
+        ids = self._ids.get(lookup.topic)
+        head = table.heads.item(lookup.key_hash % layout.slots) if ids is not None else 0
+        if not head or ids is None:
+            return schema.no_rows
+        begin_s, count = table.begin_ms // 1000, table.count
+        found = walk_chain(self._map, layout, head, lookup.key_hash, _CHAIN_LIMIT)
         if found is not None:
             if not found:
                 return schema.no_rows

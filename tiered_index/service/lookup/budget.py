@@ -167,7 +167,8 @@ class TopK:
 
     def _merge(self) -> None:
         # one more than `max_count` tells a full answer from a truncated one
-        rows = concatenate([self._rows, *self._fresh], self._schema)
+        fresh = self._fresh
+        rows = fresh[0] if len(fresh) == 1 and not len(self._rows) else concatenate([self._rows, *fresh], self._schema)
         self._rows = first_answers(rows, self._schema, self._max_count + 1, self._fold)
         self._fresh, self._fresh_count = [], 0
         if len(self._rows) >= self._max_count:
@@ -197,4 +198,5 @@ class TopK:
         with self._lock:
             if self._fresh:
                 self._merge()
-            return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count
+            rows, most = self._rows, self._max_count
+            return (rows, self.skipped) if len(rows) <= most else (rows[:most], True)

@@ -28,7 +28,7 @@ from tiered_index.service.lookup.messages import MessageLookup, MessageSource, M
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.lookup.scan import LOG_RETRIES, MissingObjects
 from tiered_index.storage.metering import PriceTable
-from tiered_index.tracing import span
+from tiered_index.tracing import is_traced, span
 from tiered_index.types import ItemT, Lookup, QueryResult, TopicsResult
 
 if TYPE_CHECKING:
@@ -334,27 +334,26 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool,
         limits: LookupLimits,
     ) -> T:
+        if not is_traced():
+            return self._answer_within(limits, answer, lookup, allow_partial)
         with span(kind) as traced:
-            if not self._always_budgeted and limits is _NO_LIMITS:
-                found = self._answer_within(None, answer, lookup, allow_partial)
-            else:
-                with LookupBudget(self._prices, limits).open() as budget:
-                    found = self._answer_within(budget, answer, lookup, allow_partial)
+            found = self._answer_within(limits, answer, lookup, allow_partial)
             if traced.is_recording():
                 traced.set_attributes(_told(found))
             return found
 
     def _answer_within(
         self,
-        budget: LookupBudget | None,
+        limits: LookupLimits,
         answer: Callable[[Files, L, bool, MissingObjects, LookupBudget | None], T],
         lookup: L,
         allow_partial: bool,
     ) -> T:
-        files = self._begin()
-        return MissingObjects(self._read_log, allow_partial).run(
-            self._catalogs, lambda missing: answer(files, lookup, allow_partial, missing, budget)
-        )
+        missing = MissingObjects(self._read_log, allow_partial)
+        if limits is _NO_LIMITS and not self._always_budgeted:
+            return missing.run(self._catalogs, answer, self._begin(), lookup, None)
+        with LookupBudget(self._prices, limits).open() as budget:
+            return missing.run(self._catalogs, answer, self._begin(), lookup, budget)
 
     @abstractmethod
     def _check_open(self) -> None:

@@ -138,7 +138,7 @@ class QueryEngine:
             matched = 0
             since = lookup.since(begins.get(handle.source, lookup.second_min)) if begins else lookup
             for one in since.under(handle.hash):
-                kept = one.without(erased[handle.source]) if handle.source in erased else one
+                kept = one.without(erased[handle.source]) if erased and handle.source in erased else one
                 if kept.second_min > kept.second_max:
                     continue
                 rows = handle.search(kept)
@@ -146,7 +146,7 @@ class QueryEngine:
                     check_schema(rows, self.schema, handle.file_id)
                     if one.key_hash != lookup.key_hash:
                         rows["key_hash"] = lookup.key_hash
-                matched += top.add(rows)
+                    matched += top.add(rows)
             return matched
 
         def excludes(handle: Handle) -> str | None:
@@ -157,8 +157,9 @@ class QueryEngine:
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
         handles = files.handles(lookup.second_min, newest)
-        begins = self._begins(lookup.topic)
-        erased = {source: it for source, one in self.expired() if (it := one.erased_of(lookup.topic)) is not None}
+        gone = self.expired()
+        begins = _begins(gone, lookup.topic) if gone else {}
+        erased = {source: it for source, one in gone if (it := one.erased_of(lookup.topic)) is not None} if gone else {}
         self._read(scan, handles, missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
@@ -176,7 +177,7 @@ class QueryEngine:
             freshness=files.seen(handles),
             unknown_topics=() if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles),
             item_type=self.item_type,
-            lost=_among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
+            lost=_among(lost, lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash) if (lost := self.lost_objects()) else (),
             expired_before_ms=_expired_before_ms(begins.values(), lookup.second_min) if begins else None,
         )
         return _within_budget(scan, result) if scan.errors else result
@@ -232,12 +233,13 @@ class QueryEngine:
         kept: dict[tuple[str | None, HashRule], tuple[LookupBatch, ...]] = {}
         if len(lookups) > len(pages):
             handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
-            begins = [self._begins(topic) for topic in batch.topics]
-            for source, gone in self.expired():
+            gone = self.expired()
+            begins = [_begins(gone, topic) for topic in batch.topics]
+            for source, expired_there in gone:
                 since = batch.since([one.get(source, NEVER) for one in begins])
                 # of all rules: what takes the place of an object that is gone may have another one
                 for rule in HASH_RULES:
-                    kept[source, rule] = tuple([one.without(gone) for one in since.under(rule)])
+                    kept[source, rule] = tuple([one.without(expired_there) for one in since.under(rule)])
             self._read(scan, handles, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         failed = tuple([report for report, _ in scan.errors])
@@ -328,10 +330,6 @@ class QueryEngine:
         self._read(scan, files.handles(*within), missing)
         return found
 
-    def _begins(self, topic: str) -> dict[str | None, int]:
-        """Return the first epoch second that has not expired of a topic, by index, where something has."""
-        return {source: before_ms // 1000 for source, one in self.expired() if (before_ms := one.before_ms(topic))}
-
     def _fold(self, count: int) -> int:
         if count:
             with self._lock:
@@ -345,6 +343,11 @@ class QueryEngine:
         missing.resolve(scan)
         if scan.errors and scan.failed:
             raise _error(scan)
+
+
+def _begins(gone: Sequence[tuple[str | None, Expired]], topic: str) -> dict[str | None, int]:
+    """Return the first epoch second that has not expired of a topic, by index, where something has."""
+    return {source: before_ms // 1000 for source, one in gone if (before_ms := one.before_ms(topic))}
 
 
 def _among(

@@ -40,6 +40,8 @@ LOG_RETRIES = 100
 """How often a lookup starts again because objects vanish; each time the log has moved on."""
 # refuses every request, and so never counts one: all lookups share it
 _NO_REQUESTS = Usage(max_requests=0)
+F = TypeVar("F")
+L = TypeVar("L")
 T = TypeVar("T")
 
 
@@ -75,7 +77,7 @@ class FileNote(NamedTuple):
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class Scan:
     """One pass. `look` searches a file and takes in its rows, returning how many; `excludes` says why a file needn't be
     searched; `can_skip` whether files of a greatest second can't change the answer any more; `missing` how many answers
@@ -188,7 +190,6 @@ class FileReader:
         )
         searching: dict[Future[None], _Search] = {}
         width = 1
-        newest = min(scan.newest, ordered[0].second_max) if ordered else 0
         try:
             for handle in ordered:
                 if scan.errors and scan.failed:
@@ -212,6 +213,7 @@ class FileReader:
                 if handle is ordered[-1] and not searching and scan.remaining_s() is None:
                     self._search(_Search(scan, handle))  # the only one: nobody to share the work with
                     continue
+                newest = min(scan.newest, ordered[0].second_max)
                 while True:
                     missing = 0 if handle.second_max >= newest else scan.missing()
                     room = min(self._threads, max(width, missing)) if missing else self._threads
@@ -327,7 +329,8 @@ def _look(scan: Scan, handle: Handle) -> bool:
             return False
         scan.note(handle, "failed", handle.place, started, error=error)
     else:
-        scan.note(handle, "read", handle.place, started, matched)
+        interval, elapsed_s = (handle.second_min, handle.second_max), time.perf_counter() - started
+        scan.notes.append(FileNote(handle.file_id, handle.place, "read", *interval, handle.source, elapsed_s, matched))
     return True
 
 
@@ -350,13 +353,20 @@ class MissingObjects:
     _outdated: list[FileReport] = field(default_factory=list)
     _reported: bool = False
 
-    def run(self, catalogs: Sequence[Catalog], answer: Callable[[MissingObjects], T]) -> T:
+    def run(
+        self,
+        catalogs: Sequence[Catalog],
+        answer: Callable[[F, L, bool, MissingObjects, LookupBudget | None], T],
+        files: F,
+        lookup: L,
+        budget: LookupBudget | None,
+    ) -> T:
         """Return what `answer` returns; where the log has removed an object it starts again. Raises as `resolve`."""
         uri = ""
         for _ in range(LOG_RETRIES):
             try:
                 with catalogs[0].reading() if len(catalogs) == 1 else _reading(catalogs):
-                    return answer(self)
+                    return answer(files, lookup, self.allow_partial, self, budget)
             except _MovedOn as moved_on:
                 uri = str(moved_on)
                 notes = [note for scan in self._scans for note in scan.notes if note.spent.requests]
