@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import keyword
+import struct
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -40,7 +41,13 @@ BASE_COLUMNS = (
     Column("time_diff_s", ">i4"),
 )
 _NOT_STORED = {"topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
+_FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "bhiqBHIQefd", strict=True))
 _RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
+
+
+def struct_format(dtype: np.dtype[Any]) -> str:
+    """Return how `struct` names the type of a column."""
+    return f"{dtype.itemsize}s" if dtype.kind == "S" else _FORMATS[f"{dtype.kind}{dtype.itemsize}"]
 
 
 def _declared(owner: type) -> set[str]:
@@ -121,6 +128,11 @@ class Schema:
     def entry(self) -> np.dtype[Any]:
         """Packed dtype of an unsealed entry: the item and `previous`."""
         return np.dtype([(c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra)] + [(PREVIOUS, ">i4")])
+
+    @cached_property
+    def entry_struct(self) -> struct.Struct:
+        """Reads one entry sooner than `entry` does; bytes keep the zeros that fill their column."""
+        return struct.Struct(">" + "".join(struct_format(dtype) for dtype, *_ in (self.entry.fields or {}).values()))
 
     @cached_property
     def row(self) -> np.dtype[Any]:

@@ -31,6 +31,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import PRESETS, Layout
 from tiered_index.format.schema import Schema
+from tiered_index.retention import NOTHING
 from tiered_index.service.answers.validation import TopicTable
 from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
@@ -143,7 +144,7 @@ class Parts:
             config.query_threads,
             config.prices,
             lost_objects=lambda: [(None, one) for one in lost.values()] if (lost := session.log.state.lost) else (),
-            expired=lambda: ((None, expired),) if (expired := session.expired) else (),
+            expired=lambda: ((None, gone),) if (gone := session.expired) is not NOTHING and gone else (),
         )
 
     def releases(self, *, keep_reserve: bool) -> list[Callable[[], object]]:

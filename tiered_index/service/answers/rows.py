@@ -86,7 +86,7 @@ def _units(text: str) -> int:
 
 def check_topic(topic: object) -> str:
     """Return a valid topic or raise `InvalidArgument`."""
-    if not isinstance(topic, str):
+    if type(topic) is not str and not isinstance(topic, str):
         raise InvalidArgument(f"topic must be text, not {type(topic).__name__}")
     if not topic or topic.isspace():
         raise InvalidArgument("topic is empty")
@@ -99,7 +99,7 @@ def check_topic(topic: object) -> str:
 
 def check_key(key: object) -> str:
     """Return a valid key or raise `InvalidArgument`."""
-    if not isinstance(key, str):
+    if type(key) is not str and not isinstance(key, str):
         raise InvalidArgument(f"a key must be text, not {type(key).__name__}")
     if not key:
         raise InvalidArgument("a key is empty")
@@ -187,7 +187,7 @@ def select_items(
     first = int(places[0])
     picked = items[first : first + count] if int(places[-1]) - first < count else items[places]
     if count <= _FEW:
-        return select_few(picked, begin_s, lookup, topic_ids, schema)
+        return select_few(picked.tolist(), begin_s, lookup, topic_ids, schema)
     if schema.keyed and not (equal := picked["fingerprint"] == lookup.fingerprint).all():
         picked = picked[equal]
     if topic_ids is not None and not (equal := _is_one_of(picked["topic_id"], topic_ids)).all():
@@ -202,14 +202,18 @@ def select_items(
 
 
 def select_few(
-    items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
+    items: Iterable[tuple[Any, ...]],
+    begin_s: int,
+    lookup: PreparedLookup,
+    topic_ids: frozenset[int] | None,
+    schema: Schema,
 ) -> Array:
-    """Do as `select_items` for a few items whose hash is known to match; plain Python is then faster."""
+    """Do as `select_items` for the values of a few items whose hash is known to match; plain Python is then faster."""
     end = 6 + len(schema.extra)
     fingerprint = schema.fingerprint_place
     low, high, key_hash, wanted = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.fingerprint
     kept = []
-    for values in items.tolist():
+    for values in items:
         second = begin_s + values[5]
         if (
             low <= second <= high
@@ -366,7 +370,8 @@ class AnswerRows(NamedTuple):
     def result(self, **known: Any) -> QueryResult[Any]:
         """Return a result of the `known` fields; `items` and `explain` are made, once, when they are looked at."""
         result: QueryResult[Any] = object.__new__(QueryResult)
-        result.__dict__.update(known, _later=self)
+        known["_later"] = self
+        result.__dict__.update(known)
         return result
 
 

@@ -311,7 +311,7 @@ class UnsealedFile(LocalHandle):
     @property
     def known_topics(self) -> Collection[str]:
         """The names of the file's topics."""
-        return self._ids.keys()
+        return self._ids
 
     def topic_stats(self) -> NamedStats:
         """As `Handle.topic_stats`, from the entries so far."""
@@ -333,8 +333,9 @@ class UnsealedFile(LocalHandle):
                 return schema.no_rows
             if len(found) <= _FEW:
                 size, base = schema.entry.itemsize, self.layout.items_position
-                pieces = [self._map[base + size * index : base + size * (index + 1)] for index in found]
-                return select_few(np.frombuffer(b"".join(pieces), schema.entry), begin_s, lookup, ids, schema)
+                read = schema.entry_struct.unpack_from
+                entries = [read(self._map, base + size * index) for index in found]
+                return select_few(entries, begin_s, lookup, ids, schema)
             whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
             return select_items(whole[found], begin_s, lookup, ids, schema)
         return select_items(entries_view(self._map, self.layout, count), begin_s, lookup, ids, schema)

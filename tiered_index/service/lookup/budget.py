@@ -153,17 +153,18 @@ class TopK:
 
     def add(self, rows: Array) -> int:
         """Take in one file's rows; return how many those were."""
-        if not len(rows):
+        count = len(rows)
+        if not count:
             return 0
         with self._lock:
             self._fresh.append(rows)
-            self._fresh_count += len(rows)
+            fresh = self._fresh_count = self._fresh_count + count
             # fewer than `max_count` spare no read; enough are ordered at once if few or first, else when doubled
-            total = len(self._rows) + self._fresh_count
+            total = len(self._rows) + fresh
             enough = total >= self._max_count and (total <= _FEW_ANSWERS or self._cutoff is None)
-            if enough or self._fresh_count >= max(len(self._rows), _FEW_ANSWERS):
+            if enough or (fresh >= _FEW_ANSWERS and 2 * fresh >= total):
                 self._merge()
-        return len(rows)
+        return count
 
     def _merge(self) -> None:
         # one more than `max_count` tells a full answer from a truncated one

@@ -177,7 +177,7 @@ class QueryEngine:
             freshness=files.seen(handles),
             unknown_topics=() if len(rows) or lookup.after is not None else _unknown((lookup.topic,), handles),
             item_type=self.item_type,
-            lost=_among(lost, lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash) if (lost := self.lost_objects()) else (),
+            lost=_among(self.lost_objects(), lookup.second_min, lookup.second_max, lookup.key_hash, lookup.masked_hash),
             expired_before_ms=_expired_before_ms(begins.values(), lookup.second_min) if begins else None,
         )
         return _within_budget(scan, result) if scan.errors else result
@@ -338,11 +338,12 @@ class QueryEngine:
 
     def _read(self, scan: Scan, handles: Sequence[Handle], missing: MissingObjects) -> None:
         """Search the handles; raise what can't be passed over, except a spent budget (see `_within_budget`)."""
-        missing.begin(scan)
+        missing.scans.append(scan)
         self._files.read(scan, handles)
-        missing.resolve(scan)
-        if scan.errors and scan.failed:
-            raise _error(scan)
+        if scan.errors or missing.outdated:
+            missing.resolve(scan)
+            if scan.errors and scan.failed:
+                raise _error(scan)
 
 
 def _begins(gone: Sequence[tuple[str | None, Expired]], topic: str) -> dict[str | None, int]:
@@ -407,7 +408,7 @@ def _unknown(topics: Sequence[str], handles: Sequence[Handle]) -> tuple[str, ...
     """Return which of the topics none of the files has; none where the topics of a file are not known."""
     unknown = tuple(topics) if handles else ()
     for handle in handles:
-        if (names := handle.known_topics) is None:
+        if not unknown or (names := handle.known_topics) is None:
             return ()
         unknown = tuple([topic for topic in unknown if topic not in names])
     return unknown

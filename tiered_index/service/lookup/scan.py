@@ -194,7 +194,8 @@ class FileReader:
             for handle in ordered:
                 if scan.errors and scan.failed:
                     break
-                if scan.can_skip(handle.second_max):
+                # before the first one is read there are no answers
+                if handle is not ordered[0] and scan.can_skip(handle.second_max):
                     scan.note(handle, "skipped_budget", handle.place)
                     continue
                 if scan.budget is not None and scan.remaining_s() == 0:
@@ -348,9 +349,11 @@ class MissingObjects:
 
     read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
     allow_partial: bool
+    # the passes of the present try, for what they cost should it be given up
+    scans: list[Scan] = field(default_factory=list)
+    # what the tries before cost
+    outdated: Sequence[FileReport] = ()
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
-    _scans: list[Scan] = field(default_factory=list)
-    _outdated: list[FileReport] = field(default_factory=list)
     _reported: bool = False
 
     def run(
@@ -369,20 +372,17 @@ class MissingObjects:
                     return answer(files, lookup, self.allow_partial, self, budget)
             except _MovedOn as moved_on:
                 uri = str(moved_on)
-                notes = [note for scan in self._scans for note in scan.notes if note.spent.requests]
-                self._outdated += [note._replace(outcome="outdated", matched=0).report() for note in notes]
-                self._scans = []
+                notes = [note for scan in self.scans for note in scan.notes if note.spent.requests]
+                given_up = [note._replace(outcome="outdated", matched=0).report() for note in notes]
+                self.outdated = (*self.outdated, *given_up)
+                self.scans = []
                 self._reported = False
         raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
-    def begin(self, scan: Scan) -> None:
-        """Remember a pass that begins, for what it costs should it be given up."""
-        self._scans.append(scan)
-
     def resolve(self, scan: Scan) -> None:
         """Replace the error of each missing object by what that means. Raises `CorruptFile`, as reading the log."""
-        if self._outdated and not self._reported:
-            self._reported, scan.outdated = True, self._outdated
+        if self.outdated and not self._reported:
+            self._reported, scan.outdated = True, self.outdated
         if not scan.errors:
             return
         unknown: dict[str, list[MissingObject]] = {}

@@ -22,7 +22,7 @@ import numpy.typing as npt
 from tiered_index.errors import BackPressure, InvalidArgument
 from tiered_index.format.hashing import HashRule, code_units
 from tiered_index.format.metadata import NamedStats, topic_stats
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, struct_format
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, rows_of_columns
 from tiered_index.service.answers.validation import Columns, TopicTable, hash_columns, hash_few
@@ -37,7 +37,6 @@ _FEW = 16
 Record = tuple[Any, ...]
 """(topic_id, queue_id, offset, size, second, *caller columns): what the entries of one message share."""
 _RECORD = (("topic_id", "=i4"), ("queue_id", "=i4"), ("offset", "=i8"), ("size", "=i4"), ("second", "=i8"))
-_FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "bhiqBHIQefd", strict=True))
 
 
 class RowCodec:
@@ -52,12 +51,8 @@ class RowCodec:
         self.name_of = name_of
         self.rule = rule
         self.dtype = np.dtype(columns)
-        self.struct = struct.Struct("=" + "".join(_format(np.dtype(kind)) for _, kind in columns))
+        self.struct = struct.Struct("=" + "".join(struct_format(np.dtype(kind)) for _, kind in columns))
         assert self.struct.size == self.dtype.itemsize
-
-
-def _format(dtype: np.dtype[Any]) -> str:
-    return f"{dtype.itemsize}s" if dtype.kind == "S" else _FORMATS[f"{dtype.kind}{dtype.itemsize}"]
 
 
 class OpenChunk:
@@ -339,7 +334,8 @@ class WriteBuffer:
         self._ready, self._open, self._newest, self._entries, self._bytes = state
 
     def _closed_chunks(self) -> tuple[Chunk, ...]:
-        self._close_open()
+        if self._open.keys or self._open.positions:
+            self._close_open()
         return (*self._flushing, *self._ready)
 
     @synchronized
