@@ -64,7 +64,7 @@ class SlotMap:
         above, base_slot = divmod(key_hash, self.base)
         if self.join > 1:
             return base_slot // self.join
-        return base_slot * self.split + above * self.split // self.quotients
+        return base_slot if self.split == 1 else base_slot * self.split + above * self.split // self.quotients
 
     def slots_of_base(self, low: int, high: int) -> tuple[int, int]:
         """Return the half-open range of slots that hold the base slots [low, high); joined slots may hold others."""

@@ -318,16 +318,17 @@ class IndexReader(Lookups[ItemT]):
         """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
-        tries = [view.tries for view in self._views]
-        begun: dict[IndexView, Future[None]] = {}
-        if left_s is not None or len(self._views) > 1:
+        if left_s is None and len(self._views) == 1:
+            self._views[0].catch_up(self._views[0].tries, begun_s)
+        else:
+            tries = [view.tries for view in self._views]
             begun = self._begin_refreshes()
             ended, _ = wait(begun.values(), left_s / 2 if left_s is not None else None)
             for future in ended:
                 future.result()
-        for view, before in zip(self._views, tries, strict=True):
-            if left_s is None and view not in begun:
-                view.catch_up(before, begun_s)
+            for view, before in zip(self._views, tries, strict=True):
+                if left_s is None and view not in begun:
+                    view.catch_up(before, begun_s)
         # before the handles: these may be of a later state of the log, never of an earlier one
         freshness = tuple([view.freshness for view in self._views if view.freshness is not None])
         return Files(partial(self._handles, begun_s), freshness)

@@ -96,8 +96,8 @@ class Activation(Generic[_T]):
         _active.reset(self._token)
 
 
-_UNBOUNDED = RequestContext()
-_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=_UNBOUNDED)
+UNBOUNDED = RequestContext()
+_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
 
 
 def active_context() -> RequestContext:

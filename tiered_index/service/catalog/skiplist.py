@@ -105,7 +105,7 @@ class TimeRangeSkipList(Generic[V]):
 
     def overlapping(self, begin: int, end: int) -> list[Node[V]]:
         """Return the nodes whose interval overlaps the inclusive range [begin, end], greatest begin first."""
-        found = []
+        found: list[Node[V]] = []
         node = self._head
         for i in range(self._height - 1, -1, -1):
             # nodes that begin after `end` come first in the order: skip them

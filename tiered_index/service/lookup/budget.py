@@ -56,7 +56,7 @@ class LookupBudget:
     def __init__(self, prices: PriceTable, limits: LookupLimits) -> None:
         self.limits = limits
         self.usage = Usage(prices, max_requests=limits.max_requests, max_bytes=limits.max_bytes)
-        self.deadline_s = limits.deadline_s()
+        self.deadline_s = None if limits.timeout_s is None else limits.deadline_s()
 
     def open(self) -> Activation[LookupBudget]:
         """Count and bound the requests of this context, and of copies of it, to any storage until the block ends."""

@@ -370,8 +370,10 @@ def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -
     the log. All is counted now.
     """
     # the budget first: a search that was given up may still make a request
-    total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
-    stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
+    total = stats = NOTHING
+    if scan.budget is None or scan.budget.usage.used:
+        total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
+        stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
     elapsed_ms = (time.perf_counter() - started) * 1000
     return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_ms, folded)
 

@@ -31,7 +31,7 @@ from tiered_index.service.cold.path import MissingObject, lost_error
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
 from tiered_index.service.threads import DaemonPool, NoThread
-from tiered_index.storage.metering import PriceTable, Usage, active_context
+from tiered_index.storage.metering import UNBOUNDED, PriceTable, Usage, active_context
 from tiered_index.types import FileReport
 
 # requests of a search in a file whose directory is in no cache
@@ -40,6 +40,7 @@ LOG_RETRIES = 100
 """How often a lookup starts again because objects vanish; each time the log has moved on."""
 # refuses every request, and so never counts one: all lookups share it
 _NO_REQUESTS = Usage(max_requests=0)
+_REFUSING = UNBOUNDED.counting(_NO_REQUESTS)
 F = TypeVar("F")
 L = TypeVar("L")
 T = TypeVar("T")
@@ -190,6 +191,7 @@ class FileReader:
         )
         searching: dict[Future[None], _Search] = {}
         width = 1
+        timed = scan.budget is not None and scan.budget.deadline_s is not None
         try:
             for handle in ordered:
                 if scan.errors and scan.failed:
@@ -198,20 +200,20 @@ class FileReader:
                 if handle is not ordered[0] and scan.can_skip(handle.second_max):
                     scan.note(handle, "skipped_budget", handle.place)
                     continue
-                if scan.budget is not None and scan.remaining_s() == 0:
+                if timed and scan.remaining_s() == 0:
                     _Search(scan, handle).end_late()
                     continue
                 if handle.is_local:
                     if _look(scan, handle):
                         continue
-                    if scan.remaining_s() is None:
+                    if not timed:
                         self._search(_Search(scan, handle))
                         continue
                 excluded = scan.excludes(handle)
                 if excluded is not None:
                     scan.note(handle, f"skipped_{excluded}", handle.place)
                     continue
-                if handle is ordered[-1] and not searching and scan.remaining_s() is None:
+                if handle is ordered[-1] and not searching and not timed:
                     self._search(_Search(scan, handle))  # the only one: nobody to share the work with
                     continue
                 newest = min(scan.newest, ordered[0].second_max)
@@ -230,13 +232,13 @@ class FileReader:
                     scan.note(handle, "skipped_budget", handle.place)
                     continue
                 search = _Search(scan, handle)
-                if scan.budget is not None and scan.remaining_s() == 0:
+                if timed and scan.remaining_s() == 0:
                     search.end_late()
                     continue
                 try:
                     future = self._pool.submit(self._search_needed, search)
                 except NoThread as error:
-                    if scan.remaining_s() is None:
+                    if not timed:
                         self._search(search)
                     else:
                         search.end("failed", error=error)
@@ -285,11 +287,11 @@ class FileReader:
 
     def _search(self, search: _Search) -> None:
         usage, context = Usage(self._prices), active_context()
-        if not search.handle.is_local:  # which has no parts
-            context = context.with_threads(self._pool.submit)
+        # a local file has no parts for other threads
+        submit = context.submit if search.handle.is_local else self._pool.submit
         try:
             search.count(usage)
-            with context.counting(usage).active():
+            with context._replace(usages=(*context.usages, (None, usage)), submit=submit).active():
                 search.matched = search.scan.look(search.handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
@@ -321,7 +323,8 @@ def _look(scan: Scan, handle: Handle) -> bool:
     started = time.perf_counter()
     try:
         if handle.asks_storage:
-            with active_context().counting(_NO_REQUESTS).active():
+            context = active_context()
+            with (_REFUSING if context is UNBOUNDED else context.counting(_NO_REQUESTS)).active():
                 matched = scan.look(handle)
         else:
             matched = scan.look(handle)
