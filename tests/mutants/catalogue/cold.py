@@ -197,7 +197,7 @@ MUTANTS = (
         "given-up-passes-are-the-logs",
         "what was read of files before the log had moved on counts as read of the log",
         "service/lookup/scan.py",
-        "self._reported, scan.outdated = True, self._outdated",
+        "self._reported, scan.outdated = True, self.outdated",
         "self._reported = True",
         (
             "tests/unit/service/cold/test_lost_objects.py::test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so",
@@ -207,9 +207,17 @@ MUTANTS = (
         "damaged-copy-outlasts-the-timeout",
         "the storage behind a damaged local copy is asked in the caller's thread",
         "service/lookup/scan.py",
-        "counting(_NO_REQUESTS)",
-        "counting(Usage())",
+        "context.counting(_NO_REQUESTS)",
+        "context.counting(Usage())",
         (f"{WIDTH}::test_a_storage_that_hangs_behind_a_damaged_copy_is_given_up",),
+    ),
+    Mutant(
+        "damaged-copy-asks-uncounted",
+        "a lookup doesn't count what it asks the storage for behind a damaged local copy",
+        "service/lookup/scan.py",
+        "UNBOUNDED.counting(_NO_REQUESTS)",
+        "UNBOUNDED.counting(Usage())",
+        (f"{HERE}/test_batches_and_damage.py::test_requests_for_a_damaged_copy_are_its_own",),
     ),
     Mutant(
         "given-up-search-goes-on",

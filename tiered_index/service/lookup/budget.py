@@ -199,5 +199,4 @@ class TopK:
         with self._lock:
             if self._fresh:
                 self._merge()
-            rows, most = self._rows, self._max_count
-            return (rows, self.skipped) if len(rows) <= most else (rows[:most], True)
+            return self._rows[: self._max_count], self.skipped or len(self._rows) > self._max_count

@@ -138,7 +138,7 @@ class QueryEngine:
             matched = 0
             since = lookup.since(begins.get(handle.source, lookup.second_min)) if begins else lookup
             for one in since.under(handle.hash):
-                kept = one.without(erased[handle.source]) if erased and handle.source in erased else one
+                kept = one.without(erased[handle.source]) if handle.source in erased else one
                 if kept.second_min > kept.second_max:
                     continue
                 rows = handle.search(kept)
@@ -157,9 +157,10 @@ class QueryEngine:
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
         scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
         handles = files.handles(lookup.second_min, newest)
-        gone = self.expired()
-        begins = _begins(gone, lookup.topic) if gone else {}
-        erased = {source: it for source, one in gone if (it := one.erased_of(lookup.topic)) is not None} if gone else {}
+        begins, erased = {}, {}
+        if everywhere := self.expired():
+            begins = _begins(everywhere, lookup.topic)
+            erased = {source: it for source, one in everywhere if (it := one.erased_of(lookup.topic)) is not None}
         self._read(scan, handles, missing)
         rows, more = top.answers()
         failed = tuple([report for report, _ in scan.errors]) if scan.errors else ()
@@ -233,13 +234,13 @@ class QueryEngine:
         kept: dict[tuple[str | None, HashRule], tuple[LookupBatch, ...]] = {}
         if len(lookups) > len(pages):
             handles = files.handles(int(batch.second_min.min()), int(batch.second_max.max()))
-            gone = self.expired()
-            begins = [_begins(gone, topic) for topic in batch.topics]
-            for source, expired_there in gone:
+            everywhere = self.expired()
+            begins = [_begins(everywhere, topic) for topic in batch.topics]
+            for source, gone in everywhere:
                 since = batch.since([one.get(source, NEVER) for one in begins])
                 # of all rules: what takes the place of an object that is gone may have another one
                 for rule in HASH_RULES:
-                    kept[source, rule] = tuple([one.without(expired_there) for one in since.under(rule)])
+                    kept[source, rule] = tuple([one.without(gone) for one in since.under(rule)])
             self._read(scan, handles, missing)
         rows, starts, more = best_answers(batch, [matches.found()], self.schema, matches.fold)
         failed = tuple([report for report, _ in scan.errors])
@@ -342,8 +343,8 @@ class QueryEngine:
         self._files.read(scan, handles)
         if scan.errors or missing.outdated:
             missing.resolve(scan)
-            if scan.errors and scan.failed:
-                raise _error(scan)
+        if scan.errors and scan.failed:
+            raise _error(scan)
 
 
 def _begins(gone: Sequence[tuple[str | None, Expired]], topic: str) -> dict[str | None, int]:
