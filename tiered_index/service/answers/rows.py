@@ -174,6 +174,8 @@ def select_items(
     items: Array, begin_s: int, lookup: PreparedLookup, topic_ids: frozenset[int] | None, schema: Schema
 ) -> Array:
     """Return rows of `items` (structured, n) that answer `lookup`, unordered; `topic_ids` None: all topics."""
+    if len(items) <= _FEW:
+        return select_few(items.tolist(), begin_s, lookup, topic_ids, schema)
     hashes = items["key_hash"]
     equal = hashes == lookup.key_hash
     if lookup.key_hash == 0:
@@ -208,7 +210,7 @@ def select_few(
     topic_ids: frozenset[int] | None,
     schema: Schema,
 ) -> Array:
-    """Do as `select_items` for the values of a few items whose hash is known to match; plain Python is then faster."""
+    """Do as `select_items` for the values of a few items; plain Python is then faster."""
     end = 6 + len(schema.extra)
     fingerprint = schema.fingerprint_place
     low, high, key_hash, wanted = lookup.second_min, lookup.second_max, lookup.key_hash, lookup.fingerprint
@@ -216,7 +218,8 @@ def select_few(
     for values in items:
         second = begin_s + values[5]
         if (
-            low <= second <= high
+            (values[0] == key_hash or (key_hash == 0 and values[0] == -(2**31)))
+            and low <= second <= high
             and (topic_ids is None or values[1] in topic_ids)
             and (fingerprint < 0 or values[fingerprint] == wanted)
         ):
