@@ -279,11 +279,12 @@ def _in_lookup(rows: Array, lookup: PreparedLookup, schema: Schema) -> Array:
 
 
 def concatenate(parts: list[Array], schema: Schema) -> Array:
-    """Return the rows of all parts in one array."""
+    """Return the rows of all parts, each of the schema, in one array."""
     filled = [part for part in parts if len(part)]
     if len(filled) == 1:
         return filled[0]
-    return np.concatenate(filled) if filled else schema.no_rows
+    # as bytes, since NumPy joins records column by column
+    return np.concatenate([part.view(np.void) for part in filled]).view(schema.row) if filled else schema.no_rows
 
 
 def check_schema(rows: Array, schema: Schema, file: str) -> None:
