@@ -186,13 +186,14 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position
+    view = memoryview(data)
     found: list[int] = []
     index = head
     unpack = _link(size).unpack_from
     for _ in range(limit):
         if index <= 0:
             return found
-        stored, following = unpack(data, base + size * index)
+        stored, following = unpack(view, base + size * index)
         if stored == key_hash or (stored == _MIN_VALUE and key_hash == 0):
             found.append(index)
         if not 0 <= following < index:
