@@ -49,4 +49,4 @@ def test_few_and_many_are_selected_alike() -> None:
         asked = question(3, 25, after)
         many = select_items(items, BEGIN_S, asked, TOPICS, KEYED_SCHEMA)
         assert 16 < len(many) < 24
-        np.testing.assert_array_equal(many, select_few(hit, BEGIN_S, asked, TOPICS, KEYED_SCHEMA))
+        np.testing.assert_array_equal(many, select_few(hit.tolist(), BEGIN_S, asked, TOPICS, KEYED_SCHEMA))

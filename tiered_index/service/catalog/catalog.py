@@ -157,12 +157,15 @@ class Catalog:
     def overlapping(self, second_min: int, second_max: int) -> list[Handle]:
         """Return the handles whose interval overlaps the inclusive range, each file once, in its later state."""
         generation = self._generation
-        nodes = self._list.overlapping(second_min, second_max)
+        handles = self._overlapping(second_min, second_max)
         if generation != self._generation:
             # a table may have come where this look had been, and a file it was made of gone before the look was there
             with self._lock:
-                nodes = self._list.overlapping(second_min, second_max)
-        handles = [node.value for node in nodes if node.value is not None]
+                handles = self._overlapping(second_min, second_max)
+        return handles
+
+    def _overlapping(self, second_min: int, second_max: int) -> list[Handle]:
+        handles = [node.value for node in self._list.overlapping(second_min, second_max) if node.value is not None]
         # of two nodes of one file the younger stands behind its predecessor
         return handles if len(handles) < 2 else list({handle.file_id: handle for handle in handles}.values())
 
