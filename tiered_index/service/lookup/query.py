@@ -64,7 +64,6 @@ class Files(NamedTuple):
         return (*self.freshness, found.freshness) if isinstance(found, RootOnly) else self.freshness
 
 
-T = TypeVar("T")
 R = TypeVar("R", QueryResult[Any], QueryResults[Any], TopicsResult)
 
 
@@ -168,10 +167,8 @@ class QueryEngine:
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
-        folded = top.folded and self._fold(top.folded)
-        result: QueryResult[Any] = AnswerRows(
-            lookup.topic, rows, self.form, _explain(scan, started, elsewhere, folded)
-        ).result(
+        told = _explain(scan, started, elsewhere, top.folded and self._fold(top.folded))
+        result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
             failed=failed,
@@ -371,10 +368,8 @@ def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -
     the log. All is counted now.
     """
     # the budget first: a search that was given up may still make a request
-    total = stats = NOTHING
-    if scan.budget is None or scan.budget.usage.used:
-        total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
-        stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
+    total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
+    stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
     elapsed_ms = (time.perf_counter() - started) * 1000
     return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_ms, folded)
 
