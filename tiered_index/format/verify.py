@@ -1,14 +1,15 @@
 """Full check of one compacted file or shard: every byte against its CRC32, every item against the metadata.
 
 The checks use nothing that is not checked yet and report every defect instead of stopping at the first one. Memory: the
-trailer, the filter and one run of items; of a compacted file 24 bytes a slot more. Pure: reads through
-`read(position, length)`; one thread. SPEC.md sections 2, 4, 6 and 10.
+trailer, the filter, and one run of items, or runs of some 32,768 together; of a compacted file 24 bytes a slot more.
+Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4, 6 and 10.
 """
 
 from __future__ import annotations
 
+import itertools
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,8 +24,11 @@ from tiered_index.format.layout import HEADER_SIZE, SHARD_MAGIC, SLOT_SIZE, Head
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.shard import answer_sorted, entry_checksum
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
+from tiered_index.kernels import crc32
 
 Array = npt.NDArray[Any]
+# Items of neighbouring runs that are checked at once: a run has some hundreds, which NumPy takes as long for.
+_TOGETHER = 1 << 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,33 @@ class Finding:
     offset: int | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class _SoundRuns:
+    """Runs one behind the other that pass their CRC32, one at least: their items (n) and epoch seconds (i64, n).
+
+    `ends` are where each run's items end; `before` is the last item of the run before all of them (1), none (0) if that
+    was not sound.
+    """
+
+    runs: Sequence[Run]
+    items: Array
+    seconds: Array
+    ends: Sequence[int]
+    before: Array
+
+    @property
+    def joined(self) -> Array:
+        """The items, `before` in front."""
+        # as bytes, since NumPy copies records column by column
+        return np.frombuffer(self.before.tobytes() + self.items.tobytes(), self.items.dtype)
+
+    def each(self) -> Iterator[tuple[Run, slice, Array]]:
+        """Yield each run, the place of its items, and its items with the one before them in front."""
+        joined, more = self.joined, len(self.before)
+        for run, (start, stop) in zip(self.runs, itertools.pairwise([0, *self.ends]), strict=True):
+            yield run, slice(start, stop), joined[max(0, start + more - 1) : stop + more]
+
+
 class _FileCheck:
     """What the checks of compacted files and shards share.
 
@@ -52,6 +83,7 @@ class _FileCheck:
         self.whole = True
         # of an item whose place in the file is known: packed ones are where their run is
         self._item_bytes = 0
+        self._before: Array
         self.interval: tuple[int, int] | None = None
 
     def _add(self, part: str, problem: str, offset: int | None = None) -> None:
@@ -113,59 +145,99 @@ class _FileCheck:
             if getattr(found, name) != getattr(expected, name):
                 self._add("header", f"{name} is {getattr(found, name)}, the metadata says {getattr(expected, name)}")
 
-    def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[tuple[Run, Array, Array, Array]]:
-        """Yield (run, items, their epoch seconds (i64, n), `joined`) of each run that passes its CRC32.
-
-        `joined` are the items with the last item of the run before in front, if that was sound. Reports other defects.
-        """
-        meta, dtype = trailer.metadata, trailer.metadata.layout.schema.item
+    def _sound_runs(self, trailer: Trailer, words: Array | None) -> Iterator[_SoundRuns]:
+        """Yield all runs that pass their CRC32, some neighbours together. Reports other defects."""
+        meta = trailer.metadata
         bounds = {int(block["offset"]): block for block in trailer.directory.blocks}
         topics = np.array(sorted({topic_id for topic_id, _ in meta.topics}), np.int64)
-        self._item_bytes = dtype.itemsize if meta.packing is None else 0
-        last = b""
+        self._item_bytes = meta.layout.schema.item.itemsize if meta.packing is None else 0
         denied = first_denied = 0
-        for run in trailer.directory.all_runs():
-            data = self._bytes("run", run.offset, run.length)
-            if data is None or zlib.crc32(data) != run.crc32:
-                if data is not None:
-                    self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
-                self.whole, last = False, b""
-                continue
-            try:
-                items = meta.items_of(data, run.count, self._file)
-            except CorruptFile as error:
-                self._add("run", error.problem, run.offset)
-                self.whole, last = False, b""
-                continue
-            seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
+        for sound in self._neighbours(trailer):
+            items, seconds = sound.items, sound.seconds
             low, high = self.interval or (int(seconds[0]), int(seconds[0]))
             self.interval = min(low, int(seconds.min())), max(high, int(seconds.max()))
             outside = (seconds < meta.second_min) | (seconds > meta.second_max)
-            self._report("interval", outside, "lie outside the file's interval", run.offset)
+            self._report_each("interval", outside, "lie outside the file's interval", sound)
             if len(topics):
-                self._report("topic", ~np.isin(items["topic_id"], topics), "have a topic id without name", run.offset)
+                nameless = ~np.isin(items["topic_id"], topics)
+                self._report_each("topic", nameless, "have a topic id without name", sound)
             if words is not None:
                 keys = filter_hashes(items["key_hash"], items["fingerprint"] if meta.layout.schema.keyed else None)
                 absent = np.flatnonzero(~blocks_may_hold(words[block_numbers(keys, len(words))], keys))
                 if len(absent) and not denied:
-                    first_denied = run.offset + self._item_bytes * int(absent[0])
+                    run, rows, _ = next(one for one in sound.each() if one[1].stop > absent[0])
+                    first_denied = run.offset + self._item_bytes * (int(absent[0]) - rows.start)
                 denied += len(absent)
-            if run.offset in bounds:
-                block, hashes = bounds[run.offset], normal_hashes(items["key_hash"])
-                found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
-                stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
-                if found != stored:
-                    problem = f"block's hashes and seconds are {found}, the directory says {stored}"
-                    self._add("bounds", problem, run.offset)
-            yield run, items, seconds, np.frombuffer(last + items.tobytes(), dtype)
-            last = items[-1:].tobytes()
+            self._bounds(sound, bounds)
+            yield sound
         if denied:
             self._add("filter", f"{denied} items are absent, says the filter", first_denied)
+
+    def _neighbours(self, trailer: Trailer) -> Iterator[_SoundRuns]:
+        """Yield as `_sound_runs`; reports the other runs."""
+        held: list[tuple[Run, bytes]] = []
+        count = 0
+        self._before = np.empty(0, trailer.metadata.layout.schema.item)
+        for run in trailer.directory.all_runs():
+            data = self._bytes("run", run.offset, run.length)
+            if data is not None and crc32(data) != run.crc32:
+                self._add("run", f"CRC32 of {run.length} bytes does not match", run.offset)
+                data = None
+            if data is not None:
+                held.append((run, data))
+                count += run.count
+                if count < _TOGETHER:
+                    continue
+            yield from self._unpacked(held, trailer.metadata)
+            held, count = [], 0
+            if data is None:
+                self.whole, self._before = False, self._before[:0]
+        yield from self._unpacked(held, trailer.metadata)
+
+    def _unpacked(self, held: Sequence[tuple[Run, bytes]], meta: Metadata) -> Iterator[_SoundRuns]:
+        """Yield runs together, or where one can't be unpacked each by itself; reports that one."""
+        if not held:
+            return
+        try:
+            if meta.packing is None:
+                items = np.frombuffer(b"".join(data for _, data in held), meta.layout.schema.item)
+            else:
+                items = meta.packing.unpack_runs(((data, run.count) for run, data in held), self._file)
+        except CorruptFile as error:
+            if len(held) > 1:
+                for one in held:
+                    yield from self._unpacked([one], meta)
+            else:
+                self._add("run", error.problem, held[0][0].offset)
+                self.whole, self._before = False, self._before[:0]
+            return
+        seconds = items["time_diff_s"].astype(np.int64) + meta.begin_ms // 1000
+        ends = list(itertools.accumulate(run.count for run, _ in held))
+        before, self._before = self._before, items[-1:]
+        yield _SoundRuns([run for run, _ in held], items, seconds, ends, before)
+
+    def _bounds(self, sound: _SoundRuns, bounds: Mapping[int, Array]) -> None:
+        """Report blocks, by their place, whose hashes and seconds are others than the directory says."""
+        for run, rows, _ in sound.each() if bounds else ():
+            if (block := bounds.get(run.offset)) is None:
+                continue
+            hashes, seconds = normal_hashes(sound.items["key_hash"][rows]), sound.seconds[rows]
+            found = (int(hashes.min()), int(hashes.max()), int(seconds.min()), int(seconds.max()))
+            stored = tuple(int(block[name]) for name in ("hash_min", "hash_max", "second_min", "second_max"))
+            if found != stored:
+                problem = f"block's hashes and seconds are {found}, the directory says {stored}"
+                self._add("bounds", problem, run.offset)
 
     def _report(self, part: str, wrong: Array, problem: str, offset: int) -> None:
         """Report the items from byte `offset` on that `wrong` (bool, n) marks, if any."""
         if wrong.any():
             self._add(part, f"{int(wrong.sum())} items {problem}", offset + self._item_bytes * int(wrong.argmax()))
+
+    def _report_each(self, part: str, wrong: Array, problem: str, sound: _SoundRuns) -> None:
+        """Report of each run the items that `wrong` (bool, n) marks, if any."""
+        if wrong.any():
+            for run, rows, _ in sound.each():
+                self._report(part, wrong[rows], problem, run.offset)
 
     def by_directory(self, trailer: Trailer, words: Array | None) -> None:
         """Check every run of a file without slot table and, where they are sound, its items; `words` are the filter's
@@ -175,18 +247,20 @@ class _FileCheck:
         starts = trailer.directory.groups["offset"].astype(np.int64)
         first = np.append(trailer.directory.groups["first_slot"].astype(np.int64), meta.slot_range[1])
         checksum, slots_in_use, last_slot = 0, 0, -1
-        for run, items, seconds, joined in self._sound_runs(trailer, words):
-            checksum += entry_checksum(items, seconds) if meta.is_shard else 0
-            slots = meta.slot_map.slots_of(normal_hashes(items["key_hash"]))
+        for sound in self._sound_runs(trailer, words):
+            checksum += entry_checksum(sound.items, sound.seconds) if meta.is_shard else 0
+            slots = meta.slot_map.slots_of(normal_hashes(sound.items["key_hash"]))
             slots_in_use += int(np.count_nonzero(np.diff(slots, prepend=last_slot)))
             last_slot = int(slots[-1])
-            group = int(np.searchsorted(starts, run.offset, "right")) - 1
-            wrong = (slots < first[group]) | (slots >= first[group + 1])
-            self._report("slot", wrong, "lie in a slot group that is not their hash's", run.offset)
-            # a stable sort moves what is out of order
-            order = answer_sorted(joined, joined["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
-            at = run.offset - self._item_bytes * (len(joined) - len(items))
-            self._report("order", order != np.arange(len(joined)), "are out of order", at)
+            groups = np.searchsorted(starts, [run.offset for run in sound.runs], "right") - 1
+            lies_in = np.repeat(groups, np.diff(sound.ends, prepend=0))
+            wrong = (slots < first[lies_in]) | (slots >= first[lies_in + 1])
+            self._report_each("slot", wrong, "lie in a slot group that is not their hash's", sound)
+            if not _misplaced(sound.joined, meta).any():
+                continue
+            for run, rows, joined in sound.each():
+                at = run.offset - self._item_bytes * (len(joined) - (rows.stop - rows.start))
+                self._report("order", _misplaced(joined, meta), "are out of order", at)
         if not self.whole:
             return
         sum_found = f"{checksum % 2**64:016x}"
@@ -197,6 +271,13 @@ class _FileCheck:
         ):
             if found != said:
                 self._add(part, f"{name} {found}, the metadata says {said}")
+
+
+def _misplaced(items: Array, meta: Metadata) -> Array:
+    """Return which items (bool, n) stand elsewhere than the order says."""
+    # a stable sort moves what is out of order
+    order: Array = answer_sorted(items, items["time_diff_s"].astype(np.int64), meta.slot_map, meta.layout.schema)
+    return np.not_equal(order, np.arange(len(items)))
 
 
 def verify_compacted(read: Read, file_size: int, file: str) -> list[Finding]:
@@ -264,7 +345,8 @@ class _CompactedCheck(_FileCheck):
     def runs(self, trailer: Trailer, starts: Array, words: Array | None) -> None:
         """Check every run's bytes and, where they are sound, its items; `words` are the filter's or None."""
         meta = trailer.metadata
-        for run, items, _, joined in self._sound_runs(trailer, words):
+        sound = self._sound_runs(trailer, words)
+        for run, items, joined in ((run, one.items[rows], joined) for one in sound for run, rows, joined in one.each()):
             lies_in = self._slots_at(run.offset, items, starts)
             wrong = normal_hashes(items["key_hash"]) % meta.layout.slots != lies_in
             self._report("slot", wrong, "lie in a slot that is not their hash's", run.offset)

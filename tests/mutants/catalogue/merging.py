@@ -173,8 +173,8 @@ MUTANTS = (
         "shard-order-unchecked",
         "verify passes over the border of two blocks",
         "format/verify.py",
-        "            last = items[-1:].tobytes()\n",
-        '            last = b""\n',
+        "before, self._before = self._before, items[-1:]",
+        "before = self._before",
         (f"{SHARD}::test_order_across_blocks",),
     ),
     Mutant(
