@@ -65,7 +65,16 @@ BAD_FRAMES = {
         r"'timestamp_ms' is decimal\(20,0\); integers",
     ),
     "date": (PLAIN.replace("_ms long", "_ms date"), {}, "'timestamp_ms' is date; .* or a timestamp are needed"),
-    "nested_key": (PLAIN.replace("key string", "key struct<id: string>"), {}, "'key' is struct<id:string>; text or a"),
+    "nested_key": (
+        PLAIN.replace("key string", "order struct<id: string>"),
+        {"key": "order"},
+        r"'order' \(key\) is struct<id:string>; text or a list of text is needed; .* as F\.col\('order\.id'\)$",
+    ),
+    "dotted_key": (
+        PLAIN.replace("key string", "order struct<id: string>"),
+        {"key": "order.id"},
+        r"'order\.id' \(key\) is missing; .* as F\.col\('order\.id'\)$",
+    ),
     "binary_key": (PLAIN.replace("key string", "key binary"), {}, "'key' is binary; text or a list of text is needed"),
     "unknown_field": (None, {"kye": "key"}, "'kye' is no field of an entry"),
 }

@@ -18,7 +18,7 @@ from tiered_index.format.layout import PRESETS
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
-from tiered_index.spark.build.sources import FIELDS, Entries, entries_of, entry_frame
+from tiered_index.spark.build.sources import FIELDS, Entries, check_source, entries_of, entry_frame
 from tiered_index.spark.executors import StorageAddress
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
@@ -148,6 +148,24 @@ def test_a_field_that_not_all_files_have_is_missing(spark: Any, tmp_path: Any, r
             entries_in(spark, tmp_path, {"key": column})
     found = entries_in(spark, tmp_path, {"key": "topic"})
     assert found.read is None and found.frame.count() == 20
+
+
+@pytest.mark.parametrize("kind", ["local", "stored"])
+@pytest.mark.parametrize("listed", [False, True])
+def test_a_column_without_a_type_is_told_where_it_is_needed(spark: Any, tmp_path: Any, kind: str, listed: bool) -> None:
+    """Pandas writes one that is empty so: passed over, its rows would be messages without key."""
+    table = messages(10).append_column("note", pa.nulls(10)).append_column("topic_id", pa.nulls(10))
+    if listed:
+        table = with_column(table, "key", pa.array([[key] for key in table["key"].to_pylist()]))
+    source = put_all({"a": table, "b": with_column(table, "key", pa.nulls(10))}, tmp_path, kind)
+    for check in (entries_in, lambda _, *given: check_source(*given, {}, SCHEMA, ADDRESS_OF)):
+        with pytest.raises(InvalidArgument, match=r"column 'key' has no type in .*b\.parquet, which has nulls only"):
+            check(spark, source)
+    if kind == "stored":
+        # of topics some may have an id
+        put_all({"c": with_column(table, "topic_id", pa.array([7] * 10))}, tmp_path, kind)
+        found = entries_in(spark, source, {"key": "topic"})
+        assert sorted(row[0] or 0 for row in found.frame.select("topic_id").collect()) == [0] * 20 + [7] * 10
 
 
 @pytest.mark.parametrize("kind", ["local", "stored"])

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -77,7 +77,8 @@ def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:
     if optional or len(lower) != len(both) or len(set(found.names)) != len(found):
         return None
     pairs = [(schema.field(name), found.field(name)) for name in both]
-    if any(pa.types.is_list(one.type) != pa.types.is_list(other.type) for one, other in pairs):
+    typed = [pair for pair in pairs if not any(pa.types.is_null(field.type) for field in pair)]
+    if any(pa.types.is_list(one.type) != pa.types.is_list(other.type) for one, other in typed):
         return None
     return pa.schema([one if spark_type(other.type) else other for one, other in pairs])
 
@@ -86,13 +87,15 @@ def _shared(schema: pa.Schema, found: pa.Schema) -> pa.Schema | None:
 class ParquetFiles:
     """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows, bytes).
 
-    `schema` has the columns that all have; a table's may gain one, or a wider type, in time.
+    `schema` has the columns that all have; a table's may gain one, or a wider type, in time. `untyped` are columns
+    without a type, as pandas writes one that is empty, with the first file where they are.
     """
 
     files: Sequence[tuple[str, str]]
     address_of: AddressOf
     schema: pa.Schema
     groups: Sequence[tuple[int, int, int, int]]
+    untyped: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, files: Sequence[tuple[str, str]], address_of: AddressOf) -> ParquetFiles:
@@ -101,6 +104,7 @@ class ParquetFiles:
         """
         schema: pa.Schema | None = None
         groups: list[tuple[int, int, int, int]] = []
+        untyped: dict[str, str] = {}
         with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
             # one a URI: a client of S3 takes longer to make than a footer to read
             uris = dict.fromkeys(uri for uri, _ in files if uri)
@@ -111,11 +115,14 @@ class ParquetFiles:
                 if schema is None:
                     has = ", ".join(found.names)
                     raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
+                for column in found:
+                    if pa.types.is_null(column.type):
+                        untyped.setdefault(column.name, name)
                 for group in range(metadata.num_row_groups):
                     about = metadata.row_group(group)
                     groups.append((number, group, about.num_rows, about.total_byte_size))
         assert schema is not None
-        return cls(files, address_of, schema, groups)
+        return cls(files, address_of, schema, groups, untyped)
 
     def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
         """Return (file, its row groups) for each task: some tasks for each of `parallelism` cores."""

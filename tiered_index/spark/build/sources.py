@@ -134,9 +134,9 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     for field in _wanted(columns, files.schema.names, schema):
         named = columns.get(field, field)
         name = _default(field, files.schema.names) if named == field else named
-        if isinstance(name, str) and name not in files.schema.names:
-            there = ", ".join(files.schema.names) or "no columns"
-            raise InvalidArgument(f"column {shown_column(field, name)} is missing; the source has {there}")
+        if isinstance(name, str):
+            _check_there(field, name, files.schema.names, "the source has")
+            _check_typed(field, name, files)
 
 
 def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
@@ -173,13 +173,17 @@ def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressO
     files = ParquetFiles.of(found, address_of)
     parts = files.parts(spark.sparkContext.defaultParallelism)
     where = found[0][1] if len(found) == 1 else f"a file of {' and '.join(uris)}"
-    known = pa.schema([field.with_type(_known_type(field, where)) for field in files.schema])
+    typed = [field for field in files.schema if field.name not in files.untyped]
+    known = pa.schema([field.with_type(_known_type(field, where)) for field in typed])
+    if "topic_id" in files.untyped:
+        # other files may have some
+        known = known.append(pa.field("topic_id", pa.int64()))
 
     def read_parts(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             for number in batch.column(0).to_pylist():
-                for rows in files.batches(parts[number], files.schema.names):
-                    yield rows.select(files.schema.names).cast(known)
+                for rows in files.batches(parts[number], known.names):
+                    yield rows.select(known.names).cast(known)
 
     # the columns as Spark sees them: an empty frame of that schema says so
     schema = spark.createDataFrame(known.empty_table()).schema
@@ -290,6 +294,8 @@ def entries_of(
         given: dict[str, Any] = {name: fields.get(name, (name, None)) for name in wanted}
         if given["key"] == ("key", None):
             given["key"] = _default("key", there), None
+        for name, (column, _) in given.items():
+            _check_typed(name, column, files)
         if _is_plain(given, files.schema):
             for name, (column, _) in given.items():
                 check_kind(name, spark_type(files.schema.field(column).type) or "", column) if column else None
@@ -392,7 +398,10 @@ def entry_frame(frame: DataFrame, columns: Mapping[str, str | Column], schema: S
         selected.append(F.col(SKIPPED))
     entries = frame.select(*selected)
     for name in wanted:
-        check_kind(name, entries.schema[name].dataType.simpleString(), columns.get(name, name))
+        kind: Any = entries.schema[name].dataType
+        given = columns.get(name, name)
+        named = isinstance(given, str) and kind.typeName() == "struct"
+        check_kind(name, kind.simpleString(), given, kind.fieldNames() if named else ())
     if entries.schema["key"].dataType.simpleString() != "string":
         entries = entries.withColumn("key", F.explode_outer(F.array_compact(F.array_distinct("key"))))
     return entries
@@ -402,10 +411,27 @@ def column_of(frame: DataFrame, field: str, name: str, whose: str) -> Column:
     """Return the column of that name, which is a field. Raises `InvalidArgument` where the frame lacks it."""
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
-    if name not in frame.columns:
-        there = ", ".join(frame.columns) or "no columns"
-        raise InvalidArgument(f"column {shown_column(field, name)} is missing; {whose} {there}")
+    _check_there(field, name, frame.columns, whose)
     return F.col(f"`{name.replace('`', '``')}`")
+
+
+def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> None:
+    """Raise `InvalidArgument` where a column that is a field is none of those that are there."""
+    if name not in there:
+        inside = name.partition(".")[0] in there
+        hint = f"; a field within a column is given in Python, as F.col({name!r})" if inside else ""
+        whose += f" {', '.join(there) or 'no columns'}"
+        raise InvalidArgument(f"column {shown_column(field, name)} is missing; {whose}{hint}")
+
+
+def _check_typed(field: str, name: str | None, files: ParquetFiles) -> None:
+    """Raise `InvalidArgument` where a file's column has no type: maybe what it had got lost where it was written."""
+    # messages need no id of their topic
+    if name is not None and name in files.untyped and field != "topic_id":
+        raise InvalidArgument(
+            f"column {shown_column(field, name)} has no type in {files.untyped[name]}, which has nulls only there: "
+            "write it with the type that it has where it is not empty"
+        )
 
 
 def shown_column(field: str, given: object) -> str:
@@ -413,8 +439,11 @@ def shown_column(field: str, given: object) -> str:
     return f"{given!r} ({field})" if isinstance(given, str) and given != field else f"{field!r}"
 
 
-def check_kind(field: str, found: str, given: object) -> None:
-    """Raise `InvalidArgument` where Spark's type `found` of the user's column `given` can't be that of `field`."""
+def check_kind(field: str, found: str, given: object, inside: Sequence[str] = ()) -> None:
+    """Raise `InvalidArgument` where Spark's type `found` of the user's column `given` can't be that of `field`; of a
+    struct the fields `inside` are told.
+    """
     kinds, expected = _KINDS.get(field, ((), ""))
     if kinds and found not in kinds:
-        raise InvalidArgument(f"column {shown_column(field, given)} is {found}; {expected} needed")
+        hint = f"; one of its fields is given in Python, as F.col({f'{given}.{inside[0]}'!r})" if inside else ""
+        raise InvalidArgument(f"column {shown_column(field, given)} is {found}; {expected} needed{hint}")
