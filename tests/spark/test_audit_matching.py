@@ -11,7 +11,7 @@ import pytest
 from tiered_index.format.layout import PRESETS
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
 from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, all_marks, compare_range
-from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, pack, pair
+from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, ordered, pack, pair
 from tiered_index.spark.audit.ranges import Blocks, Ranges
 
 
@@ -149,3 +149,13 @@ def test_what_differs_is_laid_side_by_side(seed: int) -> None:
     extra = told.listed[1].sort_by([("identity", "ascending"), ("rank", "ascending")])
     identities = extra["identity"].to_pylist()
     assert few.sought[1]["identity"].to_pylist() == [one for one in identities if one <= identities[:2][-1]]
+
+
+@pytest.mark.parametrize("values", [1, 3, 500, 2**63])
+def test_rows_are_ordered_as_a_stable_sort_does(values: int) -> None:
+    """From all rows alike, by groups of some and pairs, to all rows apart."""
+    rng = np.random.default_rng(values)
+    main = np.concatenate([rng.integers(0, values, 1_000, np.uint64)] * 2)
+    words = [*rng.integers(0, 2, (3, len(main)), np.uint64), main]
+    assert (ordered(words) == np.lexsort(words)).all()
+    assert len(ordered([word[:0] for word in words])) == 0

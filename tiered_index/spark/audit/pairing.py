@@ -157,8 +157,7 @@ class _Values:
         words = [word for name in ("identity", "value") for word in reversed(_words(_bytes_of(_only(both, name))))]
         identity = len(_words(_bytes_of(_only(both, "identity").slice(0, 0))))
         identities, values = words[:identity], words[identity:]
-        # stable: of what is alike the source's entries come first
-        order = np.lexsort([*values, *identities])
+        order = ordered([*values, *identities])
         new_identity = _changes(identities, order)
         new = new_identity | _changes(values, order)
         firsts = np.flatnonzero(new)
@@ -193,6 +192,29 @@ class _Values:
 def _only(table: pa.Table, name: str) -> Any:
     column = table.column(name)
     return column.chunk(0) if column.num_chunks else pa.array([], column.type)
+
+
+def ordered(words: Sequence[Array]) -> Int64:
+    """Return the permutation (i64, n) by words (n each), the most significant one last, as a stable sort makes it: of
+    what is alike the source's entries come first.
+
+    One sort by one word; of two rows that it has alike, as nearly all do that both sides have, one comparison.
+    """
+    *rest, main = words
+    order: Int64 = np.argsort(main)
+    firsts = np.flatnonzero(_changes([main], order))
+    sizes = np.diff(firsts, append=len(order))
+    places = firsts[sizes == 2]
+    one, other = order[places], order[places + 1]
+    swapped = other < one
+    for word in rest:
+        before, after = word[one], word[other]
+        swapped = np.where(before == after, swapped, after < before)
+    order[places], order[places + 1] = np.where(swapped, other, one), np.where(swapped, one, other)
+    if (many := np.repeat(sizes > 2, sizes)).any():
+        rows = np.sort(order[many])
+        order[many] = rows[np.lexsort([word[rows] for word in words])]
+    return order
 
 
 def _changes(words: Sequence[Array], order: Array) -> npt.NDArray[np.bool_]:
@@ -330,8 +352,9 @@ class _Pairs:
     def of(cls, values: _Values, alone: Int64) -> _Pairs:
         sides = alone[values.in_source[alone]], alone[values.in_index[alone]]
         groups = [values.group[side] for side in sides]
-        # the first one's place is where its group begins
-        ranks = [np.arange(len(group)) - np.searchsorted(group, group) for group in groups]
+        totals = [np.bincount(group, minlength=int(values.group[-1]) + 1) for group in groups]
+        begins = [np.cumsum(total) - total for total in totals]
+        ranks = [np.arange(len(group)) - begin[group] for group, begin in zip(groups, begins, strict=True)]
         span = 1 + max(int(rank.max(initial=0)) for rank in ranks)
         codes = [group * span + rank for group, rank in zip(groups, ranks, strict=True)]
         both = np.sort(np.concatenate(codes))
@@ -342,12 +365,11 @@ class _Pairs:
             of = np.full(len(both), _NONE, np.int64)
             of[np.searchsorted(both, code)] = side
             laid.append(of)
-        counts = [np.searchsorted(g, group, "right") - np.searchsorted(g, group) for g in groups]
+        counts = [total[group] for total in totals]
         # any of its group's that the source has knows topic and key
-        first = np.searchsorted(groups[0], group)
         of_source = np.full(len(both), _NONE, np.int64)
         told = counts[0] > 0
-        of_source[told] = sides[0][first[told]]
+        of_source[told] = sides[0][begins[0][group[told]]]
         return cls(values, group, rank, rank - np.minimum(*counts), laid[0], laid[1], of_source)
 
     def names(self, at: Int64) -> pa.Table:
