@@ -12,7 +12,7 @@ import operator
 import struct
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
+from tiered_index.format.packed_rows import BitReader, PackedRows, Place, bytes_of, unpacked
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
@@ -37,9 +38,6 @@ _CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4"
 _OF_KEYS = ("topic_id", "fingerprint")
 # bytes of an item's 28 that are about saved: of hash 2.5, topic and queue 7, offset 4, size 2.5, time 3
 _SAVED = 19
-# bits of a column that are read or written at once: with 7 before them they are in 8 bytes
-_AT_ONCE = 56
-_MASK = 2**64 - 1
 # runs that are unpacked together: what they take fits the cache
 _TOGETHER = 32
 # items that are read one by one
@@ -108,8 +106,8 @@ class Packing:
         offsets = _native(items["offset"])
         line = items["time_diff_s"] - self.line.at(offsets)
         loops = compiled(len(items))
-        of_keys, as_steps = (_Rows([first, *others], key_starts, loops) for first in (raw, steps))
-        of_items = _Rows([*(_native(words[name]) for name in self.of_items), offsets, line], starts, loops)
+        of_keys, as_steps = (PackedRows([first, *others], key_starts, loops) for first in (raw, steps))
+        of_items = PackedRows([*(_native(words[name]) for name in self.of_items), offsets, line], starts, loops)
         packed = []
         for run, (start, stop) in enumerate(itertools.pairwise(starts.tolist())):
             mine = as_steps if is_ranked[run] else of_keys
@@ -192,12 +190,12 @@ class Packing:
         widths, least = about[::2], about[1::2]
         keys = 1 + len(self.of_keys)
         key_widths, item_widths = widths[:keys], widths[keys:]
-        starts_at = size + _bytes_of(n * sum(key_widths))
-        items_at = starts_at + (_bytes_of(count) if n < count else 0)
-        expected = items_at + _bytes_of(count * sum(item_widths))
+        starts_at = size + bytes_of(n * sum(key_widths))
+        items_at = starts_at + (bytes_of(count) if n < count else 0)
+        expected = items_at + bytes_of(count * sum(item_widths))
         if is_ranked > 1 or not 0 < n <= count <= MOST_ITEMS or max(widths) > 64 or len(data) != expected:
             raise CorruptFile(file, f"not a packed run of {count} items", expected=expected, found=len(data))
-        bits = _Bits(data)
+        bits = BitReader(data)
         codes = bits.column(8 * size, sum(key_widths), widths[0], n).view(np.int64)
         codes = (np.cumsum(codes) if is_ranked else codes) + least[0]
         limit = self.ranks if is_ranked else 2**31
@@ -238,9 +236,9 @@ class Packing:
         if (loops := compiled(len(items))) is not None:
             of_keys = [
                 _joined(list(map(self._hashes, parts))),
-                *_unpacked(loops, ((part.run.bits, part.of_keys()) for part in parts))[1:],
+                *unpacked(loops, ((part.run.bits, part.of_keys()) for part in parts))[1:],
             ]
-            of_items = [*_unpacked(loops, ((part.run.bits, part.of_items()) for part in parts))]
+            of_items = [*unpacked(loops, ((part.run.bits, part.of_items()) for part in parts))]
         else:
             columns = ([self._hashes(part), *part.run.bits.columns(*part.of_keys())[1:]] for part in parts)
             of_keys = [_joined(some) for some in zip(*columns, strict=True)]
@@ -291,7 +289,7 @@ class _Run:
     bits the rows of keys and of items begin, and how they are divided.
     """
 
-    bits: _Bits
+    bits: BitReader
     is_ranked: bool
     keys: int
     count: int
@@ -302,9 +300,6 @@ class _Run:
     least: Sequence[int]
     keys_at: int
     items_at: int
-
-
-_Place = tuple[int, Sequence[int], Sequence[int], int, int]
 
 
 class _Part(NamedTuple):
@@ -322,131 +317,15 @@ class _Part(NamedTuple):
             return np.ones(self.high - self.low, np.int64)
         return np.diff(self.run.starts[self.low : self.high], append=self.stop)
 
-    def of_keys(self) -> _Place:
-        """Return where the keys are, as `_Bits.columns` takes it: of the hashes the codes."""
+    def of_keys(self) -> Place:
+        """Return where the keys are, as `BitReader.columns` takes it: of the hashes the codes."""
         run = self.run
         return run.keys_at, run.key_widths, run.least[: len(run.key_widths)], self.low, self.high
 
-    def of_items(self) -> _Place:
-        """Return where the items are, as `_Bits.columns` takes it."""
+    def of_items(self) -> Place:
+        """Return where the items are, as `BitReader.columns` takes it."""
         run = self.run
         return run.items_at, run.item_widths, run.least[len(run.key_widths) :], self.start, self.stop
-
-
-class _Column:
-    """A column of the rows of several runs, each of which begins at one of `starts`, the end last."""
-
-    def __init__(self, values: Array, starts: Int64) -> None:
-        self._values, self._starts = values, starts.tolist()
-        self._least = np.minimum.reduceat(values, starts[:-1])
-        bounds = zip(self._least.tolist(), np.maximum.reduceat(values, starts[:-1]).tolist(), strict=True)
-        # of each run the bits that its values need, and the smallest one
-        self.about = [((most - least).bit_length(), least) for least, most in bounds]
-
-    def above(self, run: int) -> UInt64:
-        """Return by how much each of a run's values (u64, n) is above the smallest one."""
-        part: Array = self._values[self._starts[run] : self._starts[run + 1]] - self._least[run]
-        return part.view(np.uint64)
-
-
-class _Rows:
-    """Columns of the rows of several runs, each of which begins at one of `starts`, the end last."""
-
-    def __init__(self, columns: Sequence[Array], starts: Int64, loops: ModuleType | None) -> None:
-        self.columns = [_Column(values, starts) for values in columns]
-        self._starts, self._loops = starts.tolist(), loops
-        self._matrix = np.array([values.view(np.uint64) for values in columns]) if loops is not None else None
-
-    def packed(self, run: int) -> bytes:
-        """Return a run's rows, as `_Bits` reads them."""
-        start, stop = self._starts[run : run + 2]
-        about = [column.about[run] for column in self.columns]
-        widths = [width for width, _ in about]
-        bits, n = sum(widths), stop - start
-        if not bits:
-            return b""
-        if self._loops is not None:
-            packed = np.empty(_bytes_of(n * bits), np.uint8)
-            least = np.array([smallest & _MASK for _, smallest in about], np.uint64)
-            self._loops.pack_bits(self._matrix, start, stop, least, np.array(widths), packed)
-            return packed.tobytes()
-        stride = _bytes_of(bits) + 8
-        rows = np.zeros((n, stride), np.uint8)
-        at = 0
-        for column, width in zip(self.columns, widths, strict=True):
-            if width:
-                values = column.above(run)
-                # at most so many bits at once
-                for low in range(0, width, _AT_ONCE):
-                    part = values if width <= _AT_ONCE else values >> np.uint64(low) & np.uint64((1 << _AT_ONCE) - 1)
-                    where = np.ndarray((n,), "<u8", rows, at + low >> 3, (stride,))
-                    where |= part << np.uint64(at + low & 7)
-                at += width
-        return np.packbits(np.unpackbits(rows, axis=1, count=bits, bitorder="little"), bitorder="little").tobytes()
-
-
-class _Bits:
-    """Packed data as one long little-endian number, of which rows of columns are read."""
-
-    def __init__(self, data: bytes | memoryview) -> None:
-        self.data = bytes(data) + bytes(8)  # 8 bytes can be read from each byte on
-        self._from = np.ndarray((len(data) + 1,), "<u8", self.data, 0, (1,))
-
-    def column(self, at: int, row_bits: int, width: int, rows: int) -> UInt64:
-        """Return a column (u64, `rows`) of `width` bits, of which the first row begins at bit `at`."""
-        if not width:
-            return np.zeros(rows, np.uint64)
-        if width > _AT_ONCE:
-            high = self.column(at + _AT_ONCE, row_bits, width - _AT_ONCE, rows)
-            return self.column(at, row_bits, _AT_ONCE, rows) | high << np.uint64(_AT_ONCE)
-        bytes_, shifts = _places(row_bits, at & 7, max(512, 1 << (rows - 1).bit_length()))
-        column = self._from[at >> 3 :].take(bytes_[:rows])
-        column >>= shifts[:rows]
-        column &= np.uint64((1 << width) - 1)
-        return column
-
-    def columns(self, at: int, widths: Sequence[int], least: Sequence[int], start: int, stop: int) -> list[UInt64]:
-        """Return the columns (u64, n each) of rows [start, stop), `least` added; row 0 begins at bit `at`."""
-        row_bits = sum(widths)
-        at += start * row_bits
-        columns = []
-        for width, smallest in zip(widths, least, strict=False):
-            column = self.column(at, row_bits, width, stop - start)
-            column += np.uint64(smallest & _MASK)
-            columns.append(column)
-            at += width
-        return columns
-
-    def row(self, at: int, widths: Sequence[int], number: int) -> list[int]:
-        """Return one row; row 0 begins at bit `at`."""
-        row_bits = sum(widths)
-        at += number * row_bits
-        value = int.from_bytes(self.data[at >> 3 : at + row_bits + 7 >> 3], "little") >> (at & 7)
-        values = []
-        for width in widths:
-            values.append(value & (1 << width) - 1)
-            value >>= width
-        return values
-
-
-def _unpacked(loops: ModuleType, parts: Iterable[tuple[_Bits, _Place]]) -> UInt64:
-    """Return the columns (u64, columns x n) of several runs' rows, as `_Bits.columns` returns those of one."""
-    given = list(parts)
-    columns = np.empty((len(given[0][1][1]), sum(stop - start for _, (*_, start, stop) in given)), np.uint64)
-    to = 0
-    for bits, (at, widths, least, start, stop) in given:
-        smallest = np.array([value & _MASK for value in least], np.uint64)
-        packed = np.frombuffer(bits.data, np.uint8)
-        loops.unpack_bits(packed, at, np.array(widths, np.int64), smallest, start, stop, columns, to)
-        to += stop - start
-    return columns
-
-
-@lru_cache(256)
-def _places(row_bits: int, first: int, rows: int) -> tuple[Int64, UInt64]:
-    """Return in which byte (n) each row begins, and at which of its bits, where row 0 begins at bit `first`."""
-    begins = np.arange(rows) * row_bits + first
-    return begins >> 3, (begins & 7).astype(np.uint64)
 
 
 def _native(column: Array) -> Array:
@@ -456,10 +335,6 @@ def _native(column: Array) -> Array:
 
 def _joined(columns: Sequence[Array]) -> Array:
     return columns[0] if len(columns) == 1 else np.concatenate(columns)
-
-
-def _bytes_of(bits: int) -> int:
-    return -(-bits // 8)
 
 
 def _words_of(schema: Schema) -> np.dtype[Any]:

@@ -1,7 +1,7 @@
 """Full check of one compacted file or shard: every byte against its CRC32, every item against the metadata.
 
 The checks use nothing that is not checked yet and report every defect instead of stopping at the first one. Memory: the
-trailer, the filter, and one run of items, or runs of some 32,768 together; of a compacted file 24 bytes a slot more.
+trailer, the filter, and one run of items, or runs of some 16,384 together; of a compacted file 24 bytes a slot more.
 Pure: reads through `read(position, length)`; one thread. SPEC.md sections 2, 4, 6 and 10.
 """
 

@@ -310,7 +310,7 @@ def first_rows(
     that of `first_answers`.
     """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
-    rows = np.concatenate([part.rows for part in parts]) if parts else np.empty(0, schema.row)
+    rows = concatenate([part.rows for part in parts], schema)
     order = np.argsort(lookups, kind="stable")
     lookups, rows = lookups[order], rows[order]
     # a lookup with one row needs neither order nor identity, and most have one
@@ -379,13 +379,13 @@ class MatchAccumulator:
         """Return what is held, in no order, at most one row more than `max_count` of each lookup."""
         with self._lock:
             if not self._parts:
-                return Matches(np.zeros(0, np.int64), concatenate([], self.schema))
+                return Matches(np.zeros(0, np.int64), self.schema.no_rows)
             # newest files first: mostly that is answer order
             self._parts.sort(key=lambda part: -int(part.rows["second"].max()))
             lookups = np.concatenate([part.lookups for part in self._parts])
             if self._has_more(lookups):
                 return self._cut()
-            return Matches(lookups, np.concatenate([part.rows for part in self._parts]))
+            return Matches(lookups, concatenate([part.rows for part in self._parts], self.schema))
 
     def _has_more(self, lookups: npt.NDArray[np.int64]) -> bool:
         """Return whether a lookup has more rows than its page and one more, given the lookup of each row (n)."""
