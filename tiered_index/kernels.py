@@ -33,10 +33,13 @@ _lock = threading.Lock()
 
 
 class _State:
-    """What this process has: rows so far, whether somebody loads or has loaded, and the module once it is there."""
+    """What this process has: rows so far, whether somebody loads or has loaded, the thread that does where it was begun
+    by a batch, and the module once it is there.
+    """
 
     rows = 0
     begun = False
+    thread: threading.Thread | None = None
     loops: ModuleType | None = None
 
 
@@ -60,15 +63,18 @@ def _counted(rows: int) -> ModuleType | None:
             thread = threading.Thread(target=_load, name="tiered-index-kernels", daemon=False)
             try:
                 thread.start()
+                _State.thread = thread
             except RuntimeError as error:  # no more threads, or the process is ending
                 _log.warning("loops are not compiled, NumPy goes on: %s", error)
     return _State.loops
 
 
 def load() -> ModuleType | None:
-    """Load the loops now, unless somebody has begun to; return what there is. For tests and benchmarks."""
+    """Load the loops now, or wait until they are; return what there is. For tests and benchmarks."""
     if _begin():
         _load()
+    elif _State.thread is not None:
+        _State.thread.join()
     return _State.loops
 
 

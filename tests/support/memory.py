@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,9 +16,6 @@ def traced_memory() -> Iterator[Callable[[], tuple[int, int]]]:
     No thread loads compiled loops meanwhile, which takes more than most tests allow.
     """
     kernels.load()
-    for thread in threading.enumerate():
-        if thread.name == "tiered-index-kernels":
-            thread.join()
     tracemalloc.start()
     try:
         yield tracemalloc.get_traced_memory

@@ -47,7 +47,7 @@ def way(request: pytest.FixtureRequest) -> Iterator[str]:
         loops = None
         if request.param == "loops":
             pytest.importorskip("numba", reason="the extra 'fast' is not installed")
-            loops = kernels.load() or kernels._State.loops
+            loops = kernels.load()
             assert loops is not None
         for name, value in (("loops", loops), ("begun", True)):
             patch.setattr(kernels._State, name, value)
