@@ -129,9 +129,8 @@ class Schema:
         """Packed dtype of an unsealed entry: the item and `previous`."""
         return np.dtype([(c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra)] + [(PREVIOUS, ">i4")])
 
-    @cached_property
     def entry_struct(self) -> struct.Struct:
-        """Reads one entry sooner than `entry` does; bytes keep the zeros that fill their column."""
+        """Return what reads one entry sooner than `entry` does; bytes keep the zeros that fill their column."""
         return struct.Struct(">" + "".join(struct_format(dtype) for dtype, *_ in (self.entry.fields or {}).values()))
 
     @cached_property

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import pickle
 import re
 from dataclasses import dataclass
+from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
@@ -223,9 +226,18 @@ def test_names():
 def test_an_entry_is_read_by_its_struct_as_by_numpy():
     kinds = [">i1", ">i2", ">i4", ">i8", ">u1", ">u2", ">u4", ">u8", ">f2", ">f4", ">f8", "S5"]
     schema = Schema("Wide", tuple(Column(f"x{number}", kind) for number, kind in enumerate(kinds)))
-    assert schema.entry_struct.size == schema.entry.itemsize
+    assert schema.entry_struct().size == schema.entry.itemsize
     of_kind = {"i": -9, "u": 9, "f": 1.5, "S": b"abc"}
     values = (-1, 2, -3, 1 << 40, 5, -6, *(of_kind[kind.lstrip(">")[0]] for kind in kinds))
     entry = np.array([(*values, 77)], schema.entry)
-    *read, label, previous = schema.entry_struct.unpack(entry.tobytes())
+    *read, label, previous = schema.entry_struct().unpack(entry.tobytes())
     assert (*read, label.rstrip(b"\0"), previous) == entry.tolist()[0] == (*values, 77)
+
+
+def test_a_layout_that_was_in_use_goes_to_other_processes():
+    """Spark broadcasts it, the schema with whatever that has kept."""
+    schema = dataclasses.replace(KEYED_SCHEMA)
+    for name in [name for name, one in vars(Schema).items() if isinstance(one, cached_property)]:
+        getattr(schema, name)
+    assert len(vars(schema)) > len(dataclasses.fields(Schema)) + 3
+    assert pickle.loads(pickle.dumps(schema)) == schema

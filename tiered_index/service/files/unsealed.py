@@ -82,6 +82,7 @@ class UnsealedFile(LocalHandle):
         self._disk = root.disk
         self._begun = journal  # which has what never changes
         self.layout = journal.layout
+        self._entry = journal.layout.schema.entry_struct()
         self.hash = journal.layout.hash
         self.file_id = journal.file_id
         self.lane = journal.lane
@@ -333,7 +334,7 @@ class UnsealedFile(LocalHandle):
                 return schema.no_rows
             if len(found) <= _FEW:
                 size, base = schema.entry.itemsize, self.layout.items_position
-                read = schema.entry_struct.unpack_from
+                read = self._entry.unpack_from
                 entries = [read(self._map, base + size * index) for index in found]
                 return select_few(entries, begin_s, lookup, ids, schema)
             whole = np.frombuffer(self._map, schema.entry, self.layout.items, self.layout.items_position)
