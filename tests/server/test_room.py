@@ -13,7 +13,7 @@ import pytest
 from tests.server.conftest import PATIENCE_S, serving
 from tiered_index import IndexItem, IndexService
 from tiered_index.server.problems import Refused
-from tiered_index.server.room import CountedMessages, Held, Room, entries_bytes
+from tiered_index.server.room import CountedMessages, Held, HeldResponse, Room, entries_bytes
 
 T0 = 1_700_000_000_000
 
@@ -72,6 +72,34 @@ def test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends():
         assert (holds, room.held_bytes) == (500, 600)
 
     asyncio.run(main())
+
+
+def test_a_call_whose_request_has_ended_is_not_begun():
+    """It ran in a thread while the request ended; what it held would be given back by nobody."""
+
+    async def main():
+        room, called = Room(800), []
+        held = Held(room)
+        await held.claim(500, PATIENCE_S)
+        held.end()
+        with pytest.raises(Refused, match="client has gone"):
+            await asyncio.to_thread(held.making, lambda: called.append(held.grow(100)))
+        assert (called, room.held_bytes) == ([], 0)
+
+    asyncio.run(main())
+
+
+def test_between_pieces_the_loop_notes_that_the_client_has_gone():
+    """Else each further piece is written to the lost connection, and is one more warning in the log."""
+    loop_had_turns, sent = [], []
+
+    async def send(message):
+        sent.append(len(loop_had_turns))
+        asyncio.get_running_loop().call_soon(loop_had_turns.append, message["type"])
+
+    asyncio.run(HeldResponse(bytes(1 << 20))({"type": "http"}, None, send))
+    # the head, and four pieces
+    assert sent == [0, 0, 2, 3, 4]
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from typing import TypeVar
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tiered_index.server.calls import CLIENT_GONE
 from tiered_index.server.problems import Refused
 from tiered_index.service.lookup.messages import Fetched, MessageSource
 from tiered_index.types import IndexItem
@@ -124,8 +125,12 @@ class Held:
         self._bytes = size
 
     def making(self, call: Callable[[], T]) -> T:
-        """Return what `call` returns; what is held meanwhile is held until it ends. In any thread."""
+        """Return what `call` returns; what is held meanwhile is held until it ends. Raises `Refused` where the request
+        has ended: what the call would hold, nobody would count. In any thread.
+        """
         with self._lock:
+            if self._has_ended:
+                raise Refused(CLIENT_GONE, "the client has gone")
             self._is_making = True
         try:
             return call()
@@ -174,4 +179,8 @@ class HeldResponse(Response):
         body, end = memoryview(self.body), len(self.body)
         for at in range(0, end, _PIECE_BYTES) or (0,):
             piece = body[at : at + _PIECE_BYTES] if end > _PIECE_BYTES else self.body
-            await send({"type": "http.response.body", "body": piece, "more_body": at + _PIECE_BYTES < end})
+            goes_on = at + _PIECE_BYTES < end
+            await send({"type": "http.response.body", "body": piece, "more_body": goes_on})
+            if goes_on:
+                # the loop's turn, in which it notes that a connection is lost: each piece sent on it is a warning
+                await asyncio.sleep(0)
