@@ -171,6 +171,7 @@ def test_what_is_unsafe_or_wrong_is_refused(storage, tmp_path, capsys):
             (("--tokens", tmp_path / "none.json"), "can't be read"),
             (("--port", port), f"can't listen on 127.0.0.1 port {port}"),
             (("--port", 0, "--rocketmq-port", port), f"can't listen at 127.0.0.1:{port}"),
+            (("--answer-bytes", "8MiB"), "give 16MiB or more"),
         ):
             with pytest.raises(SystemExit) as ended:
                 run(["serve", "--storage", storage, *map(str, arguments)])

@@ -30,6 +30,7 @@ _guard = partial(Option, rich_help_panel="Bounds")
 _writing = partial(Option, rich_help_panel="Writing")
 _tools = partial(Option, rich_help_panel="RocketMQ's tools")
 _GIB = 1 << 30
+_LEAST_ANSWER_BYTES = 16 << 20
 # objects made, less those freed, between two looks for cycles; an answer to a large batch has thousands of them
 _COLLECTED_AFTER = 50_000
 
@@ -108,7 +109,7 @@ def serve(
         _guard(
             parser=bytes_option,
             metavar="1GiB",
-            help="Memory of all answers at once; more wait, then get 503.",
+            help="Memory of all answers, 16MiB or more; what finds none waits, then gets 503.",
             show_default="1GiB",
         ),
     ] = _GIB,
@@ -169,6 +170,8 @@ def serve(
         )
     elif rocketmq_keys is not None or rocketmq_advertise is not None:
         raise InvalidArgument("--rocketmq-keys and --rocketmq-advertise are of a port: give --rocketmq-port, too")
+    if answer_bytes < _LEAST_ANSWER_BYTES:
+        raise InvalidArgument("--answer-bytes has room for some pages of a stream: give 16MiB or more")
     tls = _tls(Tls, tls_cert, tls_key, tls_clients)
     config = session.reader_config(cache_dir=cache_dir)
     caps = Caps(
