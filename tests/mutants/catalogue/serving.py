@@ -91,6 +91,22 @@ MUTANTS = (
         (f"{ROOM}::test_a_call_that_nobody_waits_for_holds_its_room_until_it_ends",),
     ),
     Mutant(
+        "serve-room-begun",
+        "a call is begun whose request has ended, and what it holds stays",
+        "server/room.py",
+        'raise Refused(CLIENT_GONE, "the client has gone")',
+        "pass",
+        (f"{ROOM}::test_a_call_whose_request_has_ended_is_not_begun",),
+    ),
+    Mutant(
+        "serve-room-unheard",
+        "a large answer is written at once, whatever became of its client",
+        "server/room.py",
+        "await asyncio.sleep(0)",
+        "pass",
+        (f"{ROOM}::test_between_pieces_the_loop_notes_that_the_client_has_gone",),
+    ),
+    Mutant(
         "serve-room-forgotten",
         "what a stream has sent, and must know, counts nothing",
         "server/lookups.py",
