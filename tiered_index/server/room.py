@@ -168,7 +168,8 @@ class CountedMessages:
 
 
 def _no_room() -> Refused:
-    return Refused(503, "the answers that are under way leave no room for this one; try again", retry_after_s=_RETRY_S)
+    error = "the answers that are under way leave no room for this one; try again, a stream from its cursor"
+    return Refused(503, error, retry_after_s=_RETRY_S)
 
 
 class HeldResponse(Response):
