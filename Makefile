@@ -7,7 +7,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 # pytest workers: two cores are what the suite is tuned for, and a third of the time tests wait for processes that they start
 WORKERS ?= 3
-SIDE_BY_SIDE = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
@@ -57,13 +56,13 @@ lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
 	@$(BIN)/mypy
 
 test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_two_builds_at_once.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_writing_cluster.py tests/spark/test_bench.py tests/spark/test_lookup_docs.py::test_lookups_at_scale --durations=5 $(PYTEST_ARGS)
 
 test-all: lint ## as test, the slow soaks, and the mutants
-	@$(BIN)/python -m pytest $(SIDE_BY_SIDE) -m "not real_s3" --durations=30 $(PYTEST_ARGS)
+	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 
 # for example --only 'journal-*'; --help shows the rest

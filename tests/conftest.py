@@ -30,17 +30,6 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "support" / "spark_conf"))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With `--dist loadgroup` a module's tests share a process and its fixtures, and all of Spark one warm JVM, whose
-    worker begins first.
-    """
-    spark = Path(__file__).parent / "spark"
-    items.sort(key=lambda item: spark not in item.path.parents)
-    for item in items:
-        group = "spark" if spark in item.path.parents else "/".join(item.path.parts[-2:])
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 def pytest_collection_finish() -> None:
     """Leave thousands of collected tests to themselves: no later collection of garbage looks at them."""
     gc.collect()
