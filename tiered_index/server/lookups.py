@@ -191,7 +191,6 @@ class LookupRoutes(HealthRoutes):
         files = _tells_files(request, asked)
 
         def act() -> bytes:
-
             more: dict[str, Any] = {}
 
             def look_up() -> QueryResults:
