@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.foreign_lookups import find_unsealed
 from tiered_index import IndexService
-from tiered_index.cli.rocketmq_files import RocketmqFiles, rocketmq_layout
+from tiered_index.cli.export import RocketmqFiles, rocketmq_layout
 from tiered_index.format.foreign import ForeignUnsealed
 from tiered_index.format.layout import HEADER_SIZE, ROCKETMQ
 from tiered_index.storage.memory import MemoryStorage

@@ -17,9 +17,8 @@ import pytest
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import ROOT, environment
 from tiered_index import IndexService, Lookup, QueryResult
-from tiered_index.cli.asking import asked_service
 from tiered_index.cli.output import Output
-from tiered_index.cli.session import Session
+from tiered_index.cli.session import Session, asked_service
 from tiered_index.client import AsyncIndexClient, IndexClient
 from tiered_index.client import client as client_module
 from tiered_index.client.answers import NotThere, error_of, item_of

@@ -63,35 +63,31 @@ _COMMANDS = {
     "files:dump": (
         'Print every entry of one file, one JSON object a line, in the file\'s order; the last line is {"status": ...}.'
     ),
-    "inventory:du": (
-        "Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."
-    ),
+    "files:du": ("Show what is stored and what it costs: entries, bytes and dollars a month by topic, day and state."),
     "export:export": ("Export the entries of an index as one table: a row an entry, as of one position of the log."),
     "importing:import_": ("Make an index of what `export` wrote, or add it to one."),
-    "maintenance:verify": (
+    "verify:verify": (
         "Check every checksum: local files, log records and checkpoints, the log against the objects, local copies "
         "against remote ones."
     ),
-    "maintenance:recover": (
+    "recovery:recover": (
         "Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains."
     ),
-    "rebuild:rebuild": "Make an index anew of the archived segments of another one, whose files may all be gone.",
+    "recovery:rebuild": "Make an index anew of the archived segments of another one, whose files may all be gone.",
     "merge:merge": (
         "Merge uploaded files, and tables of shorter windows, into window tables, so that a lookup costs a request a "
         "window."
     ),
-    "migrate:migrate": ("Rewrite stored files and window tables in the present layout, or in the one before."),
+    "merge:migrate": ("Rewrite stored files and window tables in the present layout, or in the one before."),
     "copying:copy": (
         "Copy an index to another storage, as of one position of its log: for a backup, another bucket, region or "
         "backend."
     ),
-    "expire:expire": (
+    "removing:expire": (
         "Let expire what is older than the rule says: the options' where one is given, else the setting retention."
     ),
-    "erase:erase": ("Erase what a topic has before a moment: of keys, of a queue, or all of it."),
-    "maintenance:orphans": (
-        "Find objects that the log does not name: what crashes left, and what merges have replaced."
-    ),
+    "removing:erase": ("Erase what a topic has before a moment: of keys, of a queue, or all of it."),
+    "removing:orphans": ("Find objects that the log does not name: what crashes left, and what merges have replaced."),
     "serve:serve": "Serve lookups over HTTP until ended.",
     "serve:token": "Make a token for the service and print it, once: the file has its hash only.",
     "bench.command:bench": (

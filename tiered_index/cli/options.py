@@ -105,6 +105,27 @@ MinAge = Annotated[
 DryRun = Annotated[bool, Option("--dry-run", help="Show windows, sources, requests and cost; change nothing.")]
 SkipLost = Annotated[bool, Option("--skip-lost", help="Leave what the storage lost an object of, merge the rest.")]
 
+# What changes what is stored: expire, erase, migrate.
+Yes = Annotated[bool, Option("--yes", help="Do it.")]
+
+# What erases: erase, spark erase.
+Topic = Annotated[str, Option("--topic", metavar="T", help="The topic, by its exact name.")]
+Keys = Annotated[list[str] | None, Option("--key", metavar="K", help="Only of this key; several times.")]
+Queue = Annotated[int | None, Option("--queue", metavar="Q", help="Only of this queue.", show_default=False)]
+Before = Annotated[
+    int | None,
+    Option("--before", parser=time_option, metavar="T", help="Only what is older; by default all there is up to now."),
+]
+EraseGrace = Annotated[
+    int,
+    Option(
+        parser=duration_option,
+        metavar="1h",
+        help="With --now, how long the bytes of what records have removed stay, for exports and jobs at work.",
+        show_default="1h",
+    ),
+]
+
 # What runs on Spark.
 Master = Annotated[
     str | None,

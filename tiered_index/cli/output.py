@@ -26,12 +26,15 @@ from tiered_index.types import format_time
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from tiered_index.service.log.records import StoredObject
+
 _TIMES = re.compile(r"\b(begin_ms|end_ms) (\d{1,15})\b")
 # notes of commands among the log's records
 _NOTES = logging.getLogger("tiered_index.cli")
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
+_OBJECTS = 20
 
 
 def printable(text: str) -> str:
@@ -111,6 +114,17 @@ def human_seconds(seconds: float) -> str:
     if seconds < 120:
         return f"{seconds:.1f} s"
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
+
+
+def describe_object(stored: StoredObject) -> dict[str, Any]:
+    """Return what a stored object holds, JSON-ready: times are its first and its last second's."""
+    return {
+        "object": stored.name,
+        "entries": stored.count,
+        "bytes": stored.size_bytes,
+        "begin_ms": stored.second_min * 1000,
+        "end_ms": stored.second_max * 1000,
+    }
 
 
 def describe_error(error: TieredIndexError) -> dict[str, Any]:
@@ -236,6 +250,15 @@ class Output:
             write(text)
         if len(texts) > count:
             write(more(len(texts) - count))
+
+    def objects(self, objects: Sequence[StoredObject], *segments: str) -> None:
+        """Write the first of stored objects, a line each, and of lines about archived `segments`."""
+        lines = [
+            f"{stored.name}  {counted(stored.count, 'entry', 'entries')}  {human_bytes(stored.size_bytes)}  "
+            f"{format_time(stored.second_min * 1000)} to {format_time(stored.second_max * 1000)}"
+            for stored in objects
+        ]
+        self.first(_OBJECTS, [*lines, *segments], lambda rest: f"and {counted(rest, 'further object')}")
 
     def _text(self, text: str) -> None:
         if not self.as_json:

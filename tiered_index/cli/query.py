@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from typer import Argument, Option
 
-from tiered_index.cli.asking import asked_service
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
 from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout, TokenFile, Url, time_option
 from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
-from tiered_index.cli.session import Session, command
+from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.layout import KEYS, TAGS, UNIQ_KEY, tag_key

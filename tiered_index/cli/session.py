@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, Literal, ParamSpec
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec
 
 import typer
 from typer.models import OptionInfo
@@ -39,6 +39,9 @@ from tiered_index.service.root import Root
 from tiered_index.storage.disk import Disk, absolute_path
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.storage.opening import open_storage
+
+if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
 
 UNEXPECTED = 70
 # What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
@@ -161,6 +164,31 @@ def open_stored_index(config: IndexConfig) -> Iterator[StoredIndex]:
         log = StorageLog(storage, clock)
         log.open()
         yield StoredIndex(storage, log, clock)
+
+
+def asked_service(session: Session, url: str | None, token_file: Path | None, **given: object) -> IndexClient | None:
+    """Return a client of the service that `--url` names; None: an index is asked. `given` are options of indexes alone.
+
+    Raises `InvalidArgument` where one is given beside it, `ConfigError` where the token can't be read.
+    """
+    if url is None:
+        if token_file is not None:
+            raise InvalidArgument("--token-file is for a service: give --url, too")
+        return None
+    own = {"root": session.root, "storage": session.storages, **given}
+    wrong = next((name for name, value in own.items() if value), None)
+    if wrong is not None:
+        flag = "FILES" if wrong == "files" else f"--{wrong.replace('_', '-')}"
+        raise InvalidArgument(f"--url asks a service, which has its own index: leave {flag} out")
+    from tiered_index.client import IndexClient
+
+    try:
+        token = token_file.read_text().strip() if token_file is not None else None
+    except OSError as error:
+        raise ConfigError(f"{token_file} can't be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{token_file} holds no token: it is no text") from error
+    return IndexClient(url, token=token)
 
 
 @contextlib.contextmanager

@@ -146,7 +146,7 @@ MUTANTS = (
     Mutant(
         "rebuild-brings-back-the-erased",
         "a rebuilt index takes what was erased out of the archive again",
-        "cli/rebuild.py",
+        "cli/recovery.py",
         "shown = _shown(batch.columns, hidden, old.genesis)",
         "shown = batch.columns",
         (f"{REBUILD}::test_a_rebuilt_index_brings_back_nothing_that_was_erased",),
@@ -154,7 +154,7 @@ MUTANTS = (
     Mutant(
         "rebuild-forgets-tombstones",
         "what was erased comes back with the store that a rebuilt index follows",
-        "cli/rebuild.py",
+        "cli/recovery.py",
         "        take_over(index.storage, hidden, SystemClock())\n",
         "",
         (f"{REBUILD}::test_a_rebuilt_index_brings_back_nothing_that_was_erased",),
@@ -178,7 +178,7 @@ MUTANTS = (
     Mutant(
         "repair-takes-another-index-for-a-copy",
         "another index counts as a copy that has nothing",
-        "cli/repairing.py",
+        "cli/verify.py",
         "if state is not None and not _origins(state) & _origins(other):",
         "if not other.genesis:",
         (f"{REBUILD}::test_places_that_are_none_are_refused_by_name[another]",),

@@ -525,7 +525,7 @@ MUTANTS = (
     Mutant(
         "client-index-beside-service",
         "options of an index beside --url are passed over",
-        "cli/asking.py",
+        "cli/session.py",
         "    if wrong is not None:",
         "    if False:",
         ("tests/server/test_beside_a_broker.py::test_what_is_of_an_index_is_refused_beside_a_service",),

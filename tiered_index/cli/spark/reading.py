@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 from typer import Option
 
 from tiered_index.cli.explaining import lost_text
-from tiered_index.cli.maintenance import write_findings
 from tiered_index.cli.options import Column, Conf, Constant, Master, Ship, given_columns, pairs, time_option
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark import given_storage, progress_of, spark_columns, spark_of
+from tiered_index.cli.verify import write_findings
 from tiered_index.errors import InvalidArgument
 from tiered_index.spark.metrics import watched
 from tiered_index.types import format_time

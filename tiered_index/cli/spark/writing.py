@@ -7,25 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 from typer import Option
 
-from tiered_index.cli.erase import Before, Grace, Keys, Queue, Topic, Yes, erase_here, erase_request, tell_erased
 from tiered_index.cli.merge import merge_options, show_plans, write_report, write_total
 from tiered_index.cli.options import (
+    Before,
     Begin,
     Column,
     Conf,
     Constant,
     DryRun,
     End,
+    EraseGrace,
+    Keys,
     Master,
     MinAge,
+    Queue,
     Ship,
     SkipLost,
     Tiers,
+    Topic,
     Window,
+    Yes,
     given_columns,
     human_duration,
 )
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.removing import erase_here, erase_request, tell_erased
 from tiered_index.cli.session import Session, command, open_stored_index, storage_uri
 from tiered_index.cli.spark import check_index, given_storage, job_document, progress_of, spark_columns, spark_of
 from tiered_index.errors import InvalidArgument
@@ -269,7 +275,7 @@ def erase(
     key: Keys = None,
     queue: Queue = None,
     before: Before = None,
-    grace: Grace = 3600,
+    grace: EraseGrace = 3600,
     shard_bytes: int = Option(256 << 20, min=1, help="Size of a shard at which a window is cut, about; one a task."),
     yes: Yes = False,
     master: Master = None,

@@ -1,0 +1,347 @@
+"""`tiered-index verify`: every checksum is checked; with --repair what was found is restored from good copies, or given
+up, a dry run unless --yes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from typer import Argument, Option
+
+from tiered_index.cli.contents import contents_of, opened
+from tiered_index.cli.options import FileItems, FileSlots, TokenFile, Url
+from tiered_index.cli.output import Output, counted, human_bytes
+from tiered_index.cli.session import Session, asked_service, command, open_stored_index
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
+from tiered_index.rocketmq.archive.entries import entries_of_messages
+from tiered_index.rocketmq.archive.repair import SegmentRepairs
+from tiered_index.rocketmq.log.store import StoreDirectory
+from tiered_index.service.checks.index import check_index
+from tiered_index.service.checks.repair import Repair, Repairs
+from tiered_index.service.checks.report import Defect, Missing, Report
+from tiered_index.service.files.compacted import CompactedFile
+from tiered_index.service.lifecycle.copying import COPY_OF
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.state import LogState
+from tiered_index.service.root import Root
+from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.opening import open_storage, probe_put_if_absent
+from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from tiered_index.client import IndexClient
+
+_FOUND = 1
+_LOOK_S = 0.2
+_NAMES = {
+    "files": "file",
+    "log_records": "log record",
+    "checkpoints": "checkpoint",
+    "objects": "object",
+    "segments": "archived segment",
+    "tables": "window table",
+}
+
+
+@command
+def verify(
+    session: Session,
+    files: list[str] | None = Argument(
+        None, metavar="[FILE]...", help="Paths, ids or their ends, objects' names; none: all."
+    ),
+    deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
+    repair: bool = Option(False, "--repair", help="With --deep: say what restores what is damaged or missing."),
+    source: Path | None = Option(
+        None, metavar="STORE", help="With --repair: the RocketMQ store, which still has messages.", show_default=False
+    ),
+    store_name: str | None = Option(None, help="What that store is called in the index; by default its path."),
+    standby: str | None = Option(
+        None,
+        "--copy",
+        metavar="URI",
+        help="With --repair: a copy of the index (`tiered-index copy`).",
+        show_default=False,
+    ),
+    give_up_segments: bool = Option(
+        False,
+        "--give-up-segments",
+        help="With --repair: give up archived segments that have no good copy, too: their messages are missing then.",
+    ),
+    yes: bool = Option(False, "--yes", help="With --repair: do it."),
+    slots: FileSlots = None,
+    items: FileItems = None,
+    url: Url = None,
+    token_file: TokenFile = None,
+) -> int:
+    """Check every checksum: local files, log records and checkpoints, the log against the objects, local copies against
+    remote ones.
+
+    Exit code 1: something is wrong, each finding is printed. 3: the storage did not answer. Without --deep an object's
+    size and trailer are checked, with it every byte. Objects that the log does not name are notes.
+
+    --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root), another
+    upload of it or a copy of the index (--copy), else made anew of the messages of archived segments or of --source,
+    where these are exactly what it held; else what verifies of it is written anew. An archived segment is put back from
+    another upload, --copy or --source, without messages that were erased; one that has no good copy stays, since what
+    is whole of it is still read, until --give-up-segments removes it by a log record. A damaged local copy is fetched
+    from its object. Of an object without a good copy it says which topics and times answers will miss; with --yes a log
+    record gives it up, for good, and answers say so from then on. What was sent is verified before a log record names
+    it. Writers, readers and jobs may be at work, but for the writer of a root whose files are repaired. The exit code
+    is 0 once nothing is left to be repaired.
+
+    [bold]Examples[/bold]
+
+      tiered-index verify --root /data/index
+
+      tiered-index verify --deep --storage s3://bucket/index --json
+
+      tiered-index verify --deep --repair --root /data/index --source /home/rocketmq/store
+
+      tiered-index verify --deep --repair --yes --root /data/index
+
+      tiered-index verify /data/index/uploaded/001700000000000-0123456789ab.index
+
+      tiered-index verify --deep --url http://localhost:8080 --token-file token
+    """
+    given = [one for one in (source, standby, give_up_segments or None) if one is not None]
+    _check_options(files, given, deep=deep, repair=repair, yes=yes)
+    report = Report()
+    repairs: list[Repair] = []
+    config = session.config()
+    client = asked_service(session, url, token_file, files=files, repair=repair, slots=slots, items=items)
+    _check_places(config, source, store_name, standby)
+    if client is not None:
+        with client:
+            report = _verified_by(session, client, deep=deep)
+    elif files:
+        for file in files:
+            _check_one(session, file, slots, items, report)
+    else:
+        local, is_readable = _check_index(session, config, report, deep=deep)
+        if repair and is_readable:
+            places = source, store_name, standby
+            repairs = _mend(session, config, report, local, *places, give_up=give_up_segments, yes=yes)
+    left = _left_over(report, repairs)
+    document = report.to_dict()
+    if repair:
+        document |= {
+            "repaired": yes,
+            "repairs": [asdict(one) for one in repairs],
+            "not_repaired": [asdict(one) for one in left],
+        }
+    session.out.answer(document)
+    write_findings(session.out, report)
+    if repair:
+        _write_repairs(session.out, repairs, left, yes=yes, has_root=config.root is not None)
+    counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
+    read = report.checked["bytes"] + report.checked["object_bytes"]
+    session.out.line(
+        f"{report.status}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, "
+        f"{counted(len(report.findings), 'finding')}"
+    )
+    if left if yes else report.findings:
+        return _FOUND
+    return report.unchecked[0][1].exit_code if report.unchecked else 0
+
+
+def _verified_by(session: Session, client: IndexClient, *, deep: bool) -> Report:
+    """Have a service verify its index. Raises as the service's job."""
+    # loaded when asked for, as the client is
+    from tiered_index.client.answers import error_of, report_of
+
+    job = client.verify(deep=deep)
+    with session.progress("verifying", None) as progress:
+        while job["state"] == "running":
+            progress.update(job["checked"], job["doing"])
+            time.sleep(_LOOK_S)
+            job = client.verification(job["id"])
+    if job["problem"] is not None:
+        raise error_of(job["problem"])
+    return report_of(job["report"])
+
+
+def _check_one(session: Session, file: str, slots: int | None, items: int | None, report: Report) -> None:
+    with opened(session, file) as data:
+        report.count("files")
+        report.count("bytes", data.size_bytes)
+        try:
+            contents = contents_of(data, slots, items)
+        except CorruptFile as error:
+            report.add_error(data.name, "file", error)
+            return
+        report.add_all(data.name, contents.findings())
+        if not contents.checksummed:
+            report.note(f"{data.name}: has no checksums (RocketMQ's own format); its structure was checked")
+
+
+def _check_index(
+    session: Session, config: IndexConfig, report: Report, *, deep: bool
+) -> tuple[dict[str, CompactedFile], bool]:
+    """Check an index; return the root's compacted files, and whether the log can be read."""
+    if config.root is None and config.storage is None:
+        raise ConfigError("nothing to verify: give files, --root, --storage, or both")
+    with session.progress("verifying files", None) as files, session.progress("verifying objects", None) as objects:
+        return check_index(config, report, files.update, objects.update, deep=deep)
+
+
+def write_findings(out: Output, report: Report, most: int = sys.maxsize) -> None:
+    """Write what was found, noted and left unchecked, `most` of each."""
+    findings = [
+        f"FINDING {defect.file}: {defect.part}: {defect.problem}"
+        + (f" at byte {defect.offset:,}" if defect.offset is not None else "")
+        for defect in report.findings
+    ]
+    out.first(most, findings, lambda rest: f"and {counted(rest, 'further finding')}")
+    for what, gone in (("MISSING", report.missing), ("given up", report.lost)):
+        texts = [f"{what} {one.object}: answers miss {missing_text(one)}" for one in gone]
+        out.first(most, texts, lambda rest: f"and {counted(rest, 'further object')}")
+    notes = [f"note: {note}" for note in report.notes]
+    out.first(most, notes, lambda rest: f"and {counted(rest, 'further note')}", remark=True)
+    unchecked = [f"NOT CHECKED {what}: {error}" for what, error in report.unchecked]
+    out.first(most, unchecked, lambda rest: f"and {rest:,} further not checked")
+
+
+def missing_text(one: Missing) -> str:
+    """Return what is missing: ``98 entries of FILE from T to T (topics: orders, payments)``."""
+    known = f"topics: {', '.join(one.topics)}" if one.topics else "topics not known"
+    entries = counted(one.entries, "entry", "entries")
+    copy = f"; {one.copy} is a copy of it" if one.copy else ""
+    return f"{entries} of {one.file} from {format_time(one.begin_ms)} to {format_time(one.end_ms)} ({known}{copy})"
+
+
+_DOING = {
+    "restore": "put back from {source}",
+    "rebuild": "made anew of the source's messages",
+    "salvage": "written anew of what verifies of it",
+    "fetch": "fetched again from {source}",
+    "recompact": "dropped; the writer's next start compacts {source} again",
+    "drop": "deleted: the log says the same, and the next record makes one anew",
+    "give up": "given up, it has no good copy: messages at {source} are missing from now on",
+}
+
+
+def _mend(
+    session: Session,
+    config: IndexConfig,
+    report: Report,
+    local: Mapping[str, CompactedFile],
+    store: Path | None,
+    store_name: str | None,
+    standby: str | None,
+    *,
+    give_up: bool,
+    yes: bool,
+) -> list[Repair]:
+    """Return what is done about the findings of a report, or with `yes` do it. Raises as `Repairs.run`."""
+    source = StoreDirectory.open(store, store_name) if store is not None else None
+    with open_stored_index(config) as index, contextlib.ExitStack() as stack:
+        if yes:
+            # whose put-if-absent isn't one would let a writer's record and this one have the same number
+            probe_put_if_absent(index.storage)
+        archive = SegmentArchive(index.storage, lambda: index.log.state, index.log.refresh)
+        root = Root(config.root, Disk()) if config.root is not None else None
+        copied = stack.enter_context(_opened_copy(config, standby, index.log.state)) if standby is not None else None
+        progress = stack.enter_context(session.progress("repairing", None))
+        # first, since files are made anew of their messages
+        segments = SegmentRepairs(index.storage, index.log, copied, source, give_up)
+        done = segments.run(report, yes=yes)
+        # a dry run judges by what the segments will be
+        archive, state = segments.mended(archive, index.log.refresh())
+        return done + Repairs(
+            index.storage,
+            index.log,
+            root,
+            local,
+            partial(entries_of_messages, archive, state, source) if state.stores or source is not None else None,
+            copied,
+            progress.update,
+        ).run(report, yes=yes)
+
+
+@contextlib.contextmanager
+def _opened_copy(config: IndexConfig, uri: str, state: LogState | None) -> Iterator[Storage]:
+    """Yield the storage of a copied index. Raises `NotAnIndex` where there is none, `InvalidArgument` where it is no
+    copy of the index whose log has reached `state` (None: not known), nor that one of it, nor both of another.
+    """
+    with contextlib.ExitStack() as stack:
+        try:
+            storage = stack.enter_context(contextlib.closing(open_storage(uri, options=config.s3)))
+            other = StorageLog(storage, SystemClock()).open()
+        except ConfigError as error:
+            raise type(error)(f"--copy {uri}: {error}") from error
+        if state is not None and not _origins(state) & _origins(other):
+            raise InvalidArgument(f"--copy {uri}: it holds another index, neither a copy of this one nor its origin")
+        yield storage
+
+
+def _origins(state: LogState) -> set[str]:
+    """Return the ids of the index and of those that it is a copy of."""
+    own = {state.genesis.index_id} if state.genesis is not None else set()
+    return own | {name.removeprefix(COPY_OF) for name in state.positions if name.startswith(COPY_OF)}
+
+
+def _check_options(files: object, given: Sequence[object], *, deep: bool, repair: bool, yes: bool) -> None:
+    """Raise `InvalidArgument` where the options of `verify` contradict each other."""
+    if repair and (files or not deep):
+        raise InvalidArgument(
+            "--repair needs " + ("an index, not files" if files else "--deep: every byte is read first")
+        )
+    if not repair and (yes or given):
+        raise InvalidArgument(f"{'--yes is' if yes else '--source, --copy and --give-up-segments are'} for --repair")
+
+
+def _check_places(config: IndexConfig, store: Path | None, store_name: str | None, standby: str | None) -> None:
+    """Raise before anything is read where a place that was given is none: `InvalidArgument`, `NotAnIndex`."""
+    if store is not None:
+        StoreDirectory.open(store, store_name)
+    elif store_name is not None:
+        raise InvalidArgument("--store-name is the name of the store at --source, which is not given")
+    if standby is not None:
+        with _opened_copy(config, standby, None):
+            pass
+
+
+def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:
+    """Return the findings that no repair is about."""
+    done = {one.object for one in repairs} | {one.object.removesuffix(".index") for one in repairs}
+    files = set(map(_file_id, done))
+    return [
+        one
+        for one in report.findings
+        if one.file not in done and (one.part != "copy" or _file_id(one.file) not in files)
+    ]
+
+
+def _write_repairs(
+    out: Output, repairs: Sequence[Repair], left: Sequence[Defect], *, yes: bool, has_root: bool
+) -> None:
+    """Tell people what was done, or would be."""
+    would = "" if yes else "would be "
+    for one in repairs:
+        if one.action == "give up" and one.missing is not None:
+            out.line(f"{one.object}: {would}given up, it has no good copy: answers miss {missing_text(one.missing)}")
+            continue
+        name = f", as {one.replaced_by}" if one.replaced_by is not None else ""
+        rest = "" if one.missing is None else f"; answers miss {missing_text(one.missing)}"
+        out.line(f"{one.object}: {would}{_DOING[one.action].format(source=one.source)}{name}{rest}")
+    for defect in left:
+        out.line(f"{defect.file}: nothing can be done about it ({defect.part})")
+    if any(one.missing is not None for one in repairs) and not yes and not has_root:
+        out.remark("a writer's root may have copies of what would be lost: run it there, with --root, first")
+    if repairs and not yes:
+        out.remark("nothing was changed: --yes does that")
+
+
+def _file_id(name: str) -> str:
+    return name.split("/")[1] if name.startswith("data/") else Path(name).stem
