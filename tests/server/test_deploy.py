@@ -25,8 +25,8 @@ from moto import mock_aws
 from prometheus_client.parser import text_string_to_metric_families
 
 from tiered_index import IndexReader, IndexService
+from tiered_index.cli.follow import gauges_of
 from tiered_index.cli.main import LateCommand, app
-from tiered_index.cli.watching import gauges_of
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.rocketmq.follow.dispatcher import Lag

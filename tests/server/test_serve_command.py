@@ -20,8 +20,8 @@ import pytest
 from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S, put_entries
 from tiered_index import IndexService
+from tiered_index.cli.follow import problems_of
 from tiered_index.cli.main import run
-from tiered_index.cli.watching import problems_of
 
 ROOT = Path(__file__).parents[2]
 

@@ -6,17 +6,17 @@ Runs beside the broker and only reads. One thread beside the index's own and the
 from __future__ import annotations
 
 import contextlib
+import math
 import time
 from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import FIRST, Ending, PatientPut, Progress, Stopped, settle
+from tiered_index.cli.progress import FIRST, Ending, PatientPut, Progress, Stopped, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session
-from tiered_index.cli.watching import Watch
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
@@ -27,6 +27,9 @@ from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time
+
+if TYPE_CHECKING:
+    from tiered_index.cli.serve import Watch
 
 
 class Archiving:
@@ -217,7 +220,7 @@ class Follower:
         # refused once another writer has taken over, also while there is nothing to put
         self.index.put_batch({name: [] for name in ("topic", "queue_id", "key", "offset", "size", "timestamp_ms")})
         lag = self.dispatcher.lag()
-        problems = self._problems()
+        problems = [*self.index.health()["problems"], *problems_of(self)]
         seconds = f", {human_seconds(lag.seconds)}" if lag.seconds else ""
         detail = f"{human_count(self.entries)} entries, {human_bytes(lag.bytes)}{seconds} behind"
         progress.update(self.dispatcher.position or 0, "; ".join([detail, *problems]))
@@ -244,12 +247,6 @@ class Follower:
         self._new_losses.clear()
         self.session.out.flush()
 
-    def _problems(self) -> list[str]:
-        found = list(self.index.health()["problems"])
-        if self.archiving is not None and self.archiving.problem is not None:
-            found.append(f"archive: {self.archiving.problem}")
-        return found
-
     def document(self, *, taken_s: float) -> dict[str, Any]:
         """Return everything that is to be said at the end."""
         dispatcher, store = self.dispatcher, self.dispatcher.store
@@ -274,6 +271,33 @@ class Follower:
             "ingest_s": round(taken_s, 3),
             "entries_per_s": round(self.entries / taken_s) if taken_s else None,
         }
+
+
+def problems_of(follower: Follower, max_lag_s: float | None = None) -> list[str]:
+    """Return what is amiss with a follower beside its index: what is not archived, and a lag beyond the bound."""
+    archiving = follower.archiving
+    found = [f"archive: {archiving.problem}"] if archiving is not None and archiving.problem is not None else []
+    if max_lag_s is None:
+        return found
+    lag = follower.dispatcher.lag()
+    if lag.seconds is None:
+        return [*found, f"follow: {lag.bytes:,} bytes behind the store, and how many seconds is not known yet"]
+    if lag.seconds > max_lag_s:
+        found.append(f"follow: {lag.bytes:,} bytes and {lag.seconds:g} seconds behind the store")
+    return found
+
+
+def gauges_of(follower: Follower) -> dict[str, tuple[str, float]]:
+    """Return how far a follower is: what each number means, and the number."""
+    lag, position = follower.dispatcher.lag(), follower.dispatcher.position or 0
+    seconds = math.nan if lag.seconds is None else lag.seconds
+    return {
+        "follow_position_bytes": ("Commit log offset up to which the store is indexed.", position),
+        "follow_lag_bytes": ("Bytes behind the end of the store's log.", lag.bytes),
+        "follow_lag_seconds": ("Seconds behind the newest message; NaN: not known.", seconds),
+        "follow_messages_total": ("Messages that were read.", follower.messages),
+        "follow_lost_ranges_total": ("Ranges of the log that were damaged or deleted unread.", follower.loss_count),
+    }
 
 
 def open_follower(
@@ -343,7 +367,7 @@ def ingest_store(
         if follower.archiving is not None and (options.wait or not ending.event.is_set()):
             follower.finish_archiving()
         if options.wait and ending.exit_code == 0:
-            settle(index, options.patience_s, lambda total: session.progress("compacting and uploading", total))
+            settle(index, options.patience_s, session.progress)
         document = follower.document(taken_s=taken_s)
         document |= {
             "quarantined": index.health()["quarantined_entries"],
@@ -367,20 +391,6 @@ def _torn_words(torn: TornTail) -> str:
         else "the broker left them where it cut its log, and writes over them"
     )
     return f"torn: commit log offsets {torn.begin} to {torn.end}: {torn.what} at the end of the log; {why}"
-
-
-def what_waits(index: IndexService) -> dict[str, Any]:
-    """Return the fields of an answer that tell which files there are, and what is not in the storage yet."""
-    health = index.health()
-    return {name: health[name] for name in ("files", "unpublished")}
-
-
-def write_what_waits(out: Output, document: dict[str, Any]) -> None:
-    """Tell people what the storage doesn't have yet."""
-    waits = document["unpublished"]
-    if waits["entries"]:
-        files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")
-        out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
 
 
 # A number of milliseconds below this, in April 1970, is rather one of seconds.

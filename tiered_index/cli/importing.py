@@ -21,10 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typer import Argument, Option
 
-from tiered_index.cli.follow import what_waits, write_what_waits
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import PatientPut, settle
+from tiered_index.cli.progress import PatientPut, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.messages import LocalFile, StoredFile, opened_place
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
@@ -250,7 +249,7 @@ def import_(
                 raise
         index.flush()
         if wait:
-            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+            settle(index, patience, session.progress)
         document: dict[str, Any] = {
             "status": "complete",
             "source": str(file.place),

@@ -18,14 +18,14 @@ from urllib.parse import unquote, urlsplit
 
 from typer import Argument, Option
 
-from tiered_index.cli.follow import FollowOptions, ingest_store, what_waits, write_ingested, write_what_waits
+from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Column, Constant, Items, LogAs, MaxLag, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import FIRST, PatientPut, settle
+from tiered_index.cli.progress import FIRST, PatientPut, settle, what_waits, write_what_waits
+from tiered_index.cli.serve import Watch
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
 from tiered_index.cli.sources.messages import Batch, Fields, local_path, opened_place
-from tiered_index.cli.watching import Watch
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
 from tiered_index.rocketmq.classic import ClassicImport
@@ -298,7 +298,7 @@ def ingest(
         index.flush()
         taken_s = time.monotonic() - started_s
         if wait:
-            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+            settle(index, patience, session.progress)
         waits = {"quarantined": index.health()["quarantined_entries"], **what_waits(index)}
     document = {
         "status": "complete",
@@ -362,7 +362,7 @@ def import_classic(
                 raise
         index.flush()
         if wait:
-            settle(index, patience, lambda total: session.progress("compacting and uploading", total))
+            settle(index, patience, session.progress)
         document: dict[str, Any] = {
             "status": "complete",
             "source": str(work.folder),

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from tiered_index.cli.output import printable
+from tiered_index.cli.output import Output, counted, printable
 from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
 from tiered_index.format.names import COMPACTED, UNSEALED
 from tiered_index.service.files.compacted import DamagedFile
@@ -85,7 +85,7 @@ _LOOK_INTERVAL_S = 0.25
 _PAUSE_S = 1.0
 
 
-def settle(index: IndexService, patience_s: float, progress_of: Callable[[int], Progress]) -> None:
+def settle(index: IndexService, patience_s: float, progress_of: Callable[[str, int], Progress]) -> None:
     """Seal what is open and return when every file is in the storage; one thread drives the life cycle.
 
     Raises `StorageUnavailable` and `BackPressure` after `patience_s` without progress, anything else at once, a damaged
@@ -94,7 +94,10 @@ def settle(index: IndexService, patience_s: float, progress_of: Callable[[int], 
     index.seal()
     waiting = _waiting(index)
     total, quiet_since = 2 * waiting, time.monotonic()
-    with ThreadPoolExecutor(1, "tiered-index-settle") as pool, progress_of(total) as progress:
+    with (
+        ThreadPoolExecutor(1, "tiered-index-settle") as pool,
+        progress_of("compacting and uploading", total) as progress,
+    ):
         while True:
             trouble: TieredIndexError = StorageUnavailable(f"{waiting} files did not move on")
             work: Future[object] = pool.submit(index.run_lifecycle)
@@ -125,6 +128,20 @@ def _waiting(index: IndexService) -> int:
 
 def _steps_left(index: IndexService) -> int:
     return sum({UNSEALED: 2, COMPACTED: 1}.get(handle.place, 0) for handle in index.files())
+
+
+def what_waits(index: IndexService) -> dict[str, Any]:
+    """Return the fields of an answer that tell which files there are, and what is not in the storage yet."""
+    health = index.health()
+    return {name: health[name] for name in ("files", "unpublished")}
+
+
+def write_what_waits(out: Output, document: dict[str, Any]) -> None:
+    """Tell people what the storage doesn't have yet."""
+    waits = document["unpublished"]
+    if waits["entries"]:
+        files, entries = counted(waits["files"], "file"), counted(waits["entries"], "entry", "entries")
+        out.line(f"not in the storage yet: {files}, {entries}; --wait uploads")
 
 
 _PUT_PAUSE_S = 0.2

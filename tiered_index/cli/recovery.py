@@ -19,10 +19,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from typer import Option
 
-from tiered_index.cli.follow import what_waits, write_what_waits
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import counted, human_bytes, human_seconds, states
-from tiered_index.cli.progress import PatientPut, settle
+from tiered_index.cli.progress import PatientPut, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.verify import missing_text
 from tiered_index.clock import SystemClock
@@ -241,7 +240,7 @@ def rebuild(
                 raise
         index.flush()
         if wait:
-            settle(index, patience, lambda steps: session.progress("compacting and uploading", steps))
+            settle(index, patience, session.progress)
         sums = _compared(session, old, index, stores) if check else None
         document: dict[str, Any] = {
             "status": "complete" if sums is None or sums["same"] else "different",

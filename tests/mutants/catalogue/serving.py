@@ -301,7 +301,7 @@ MUTANTS = (
     Mutant(
         "serve-unknown-lag",
         "a follower whose lag is not known counts as ready",
-        "cli/watching.py",
+        "cli/follow.py",
         "if lag.seconds is None:",
         "if False:",
         (f"{COMMAND}::test_a_lag_that_is_not_known_is_no_readiness",),

@@ -112,8 +112,8 @@ def test_back_pressure_that_does_not_end_is_an_error_in_bounded_time(
         take_all(intake_of(index, write_lines([make_message(i) for i in range(2000)])))
 
 
-def no_progress(total):
-    return Progress("x", total, quiet=True)
+def no_progress(title, total):
+    return Progress(title, total, quiet=True)
 
 
 def test_settle_uploads_everything(make_index, write_lines, make_message):
