@@ -25,7 +25,7 @@ from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
-from tiered_index.cli.sources.messages import LocalFile, StoredFile, opened_place
+from tiered_index.cli.sources.messages import LocalFile, StoredFile, json_object, opened_place
 from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import Layout
@@ -68,7 +68,9 @@ class ExportedFile:
         except (pa.ArrowException, OSError) as error:
             raise CorruptFile(str(place), f"can't be read: {error}") from error
         if line or not head:
-            return cls(place, "ndjson", None, frozenset(_row(place, 1, line) if line else _PLAIN), None)
+            return cls(
+                place, "ndjson", None, frozenset(json_object(line, f"{place}, line 1: ") if line else _PLAIN), None
+            )
         raise InvalidArgument(f"{place} is no file that `export` writes: neither Parquet nor Arrow nor NDJSON")
 
     @classmethod
@@ -157,7 +159,7 @@ class ExportedFile:
         packed = [field.name for field in wanted if pa.types.is_binary(field.type)]
         number = 0
         while lines := list(islice(handle, _ROWS)):
-            rows = [_row(self.place, number + place, line) for place, line in enumerate(lines, 1)]
+            rows = [json_object(line, f"{self.place}, line {at:,}: ") for at, line in enumerate(lines, number + 1)]
             number += len(lines)
             try:
                 for name in packed:
@@ -166,16 +168,6 @@ class ExportedFile:
                 yield pa.RecordBatch.from_pylist(rows, wanted)
             except (pa.ArrowException, KeyError, TypeError, ValueError, OverflowError) as error:
                 raise InvalidArgument(f"{self.place}, before line {number + 1:,}: {error}") from error
-
-
-def _row(place: object, number: int, line: bytes) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArgument(f"{place}, line {number:,}: not JSON: {error}") from error
-    if not isinstance(row, dict):
-        raise InvalidArgument(f"{place}, line {number:,}: not a JSON object: {line[:60]!r}")
-    return row
 
 
 def _put(put: PatientPut, batch: pa.RecordBatch, name: str, rows: int) -> int:

@@ -7,7 +7,6 @@ batch of rows.
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.cli.output import counted
+from tiered_index.cli.sources.messages import json_object
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
@@ -84,15 +84,8 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
         for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                fields = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise InvalidArgument(f"{file}: line {number:,}: not JSON: {error}") from error
-            if not isinstance(fields, dict):
-                raise InvalidArgument(f"{file}: line {number:,}: not a JSON object: {line[:60]!r}")
-            yield f"line {number:,}", fields
+            if line.strip():
+                yield f"line {number:,}", json_object(line, f"{file}: line {number:,}: ")
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

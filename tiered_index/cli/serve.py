@@ -214,7 +214,7 @@ def serve(
                 lookups = index
                 if follow is not None:
                     options = FollowOptions(store_name, follow=True, archive=archive_segments)
-                    following = stack.enter_context(Following(session, index, follow, options, max_lag))
+                    following = stack.enter_context(Following(session, index, follow, options))
             else:
                 lookups = stack.enter_context(session.open_reader(config))
         store = store or follow
@@ -228,7 +228,8 @@ def serve(
             stopping=stopping,
         )
         if following is not None:
-            served.problems, served.gauges = following.problems, following.gauges
+            served.problems = partial(problems_of, following.follower, max_lag)
+            served.gauges = partial(gauges_of, following.follower)
         service = stack.enter_context(
             Service(
                 served,
@@ -269,16 +270,13 @@ def serve(
 class Following:
     """A follower in a thread of its own, beside the service. What ends it ends the service, which then raises it."""
 
-    def __init__(
-        self, session: Session, index: IndexService, folder: Path, options: FollowOptions, max_lag_s: float | None
-    ) -> None:
+    def __init__(self, session: Session, index: IndexService, folder: Path, options: FollowOptions) -> None:
         from tiered_index.cli.ingest import check_apart
 
         check_apart(index.config, folder)
         self._ending = Ending()
         store = StoreDirectory.open(folder, options.store_name)
-        self._follower, _ = open_follower(session, index, store, options, self._ending)
-        self._max_lag_s = max_lag_s
+        self.follower, _ = open_follower(session, index, store, options, self._ending)
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="tiered-index-follow", daemon=True)
 
@@ -287,7 +285,7 @@ class Following:
         return self
 
     def _run(self) -> None:
-        follower = self._follower
+        follower = self.follower
         try:
             with contextlib.ExitStack() as stack:
                 if follower.options.archive:
@@ -299,14 +297,6 @@ class Following:
     def has_ended(self) -> bool:
         """Return whether it has ended by itself."""
         return not self._thread.is_alive()
-
-    def problems(self) -> list[str]:
-        """Return what is amiss with it."""
-        return problems_of(self._follower, self._max_lag_s)
-
-    def gauges(self) -> dict[str, tuple[str, float]]:
-        """Return how far it is."""
-        return gauges_of(self._follower)
 
     def end(self) -> None:
         """Have it end. Raises what it ended by."""

@@ -20,7 +20,6 @@ import csv
 import gzip
 import hashlib
 import io
-import json
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -34,7 +33,7 @@ import pyarrow.csv
 import pyarrow.json as pj
 import pyarrow.parquet as pq
 
-from tiered_index.cli.sources.messages import Batch, Fields, LocalFile, Place, Record, Stdin, StoredFile
+from tiered_index.cli.sources.messages import Batch, Fields, LocalFile, Place, Record, Stdin, StoredFile, json_object
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.answers.incoming import Message, entry_columns
 from tiered_index.service.answers.validation import milliseconds
@@ -266,13 +265,7 @@ class NdjsonSource(TextSource):
         return self.fields.of_table(table) if len(table) == lines else None
 
     def _message(self, line: bytes) -> Message:
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InvalidArgument(f"not JSON: {error}") from error
-        if not isinstance(row, dict):
-            raise InvalidArgument(f"not a JSON object: {line[:60]!r}")
-        return self.fields.checked(self.fields.of_row(row))
+        return self.fields.checked(self.fields.of_row(json_object(line)))
 
 
 class CsvSource(TextSource):

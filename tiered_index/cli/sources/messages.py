@@ -161,6 +161,17 @@ def opened_place(source: str, config: IndexConfig) -> Iterator[Place]:
         yield StoredFile(uri, storage, name, size_bytes)
 
 
+def json_object(line: bytes, where: str = "") -> dict[str, Any]:
+    """Return a line of NDJSON. Raises `InvalidArgument`, whose text begins with `where`."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidArgument(f"{where}not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidArgument(f"{where}not a JSON object: {line[:60]!r}")
+    return found
+
+
 _KEYS = ("key", "keys")
 
 
