@@ -22,8 +22,8 @@ from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import migrate as migrating
 from tiered_index.service.merge.migrate import migrate, plan_migration
-from tiered_index.service.merge.pieces import InputReader, Piece
 from tiered_index.service.merge.plan import table_job
+from tiered_index.service.merge.task import InputReader, Piece
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage

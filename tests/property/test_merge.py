@@ -19,7 +19,7 @@ from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.merge import plan
 from tiered_index.service.merge import writing as task_module
-from tiered_index.service.merge.pieces import InputReader
+from tiered_index.service.merge.task import InputReader
 
 KINDS: dict[str, dict[str, Any]] = {
     "native": {},

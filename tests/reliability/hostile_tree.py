@@ -51,7 +51,7 @@ def small_parts() -> Iterator[None]:
         for module, names in constants.items():
             for name, value in zip(names, (256, 128), strict=True):
                 stack.enter_context(mock.patch(f"tiered_index.{module}.{name}", value))
-        stack.enter_context(mock.patch("tiered_index.service.merge.writing.PIECE_ITEMS", 16))
+        stack.enter_context(mock.patch("tiered_index.service.merge.task.PIECE_ITEMS", 16))
         yield
 
 

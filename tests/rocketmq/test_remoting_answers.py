@@ -24,9 +24,17 @@ from tiered_index.rocketmq.log.layout import Host, tag_key
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.remoting import broker as broker_module
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import BINARY, JSON, Command, RequestCode, decode_frame, encode_frame
+from tiered_index.rocketmq.remoting.frames import (
+    BINARY,
+    JSON,
+    AccessKey,
+    Command,
+    RequestCode,
+    decode_frame,
+    encode_frame,
+    signature,
+)
 from tiered_index.rocketmq.remoting.server import serve_remoting
-from tiered_index.rocketmq.remoting.signing import AccessKey, signature
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.metering import Usage, active_context
 from tiered_index.testing.model import ReferenceModel

@@ -12,8 +12,16 @@ from hypothesis import strategies as st
 
 from tests.rocketmq import golden_frames
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.remoting.frames import BINARY, JSON, Command, decode_frame, encode_frame
-from tiered_index.rocketmq.remoting.signing import AccessKey, signature, signer_of
+from tiered_index.rocketmq.remoting.frames import (
+    BINARY,
+    JSON,
+    AccessKey,
+    Command,
+    decode_frame,
+    encode_frame,
+    signature,
+    signer_of,
+)
 
 SECRET = "0123456789abcdef"
 KEYS = {"archiveReader": AccessKey(SECRET)}

@@ -19,8 +19,7 @@ from tests.server.test_serve_command import process_of, refused
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode
-from tiered_index.rocketmq.remoting.signing import AccessKey, signature
+from tiered_index.rocketmq.remoting.frames import AccessKey, Command, RequestCode, signature
 from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server.remoting import read_keys
 

@@ -17,7 +17,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
-from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.service.merge.task import FinishedShard
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, count_batches, plan_build
 from tiered_index.spark.build.shards import PartitionResult, pack_batches, write_partition

@@ -36,7 +36,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.retention import Expired
-from tiered_index.rocketmq.archive.entries import archived_batches
+from tiered_index.rocketmq.archive.archive import archived_batches
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
 from tiered_index.service.answers.validation import TopicTable, batch_columns
@@ -44,7 +44,7 @@ from tiered_index.service.checks.report import Missing
 from tiered_index.service.erasure.erase import take_over
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.index import IndexService
-from tiered_index.service.lifecycle.lost import give_up, named
+from tiered_index.service.lifecycle.orphans import give_up, named
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, StoredObject
 from tiered_index.service.lookup.export import entries_checksum
 from tiered_index.service.lookup.inventory import describe_handle

@@ -22,7 +22,7 @@ from tiered_index.cli.session import Session, asked_service, command, open_store
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
-from tiered_index.rocketmq.archive.entries import entries_of_messages
+from tiered_index.rocketmq.archive.archive import entries_of_messages
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.index import check_index

@@ -15,9 +15,8 @@ from tiered_index import documents
 from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.remoting.broker import Counted, ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import Command, RequestCode
+from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, RequestCode
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
-from tiered_index.rocketmq.remoting.signing import ACCESS_KEY, AccessKey
 from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
 from tiered_index.server.served import SHOWN, Audit

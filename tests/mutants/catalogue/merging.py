@@ -16,7 +16,7 @@ MUTANTS = (
     Mutant(
         "merge-window-border",
         "the last second of a window goes to no table",
-        "service/merge/writing.py",
+        "service/merge/task.py",
         "piece.seconds < window.begin_s + window.window_s",
         "piece.seconds < window.begin_s + window.window_s - 1",
         (f"{ANSWERS}::test_files_that_straddle_windows[native]",),
@@ -24,7 +24,7 @@ MUTANTS = (
     Mutant(
         "merge-forgets-ids",
         "entries keep an id that means another topic in the table",
-        "service/merge/pieces.py",
+        "service/merge/task.py",
         "            if new != topic_id:\n",
         "            if new < 0:\n",
         (f"{ANSWERS}::test_topic_ids_that_clash",),
@@ -32,7 +32,7 @@ MUTANTS = (
     Mutant(
         "merge-group-spreads-no-further",
         "a group's entries count where it begins, and a slot of few is taken for a giant",
-        "service/merge/pieces.py",
+        "service/merge/task.py",
         "return begins, np.maximum(begins + 1, -(-ends // self.step)), counts",
         "return begins, begins + 1, counts",
         (f"{GIANTS}::test_pieces_of_many_small_files_are_as_small",),
@@ -40,7 +40,7 @@ MUTANTS = (
     Mutant(
         "merge-giant-in-one",
         "a hot key is held in memory whole",
-        "service/merge/pieces.py",
+        "service/merge/task.py",
         "if count <= 2 * most:",
         "if True:",
         (f"{GIANTS}::test_a_hot_key_goes_on_in_parts_and_a_page_reads_only_the_newest",),
@@ -88,7 +88,7 @@ MUTANTS = (
     Mutant(
         "merge-group-reads-its-neighbours",
         "a file that lies in two groups of windows is read whole by both",
-        "service/merge/pieces.py",
+        "service/merge/task.py",
         " & (times >= seconds[0]) & (times <= seconds[1])",
         "",
         (f"{HERE}/test_groups_of_windows.py::test_uploads_hold_as_much_for_many_windows_as_for_few[40]",),

@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         "table-time-of-its-source",
         "times in a table stay relative to the file that they came from",
-        "service/merge/writing.py",
+        "service/merge/task.py",
         '        items["time_diff_s"] = seconds - window.begin_s\n',
         "",
         (f"{MERGES}/test_answers.py::test_files_that_straddle_windows[native]",),
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         "table-topics-of-another",
         "a shard names topics that it has no entries of, and none of its own",
-        "service/merge/writing.py",
+        "service/merge/task.py",
         "if topic_id in shard.used_topics}",
         "if topic_id not in shard.used_topics}",
         (f"{MERGES}/test_answers.py::test_topic_ids_that_clash",),
@@ -188,8 +188,8 @@ MUTANTS = (
         "orphans-of-an-old-log",
         "what was published while a sweep looked is deleted",
         "service/lifecycle/orphans.py",
-        "    state = log.refresh()\n",
-        "    state = log.state\n",
+        "    state = log.refresh()\n    removed = ",
+        "    state = log.state\n    removed = ",
         (f"{SWEEPS}::test_what_is_published_while_a_sweep_looks_is_no_orphan",),
     ),
     Mutant(

@@ -46,7 +46,7 @@ MUTANTS = (
     Mutant(
         "remoting-signature-unchecked",
         "who names a key is taken for its holder",
-        "rocketmq/remoting/signing.py",
+        "rocketmq/remoting/frames.py",
         "return key if is_signed else None",
         "return key",
         (f"{FRAMES}::test_golden_signatures",),
@@ -54,7 +54,7 @@ MUTANTS = (
     Mutant(
         "remoting-body-not-signed",
         "the body of a signed request can be exchanged",
-        "rocketmq/remoting/signing.py",
+        "rocketmq/remoting/frames.py",
         "content + command.body",
         "content",
         (f"{FRAMES}::test_golden_signatures",),

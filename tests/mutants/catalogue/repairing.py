@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "lost-without-a-dry-run",
         "a dry run gives up what the storage lost",
-        "service/lifecycle/lost.py",
+        "service/lifecycle/orphans.py",
         "    if dry_run:\n",
         "    if dry_run and not missing:\n",
         ("tests/integration/cli/test_verify.py::test_a_lost_object_is_named_then_given_up",),

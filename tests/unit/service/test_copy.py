@@ -23,8 +23,7 @@ from tiered_index.service.checks.report import Report
 from tiered_index.service.lifecycle import copying
 from tiered_index.service.lifecycle.copying import Copier, CopyStopped, difference
 from tiered_index.service.lifecycle.expiry import record_expiry, sweep
-from tiered_index.service.lifecycle.lost import give_up
-from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans, give_up
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StreamBatch
 from tiered_index.service.log.state import LogState

@@ -26,7 +26,7 @@ from tiered_index.service.log import records
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import publish
-from tiered_index.service.merge.writing import run_task
+from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.testing.storage_faults import FaultStorage

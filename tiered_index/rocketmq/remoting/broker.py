@@ -22,9 +22,18 @@ from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavaila
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.remoting.fields import BadRequest, checked_of, number_of, topic_of
-from tiered_index.rocketmq.remoting.frames import MAX_FRAME_BYTES, Command, RequestCode, ResponseCode, json_text
-from tiered_index.rocketmq.remoting.signing import UNIQUE_KEY_QUERY
+from tiered_index.rocketmq.remoting.frames import (
+    MAX_FRAME_BYTES,
+    UNIQUE_KEY_QUERY,
+    BadRequest,
+    Command,
+    RequestCode,
+    ResponseCode,
+    checked_of,
+    json_text,
+    number_of,
+    topic_of,
+)
 from tiered_index.service.answers.rows import check_key
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive

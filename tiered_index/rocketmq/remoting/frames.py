@@ -1,4 +1,5 @@
-"""Frames of RocketMQ's remoting protocol, in both serialisations of the header. Pure.
+"""Frames of RocketMQ's remoting protocol, in both serialisations of the header; what a request's fields say, checked;
+and whose signature it carries. Pure; threads: any.
 
 ```
 i32 length of what follows | u8 serialisation | u24 length of the header | header | body
@@ -15,18 +16,25 @@ i32 length of all fields, each: i16 length, name, i32 length, value
 It follows RocketMQ's `RemotingCommand`, `RemotingSerializable` and `RocketMQSerializable`. As there, an empty text is
 as good as none, and what is no UTF-8 becomes U+FFFD. Unlike there, a length that doesn't fit into its frame is an
 error for every reader, before anything of that length is allocated.
+
+A signature (`AclClientRPCHook`, `AclSigner`) is over the fields' values in the order of their names, then the body.
+Code, opaque and time are not signed, so who sees a request can repeat it: across an untrusted network use TLS, too.
 """
 
 from __future__ import annotations
 
+import base64
+import hmac
 import json
+import re
 import struct
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
 from tiered_index.errors import InvalidArgument
+from tiered_index.service.answers.rows import check_topic
 
 JSON, BINARY = 0, 1
 # Bits of `flag`.
@@ -260,3 +268,86 @@ def _take(data: bytes, at: int, width: int) -> tuple[bytes, int]:
     if begin > len(data) or not 0 <= length <= len(data) - begin:
         raise InvalidArgument(f"a length at byte {at} of a binary header does not fit into it: {length}")
     return data[begin : begin + length], begin + length
+
+
+ACCESS_KEY = "AccessKey"
+SIGNATURE = "Signature"
+UNIQUE_KEY_QUERY = "_UNIQUE_KEY_QUERY"
+# Clients up to 4.9.3 add this field behind the signature.
+_LAST_WITHOUT_UNIQUE = 399
+
+
+@dataclass(frozen=True, slots=True)
+class AccessKey:
+    """A secret key, and the prefixes of the topics that it is for; None: every topic."""
+
+    secret: str = field(repr=False)
+    topics: tuple[str, ...] | None = None
+
+    def sees(self, topic: str) -> bool:
+        """Return whether it is for a topic."""
+        return self.topics is None or topic.startswith(self.topics)
+
+
+# of servers that have no keys
+EVERY_TOPIC = AccessKey("")
+
+
+def signature(command: Command, secret: str) -> str:
+    """Return what a client with this secret key signs a request with: Base64 of HMAC-SHA1."""
+    unsigned = {SIGNATURE, UNIQUE_KEY_QUERY} if command.version <= _LAST_WITHOUT_UNIQUE else {SIGNATURE}
+    # Java orders names by their UTF-16 code units
+    names = sorted(command.fields.keys() - unsigned, key=lambda name: name.encode("utf-16-be", "surrogatepass"))
+    content = "".join(command.fields[name] for name in names).encode(errors="replace")
+    return base64.b64encode(hmac.digest(secret.encode(), content + command.body, "sha1")).decode()
+
+
+def signer_of(command: Command, keys: Mapping[str, AccessKey]) -> AccessKey | None:
+    """Return whose signature a request carries, of `keys` by their names; None: nobody's."""
+    key = keys.get(command.fields.get(ACCESS_KEY, ""))
+    given = command.fields.get(SIGNATURE, "").encode(errors="replace")
+    # as much work for a name that is none
+    is_signed = hmac.compare_digest(signature(command, (key or EVERY_TOPIC).secret).encode(), given)
+    return key if is_signed else None
+
+
+_DIGITS = re.compile(r"-?[0-9]{1,19}", re.ASCII)
+
+
+class BadRequest(InvalidArgument):
+    """The request lacks a field, or a field says what none can say; the text goes to the client."""
+
+
+def text_of(request: Command, name: str) -> str:
+    """Return a field. Raises `BadRequest` where it is missing or no Unicode text."""
+    text = request.fields.get(name)
+    if text is None:
+        raise BadRequest(f"the custom field <{name}> is null")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise BadRequest(f"the custom field <{name}> is no Unicode text") from None
+    return text
+
+
+def checked_of(check: Callable[[object], str], request: Command, name: str) -> str:
+    """Return a field that `check` takes. Raises `BadRequest`."""
+    try:
+        return check(text_of(request, name))
+    except BadRequest:
+        raise
+    except InvalidArgument as error:
+        raise BadRequest(str(error)) from error
+
+
+def topic_of(request: Command) -> str:
+    """Return the topic that is asked for. Raises `BadRequest`."""
+    return checked_of(check_topic, request, "topic")
+
+
+def number_of(request: Command, name: str) -> int:
+    """Return a field that is a whole number. Raises `BadRequest`."""
+    text = text_of(request, name)
+    if not _DIGITS.fullmatch(text):
+        raise BadRequest(f"the custom field <{name}> is no number")
+    return int(text)

@@ -22,8 +22,15 @@ from typing import Any, Self
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy
-from tiered_index.rocketmq.remoting.frames import Command, ResponseCode, decode_frame, encode_frame
-from tiered_index.rocketmq.remoting.signing import EVERY_TOPIC, AccessKey, signer_of
+from tiered_index.rocketmq.remoting.frames import (
+    EVERY_TOPIC,
+    AccessKey,
+    Command,
+    ResponseCode,
+    decode_frame,
+    encode_frame,
+    signer_of,
+)
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader

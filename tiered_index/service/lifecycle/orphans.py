@@ -1,15 +1,20 @@
-"""Objects that no log record names: what crashes left (probes, too), and what merges have replaced; deleted when asked.
+"""Where log and storage disagree. Orphans are objects that no log record names: what crashes left (probes, too), and
+what merges have replaced; deleted when asked.
 
 An object that was uploaded a moment ago may be published in the next one, and a reader may still work before a merge:
 nothing younger than `older_than_s` is an orphan, nor what was removed since (see `publication.MAX_AGE_S`). Staged files
 are orphans once the log has or had them, or no ticket names them, or only one as old of a fenced writer. What no index
-makes, below the index's folders, is told, and left to whoever put it there. Threads: any.
+makes, below the index's folders, is told, and left to whoever put it there.
+
+Lost objects are the other way about: the end of the log names them, the storage does not have them. One log record
+gives them up: from then on answers are complete but for what such an object held, and say so for ever. Nothing else
+changes, so a crash leaves the index as it was or as it should be, and repeating it is harmless. Threads: any.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tiered_index.clock import Clock
@@ -27,6 +32,7 @@ from tiered_index.format.names import (
 )
 from tiered_index.service.lifecycle.staged import Ticket
 from tiered_index.service.log.log import Removals, StorageLog, own_objects
+from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
 from tiered_index.storage.opening import PROBE_PREFIX
@@ -114,9 +120,11 @@ def delete_orphans(storage: Storage, orphans: Orphans) -> Orphans:
             tickets = [info for info in own_objects(storage, STAGING_PREFIX) if info.name.endswith(TICKET_SUFFIX)]
             asked = {_file_of(info) for info in tickets if info.name not in doomed}
         state = orphans.log.refresh()
-        named = state.objects.keys() | state.archive.keys()
+        in_log = state.objects.keys() | state.archive.keys()
         gone = [
-            i for i in batch if i.name not in named and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)
+            i
+            for i in batch
+            if i.name not in in_log and not (i.name.startswith(STAGING_PREFIX) and _file_of(i) in asked)
         ]
         storage.delete_many([info.name for info in gone])
         deleted += gone
@@ -159,3 +167,53 @@ def _waiting(log: StorageLog, state: LogState, tickets: Sequence[tuple[Ticket, i
         if not is_over(ticket, modified_ms)
         for name in (ticket.name, ticket.object)
     }
+
+
+def not_there(storage: Storage, objects: Iterable[StoredObject]) -> list[StoredObject]:
+    """Return those that the storage does not have: a request each. Raises as the storage."""
+    missing = []
+    for stored in objects:
+        try:
+            storage.head(stored.name)
+        except ObjectNotFound:
+            missing.append(stored)
+    return missing
+
+
+def named(state: LogState, file: str) -> list[StoredObject]:
+    """Return the objects of a name, of a file's id, or of a window table's."""
+    return [stored for stored in state.objects.values() if file in _names(stored)]
+
+
+def give_up(storage: Storage, log: StorageLog, files: Sequence[str], *, dry_run: bool = False) -> list[LostObject]:
+    """Remove from the log what the storage lost of `files` (each as in `named`), unless it is a `dry_run`; return it,
+    with what was given up before. Raises `InvalidArgument` where nothing of one is lost, as the storage; then nothing
+    is given up.
+    """
+    state = log.refresh()
+    missing: list[StoredObject] = []
+    for file in files:
+        known = named(state, file)
+        gone = not_there(storage, known)
+        if not gone and not any(file in _names(one) for one in state.lost.values()):
+            problem = "the storage has it: nothing is lost" if known else "the log names no such object"
+            raise InvalidArgument(f"--lost {file}: {problem}")
+        missing += gone
+
+    def make(state: LogState) -> LogRecord | None:
+        gone = tuple({stored.name: stored for stored in missing if stored.name in state.objects}.values())
+        if not gone:
+            return None  # an earlier try got as far as the log, or a merge had it in time
+        names = tuple(stored.name for stored in gone)
+        return LogRecord(0, "remove", 0, "", 0, remove=names, lost=tuple(map(LostObject.of, gone)))
+
+    if dry_run:
+        planned = {stored.name: LostObject.of(stored) for stored in missing}
+        state = replace(state, lost={**state.lost, **planned})
+    else:
+        state = log.append("what was lost", None, make)
+    return [one for one in state.lost.values() if not set(files).isdisjoint(_names(one))]
+
+
+def _names(one: StoredObject | LostObject) -> tuple[str, ...]:
+    return (one.name, one.file_id) if one.shard is None else (one.name, one.file_id, one.shard.table)

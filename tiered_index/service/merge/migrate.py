@@ -29,10 +29,9 @@ from tiered_index.service.lifecycle.publication import Upload, stored_file
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.service.merge.pieces import InputReader
 from tiered_index.service.merge.plan import MergeJob, MergePlan, MergeTask, table_job
 from tiered_index.service.merge.run import MergeOptions, MergeReport, merge
-from tiered_index.service.merge.writing import PIECE_ITEMS, FinishedShard, TaskResult, run_task
+from tiered_index.service.merge.task import PIECE_ITEMS, FinishedShard, InputReader, TaskResult, run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options

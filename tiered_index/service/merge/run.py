@@ -18,13 +18,13 @@ from typing import Any
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.packed import packed_bytes
-from tiered_index.service.lifecycle.lost import not_there
+from tiered_index.service.lifecycle.orphans import not_there
 from tiered_index.service.lifecycle.publication import Publication, abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.plan import MergeJob, MergePlan, MergeTask, plan_merge, window_seconds
-from tiered_index.service.merge.writing import PIECE_ITEMS, TaskResult, run_task
+from tiered_index.service.merge.task import PIECE_ITEMS, TaskResult, run_task
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import PriceTable
 from tiered_index.storage.opening import open_storage, probe_put_if_absent

@@ -28,7 +28,7 @@ from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredO
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.merge.run import RECORD_REQUESTS, writing_requests
-from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.plan import (
     QUARANTINE_S,

@@ -19,8 +19,7 @@ import pyarrow as pa
 
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.archive.archive import ArchivedLog
-from tiered_index.rocketmq.archive.entries import trusted
+from tiered_index.rocketmq.archive.archive import ArchivedLog, trusted
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.store import StoreDirectory

@@ -20,7 +20,7 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob, window_seconds
 from tiered_index.service.merge.run import MergeOptions, MergeReport, RunTasks, writing_requests
 from tiered_index.service.merge.run import merge as merge_by
-from tiered_index.service.merge.writing import TaskResult, run_task
+from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.spark.executors import StorageAddress, between_tasks, broadcast, typed_errors
 from tiered_index.spark.metrics import JobMeter, JobMetrics, Progress
 from tiered_index.storage.metering import MeteredStorage, PriceTable

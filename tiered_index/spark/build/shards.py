@@ -24,8 +24,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.answers.validation import Columns, TopicTable, batch_columns
-from tiered_index.service.merge.pieces import Piece
-from tiered_index.service.merge.writing import FinishedShard, TableRun
+from tiered_index.service.merge.task import FinishedShard, Piece, TableRun
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.plan import BuildPlan, naming_rows
 from tiered_index.spark.build.sources import Entries

@@ -30,7 +30,7 @@ from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import StorageSession
-from tiered_index.service.merge.writing import FinishedShard
+from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
 from tiered_index.spark.build.build import publish_batch, publish_tables, stored_genesis
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build

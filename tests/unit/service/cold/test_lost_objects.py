@@ -17,7 +17,7 @@ from tiered_index import Fetched, IndexItem, IndexReader, IndexService, Lookup, 
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.slots import SlotMap
-from tiered_index.service.lifecycle.lost import give_up
+from tiered_index.service.lifecycle.orphans import give_up
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject, TableShard
 from tiered_index.service.lookup import scan

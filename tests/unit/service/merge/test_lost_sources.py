@@ -12,7 +12,7 @@ from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import key_hash
 from tiered_index.service.checks.checks import check_storage
 from tiered_index.service.checks.report import Report
-from tiered_index.service.lifecycle.lost import give_up
+from tiered_index.service.lifecycle.orphans import give_up
 from tiered_index.service.merge import plan as plan_module
 from tiered_index.service.merge import run
 

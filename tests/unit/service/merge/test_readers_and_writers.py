@@ -18,7 +18,7 @@ from tiered_index.service.files.window_table import WindowTable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.run import MergeOvertaken, merge, publish
-from tiered_index.service.merge.writing import TaskResult, run_task
+from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.testing.storage_faults import FaultStorage
 
 

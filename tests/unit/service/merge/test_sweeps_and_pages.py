@@ -13,7 +13,7 @@ import pytest
 from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, HOUR_S, Merging
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge.run import publish
-from tiered_index.service.merge.writing import run_task
+from tiered_index.service.merge.task import run_task
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.opening import probe_put_if_absent
 
