@@ -13,13 +13,13 @@ from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import MeteredStorage
+from tiered_index.storage.opening import PrefixedStorage
 from tiered_index.storage.s3.options import S3Options
 from tiered_index.storage.s3.storage import S3Storage
 from tiered_index.storage.sqlite.storage import SqliteStorage
-from tiered_index.storage.wrappers import LatencyStorage, PrefixedStorage
 from tiered_index.testing.s3_server import S3Server
 from tiered_index.testing.storage_conformance import StorageConformance
-from tiered_index.testing.storage_faults import FaultStorage
+from tiered_index.testing.storage_faults import FaultStorage, LatencyStorage
 
 
 class UnsyncedDisk(Disk):

@@ -1,4 +1,4 @@
-"""A storage that fails when told to: the storage half of the fault layer.
+"""A storage that fails when told to, and one that is as slow as told: the storage half of the fault layer.
 
     faulty = FaultStorage(MemoryStorage())
     faulty.fail("put_if_absent", nth=2, when="after")     # the second one acts, but its answer is lost
@@ -12,7 +12,10 @@ each script strikes exactly as often as it says.
 
 from __future__ import annotations
 
+import math
+import random
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -196,3 +199,27 @@ _MANGLES: dict[str, Callable[[bytes], bytes]] = {
     "long": lambda data: data + b"\0",
     "wrong": _flip,
 }
+
+
+class LatencyStorage(WrapperStorage):
+    """Waits before each call that sends a request: a lognormal time of median `median_ms` milliseconds.
+
+    `sigma` is the standard deviation of its logarithm, `seed` decides the sequence of waits; `sleep` takes seconds.
+    """
+
+    def __init__(
+        self, inner: Storage, seed: int, median_ms: float, sigma: float, *, sleep: Callable[[float], None] = time.sleep
+    ) -> None:
+        super().__init__(inner)
+        self._random = random.Random(seed)
+        self._mu = math.log(median_ms / 1000)
+        self._sigma = sigma
+        self._sleep = sleep
+        self._lock = threading.Lock()
+
+    def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        if call.requests:
+            with self._lock:
+                wait_s = self._random.lognormvariate(self._mu, self._sigma)
+            self._sleep(wait_s)
+        return act()

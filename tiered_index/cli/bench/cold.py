@@ -47,7 +47,7 @@ from tiered_index.storage.base import Storage, WrapperStorage
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.metering import MeteredStorage, PriceTable
 from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import LatencyStorage
+from tiered_index.testing.storage_faults import LatencyStorage
 
 _MEDIAN_MS = 30.0
 _SIGMA = 0.3

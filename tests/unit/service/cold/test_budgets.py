@@ -18,9 +18,8 @@ from tests.support.cold_index import ColdIndex, cold_index, columns, publish, pu
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.wrappers import LatencyStorage
 from tiered_index.testing.model import Answer
-from tiered_index.testing.storage_faults import FaultStorage
+from tiered_index.testing.storage_faults import FaultStorage, LatencyStorage
 
 FILES = 6
 

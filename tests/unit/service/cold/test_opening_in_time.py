@@ -24,7 +24,7 @@ from tiered_index.service.reading import parts, views
 from tiered_index.storage.base import Call, Storage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import remaining_s
-from tiered_index.storage.wrappers import PrefixedStorage
+from tiered_index.storage.opening import PrefixedStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage, Hang
 

@@ -17,8 +17,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.service.threads import side_by_side
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.storage.metering import RequestContext
-from tiered_index.storage.opening import child_storages
-from tiered_index.storage.wrappers import PrefixedStorage
+from tiered_index.storage.opening import PrefixedStorage, child_storages
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
 

@@ -13,8 +13,7 @@ from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, Schema
 from tiered_index.service.reading import views
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
-from tiered_index.storage.opening import open_storage
-from tiered_index.storage.wrappers import PrefixedStorage
+from tiered_index.storage.opening import PrefixedStorage, open_storage
 
 SEVERAL = 3
 
