@@ -180,6 +180,10 @@ class Expired:
         """Before when entries have expired whatever their topic is; 0: none has."""
         return max([horizon.of_all for horizon in self.horizons], default=0)
 
+    def is_over(self, second: int) -> bool:
+        """Return whether everything up to an epoch second, inclusive, has expired, whatever its topic is."""
+        return second * 1000 < self.of_all_ms
+
     @property
     def latest_ms(self) -> int:
         """Before when entries of any topic may have expired; 0: none has."""

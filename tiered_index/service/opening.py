@@ -10,10 +10,10 @@ import contextlib
 import itertools
 import logging
 import secrets
-import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tiered_index.clock import Clock
@@ -255,11 +255,10 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
-        keep = _KeptLog(root, log)
         if state is not None:
-            keep()
+            root.keep_log(log)
         recovered = recover_root(root, cold, state, layout)
-        recovered.deletions.before = keep
+        recovered.deletions.before = partial(root.keep_log, log)
         undo.callback(recovered.let_go)
         parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
         if state is not None:
@@ -271,25 +270,6 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
             apply_log_state(parts.catalog, parts.catalog.all(), session.log.state, cold, lambda _: None)
         undo.pop_all()
         return parts
-
-
-class _KeptLog:
-    """Keeps the log in the root as far as it is known: what the root lacks and this doesn't name is nowhere. For a
-    reader while the storage does not answer. Threads: any.
-    """
-
-    def __init__(self, root: Root, log: StorageLog) -> None:
-        self._root = root
-        self._log = log
-        self._number = 0
-        self._lock = threading.Lock()
-
-    def __call__(self) -> None:
-        state = self._log.state
-        with self._lock:
-            if state.number > self._number:
-                self._root.keep_log(state.encode())
-                self._number = state.number
 
 
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:

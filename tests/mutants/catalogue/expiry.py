@@ -121,9 +121,9 @@ MUTANTS = (
     Mutant(
         "expiry-a-second-too-early",
         "an object goes a second before its last entry expires",
-        "service/lifecycle/expiry.py",
-        "return second_max * 1000 < expired.of_all_ms",
-        "return second_max * 1000 <= expired.of_all_ms",
+        "retention.py",
+        "return second * 1000 < self.of_all_ms",
+        "return second * 1000 <= self.of_all_ms",
         (f"{RULE}::test_an_object_of_the_last_second_stays",),
     ),
     Mutant(

@@ -77,11 +77,6 @@ def plan_expiry(rule: Retention, state: LogState, now_ms: int, stats: Stats | No
     return ExpiryPlan(expired, tuple(objects), tuple(segments), tuple(mixed), left)
 
 
-def has_expired(second_max: int, expired: Expired) -> bool:
-    """Return whether everything up to an epoch second, inclusive, has expired, whatever its topic is."""
-    return second_max * 1000 < expired.of_all_ms
-
-
 def may_be_mixed(stored: StoredObject, expired: Expired, stats: Stats) -> bool:
     """Return whether an object may hold entries that have expired."""
     if stored.second_min * 1000 >= expired.latest_ms:
@@ -101,7 +96,7 @@ def _is_whole(group: list[StoredObject], expired: Expired, stats: Stats) -> bool
     """Return whether nothing but what has expired is in a file or a table."""
 
     def is_whole(stored: StoredObject) -> bool:
-        if has_expired(stored.second_max, expired):
+        if expired.is_over(stored.second_max):
             return True
         known = stats.get(stored.name)
         return bool(known) and all(

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
+from tiered_index.clock import StepTimes
 from tiered_index.errors import (
     BackPressure,
     DiskFull,
@@ -48,13 +49,13 @@ from tiered_index.service.lifecycle.context import (
     is_needed,
     sealed_form,
 )
-from tiered_index.service.lifecycle.expiry import KnownStats, has_expired, record_expiry, sweep
+from tiered_index.service.lifecycle.expiry import KnownStats, record_expiry, sweep
 from tiered_index.service.lifecycle.publication import Publication, stored_file
 from tiered_index.service.lifecycle.staging import Staging
 from tiered_index.service.log.log import fenced, own_objects, publishing
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import disk_error
-from tiered_index.service.writing.appenders import QUARANTINE, StepTimes
+from tiered_index.service.writing.appenders import QUARANTINE
 
 _log = logging.getLogger(__name__)
 _EXPIRE_EVERY_S = 60
@@ -315,7 +316,7 @@ class Lifecycle:
         may_be_gone = publication is not None or file_id in context.outcome_unknown
         # a record before any that names the file; 0, the log's beginning, for files of older versions
         removed = partial(context.removals.files, after=int(file.metadata().more.get("log_number", 0)))
-        has_expired_here = has_expired(file.second_max, state.expired) and self._is_all_there_is(file_id)
+        has_expired_here = state.expired.is_over(file.second_max) and self._is_all_there_is(file_id)
         if known is None and (has_expired_here or (may_be_gone and file_id in removed(state))):
             self._let_go(file)
             return

@@ -27,6 +27,7 @@ import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from tiered_index.documents import checked, integer, load, record, text
 from tiered_index.errors import (
@@ -43,6 +44,9 @@ from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
+
+if TYPE_CHECKING:
+    from tiered_index.service.log.log import StorageLog
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; made when it is needed."""
@@ -106,6 +110,8 @@ class Root:
         self.path = path
         self.disk = disk
         self._identity: tuple[int, int] | None = None
+        self._kept = 0
+        self._keeping = threading.Lock()
 
     def remember(self) -> None:
         """Note which folder this is, for `check`."""
@@ -163,16 +169,22 @@ class Root:
         """A fresh temporary path in a state's folder."""
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
-    def keep_log(self, checkpoint: bytes) -> None:
-        """Keep the storage's log, durably. Where that fails none is kept: it may never be older than a deletion."""
-        path = self.path / "log"
-        try:
-            self.write_file(path, [checkpoint], f"writing {path}")
-        except TieredIndexError as error:
-            _log.warning("readers can't do without the storage for now: %s", error)
-            # a disk that refuses this, too, deletes nothing else
-            with contextlib.suppress(OSError):
-                self.disk.unlink(path)
+    def keep_log(self, log: StorageLog) -> None:
+        """Keep the storage's log as far as it is known, durably: what the root lacks and this doesn't name is nowhere.
+        Where that fails none is kept: it may never be older than a deletion.
+        """
+        state, path = log.state, self.path / "log"
+        with self._keeping:
+            if state.number <= self._kept:
+                return
+            try:
+                self.write_file(path, [state.encode()], f"writing {path}")
+            except TieredIndexError as error:
+                _log.warning("readers can't do without the storage for now: %s", error)
+                # a disk that refuses this, too, deletes nothing else
+                with contextlib.suppress(OSError):
+                    self.disk.unlink(path)
+            self._kept = state.number
 
     def kept_log(self) -> bytes | None:
         """Return what `keep_log` has kept; None: nothing, or it can't be read."""

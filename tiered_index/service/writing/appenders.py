@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.clock import Clock
+from tiered_index.clock import Clock, StepTimes
 from tiered_index.errors import BackPressure, TieredIndexError
 from tiered_index.format.journal import Journal
 from tiered_index.format.layout import ROCKETMQ, Layout
@@ -32,32 +32,6 @@ MAIN, QUARANTINE = "main", "quarantine"
 _log = logging.getLogger(__name__)
 # entries of one append: bounds the memory of a flush to some 40 MiB
 _BATCH = 1 << 19
-
-
-@dataclass
-class StepTimes:
-    """How often a step in the life of files was taken, how often it failed, and the seconds that it took in all."""
-
-    clock: Clock
-    count: int = 0
-    errors: int = 0
-    seconds: float = 0.0
-
-    def run(self, step: Callable[[], object]) -> None:
-        """Take the step. Raises as it does."""
-        began_s = self.clock.monotonic_s()
-        self.count += 1
-        try:
-            step()
-        except BaseException:
-            self.errors += 1
-            raise
-        finally:
-            self.seconds += self.clock.monotonic_s() - began_s
-
-    def to_dict(self) -> dict[str, float]:
-        """Return it JSON-ready."""
-        return {"count": self.count, "errors": self.errors, "seconds": self.seconds}
 
 
 @dataclass
