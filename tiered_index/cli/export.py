@@ -18,7 +18,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typer import Option
 
-from tiered_index.cli.keys import json_rows
 from tiered_index.cli.options import time_option
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
@@ -114,16 +113,24 @@ class _Writer(Protocol):
     def close(self) -> None: ...
 
 
-class _Ndjson:
+def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """Yield the rows JSON-ready: bytes as hexadecimal text."""
+    for row in table.to_pylist():
+        yield {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+
+
+class NdjsonWriter:
     """A JSON object a line: printable ASCII, bytes as hexadecimal text."""
 
     def __init__(self, path: Path) -> None:
         self._lines = path.open("w")
 
     def write_table(self, table: pa.Table) -> None:
+        """Write the rows."""
         self._lines.writelines(f"{json.dumps(row)}\n" for row in json_rows(table))
 
     def close(self) -> None:
+        """End the file."""
         self._lines.close()
 
 
@@ -220,28 +227,41 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
 @contextlib.contextmanager
 def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
     """Yield what writes; after the block all is there, or nothing. Raises `InvalidArgument`, `DiskFull`."""
+    check_new(out, "an export is written to a name of its own")
+    with made_whole(out) as partial, contextlib.ExitStack() as stack:
+        writer: Any
+        if form == "parquet":
+            writer = pq.ParquetWriter(partial, entries.schema, compression="zstd")
+        elif form == "arrow":
+            writer = pa.ipc.new_file(stack.enter_context(pa.OSFile(str(partial), "wb")), entries.schema)
+        elif form == "ndjson":
+            writer = NdjsonWriter(partial)
+        else:
+            layout = rocketmq_layout(entries.entry_schema, entries.hash, slots, items)
+            partial.mkdir()
+            writer = RocketmqFiles(partial, layout)
+        stack.callback(writer.close)
+        yield writer
+
+
+def check_new(out: Path, own: str) -> None:
+    """Raise `InvalidArgument` where `out` is there already (`own` says why it may not be), or its folder isn't."""
     if out.exists():
-        raise InvalidArgument(f"--out {out} exists already: an export is written to a name of its own")
+        raise InvalidArgument(f"--out {out} exists already: {own}")
     if not out.parent.is_dir():
         raise InvalidArgument(f"--out {out}: there is no folder {out.parent}")
+
+
+@contextlib.contextmanager
+def made_whole(out: Path) -> Iterator[Path]:
+    """Yield where a file or a folder is made, which is called `out` once the block has ended, durably, and removed
+    where it failed. Raises `DiskFull`.
+    """
     partial, disk = out.with_name(f".{out.name}.partial"), Disk()
     try:
         _remove(partial)
-        with contextlib.ExitStack() as stack:
-            writer: Any
-            if form == "parquet":
-                writer = pq.ParquetWriter(partial, entries.schema, compression="zstd")
-            elif form == "arrow":
-                writer = pa.ipc.new_file(stack.enter_context(pa.OSFile(str(partial), "wb")), entries.schema)
-            elif form == "ndjson":
-                writer = _Ndjson(partial)
-            else:
-                layout = rocketmq_layout(entries.entry_schema, entries.hash, slots, items)
-                partial.mkdir()
-                writer = RocketmqFiles(partial, layout)
-            stack.callback(writer.close)
-            yield writer
-        if form == "rocketmq":
+        yield partial
+        if partial.is_dir():
             disk.sync_folder(partial)
         else:
             descriptor = disk.open_rw(partial)

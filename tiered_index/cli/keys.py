@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -23,9 +22,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
+from tiered_index.cli.export import NdjsonWriter, check_new, json_rows, made_whole
 from tiered_index.cli.key_files import FIELDS
 from tiered_index.cli.output import Output, counted
-from tiered_index.errors import BudgetExceeded, DiskFull, InvalidArgument
+from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.answers.rows import check_range
 from tiered_index.service.lookup.budget import add_up
@@ -186,43 +186,24 @@ class KeysOut:
     def __init__(self, path: Path) -> None:
         if not path.name.endswith((*_PARQUET, *_NDJSON)):
             raise InvalidArgument(f"--out {path}: answers are written as .parquet or .ndjson (.jsonl, .json)")
-        if path.exists():
-            raise InvalidArgument(f"--out {path} exists already: answers are written to a file of their own")
-        if not path.parent.is_dir():
-            raise InvalidArgument(f"--out {path}: there is no folder {path.parent}")
+        check_new(path, "answers are written to a file of their own")
         self.path = path
-        self._partial = path.with_name(f".{path.name}.partial")
 
     @contextlib.contextmanager
     def open(self) -> Iterator[Callable[[pa.Table], None]]:
         """Yield what writes a table. Raises `DiskFull`."""
-        try:
-            with contextlib.ExitStack() as stack:
-                if self.path.name.endswith(_PARQUET):
-                    writers: list[pq.ParquetWriter] = []
+        with made_whole(self.path) as partial, contextlib.ExitStack() as stack:
+            if self.path.name.endswith(_PARQUET):
+                writers: list[pq.ParquetWriter] = []
 
-                    def write(table: pa.Table) -> None:
-                        if not writers:
-                            writers.append(stack.enter_context(pq.ParquetWriter(self._partial, table.schema)))
-                        writers[0].write_table(table)
-                else:
-                    lines = stack.enter_context(self._partial.open("w"))
-
-                    def write(table: pa.Table) -> None:
-                        lines.writelines(f"{json.dumps(row)}\n" for row in json_rows(table))
+                def write(table: pa.Table) -> None:
+                    if not writers:
+                        writers.append(stack.enter_context(pq.ParquetWriter(partial, table.schema)))
+                    writers[0].write_table(table)
 
                 yield write
-            os.replace(self._partial, self.path)
-        except OSError as error:
-            raise DiskFull(f"--out {self.path} can't be written: {error.strerror or error}") from error
-        finally:
-            self._partial.unlink(missing_ok=True)
-
-
-def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """Yield the rows JSON-ready: bytes as hexadecimal text."""
-    for row in table.to_pylist():
-        yield {name: value.hex() if isinstance(value, bytes) else value for name, value in row.items()}
+            else:
+                yield stack.enter_context(contextlib.closing(NdjsonWriter(partial))).write_table
 
 
 @dataclass(frozen=True, kw_only=True)

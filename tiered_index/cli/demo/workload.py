@@ -28,7 +28,7 @@ TOPICS = ("orders", "payments", "shipments", "logins")
 QUEUES = 4
 # 2023-11-14T00:00:00Z.
 BEGIN_MS = 1_699_920_000_000
-_DAY_MS = 86_400_000
+_DAYS, _DAY_MS = 3, 86_400_000
 _TOPIC_SHARES = (0.5, 0.25, 0.15, 0.1)
 _ZIPF_EXPONENT = 0.9
 _LATE_SHARE = 0.01
@@ -58,12 +58,12 @@ class Workload:
     keys: tuple[str, ...]
 
     @classmethod
-    def generate(cls, messages: int, *, days: int = 3, seed: int = 1) -> Workload:
-        """Return `messages` messages over `days` days. Key 0 is the most frequent one."""
+    def generate(cls, messages: int, *, seed: int = 1) -> Workload:
+        """Return `messages` messages over three days. Key 0 is the most frequent one."""
         rng = np.random.default_rng(seed)
         topic = rng.choice(len(TOPICS), messages, p=_TOPIC_SHARES).astype(np.int8)
         queue_id = rng.integers(0, QUEUES, messages, dtype=np.int32)
-        timestamp_ms = _times(rng, messages, days)
+        timestamp_ms = _times(rng, messages)
         late = rng.random(messages) < _LATE_SHARE
         delay_ms = rng.exponential(_LATE_MEAN_MS, messages).astype(np.int64)
         timestamp_ms = np.where(late, np.maximum(timestamp_ms - delay_ms, BEGIN_MS), timestamp_ms)
@@ -97,12 +97,12 @@ class Workload:
         return len(self.entry_key)
 
 
-def _times(rng: np.random.Generator, count: int, days: int) -> Array:
+def _times(rng: np.random.Generator, count: int) -> Array:
     """Return rising times whose rate swings by the day between a fifth and nearly twice the mean."""
-    span_ms = days * _DAY_MS
+    span_ms = _DAYS * _DAY_MS
     even = np.sort(rng.random(count))
     # t + a sin(t) rises where a < 1, and its derivative is the inverse of the rate
-    turns = 2 * np.pi * days
+    turns = 2 * np.pi * _DAYS
     return (BEGIN_MS + span_ms * (even + 0.8 * np.sin(turns * even) / turns)).astype(np.int64)
 
 

@@ -36,7 +36,6 @@ _RUN_BYTES = 8 << 20
 _LOOKS = 5
 # First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
-_MAX_PORT = 65_535
 
 
 @dataclass(slots=True)
@@ -113,9 +112,6 @@ class RocketmqMessages:
     def by_msg_id(self, msg_id: str) -> Fetched:
         """Return the message that an offset message id names. Raises as `at`, and `InvalidArgument` for no such id."""
         host, offset = decode_offset_msg_id(msg_id)
-        if offset < 0 or not 0 <= host.port <= _MAX_PORT:
-            # unique keys have as many digits, and most of them a process id where the port should be
-            raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
         return self.at(offset, store_host=host)
 
     def by_queue_offset(self, topic: str, queue_id: int, queue_offset: int) -> Fetched:

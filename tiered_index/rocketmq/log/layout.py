@@ -173,6 +173,9 @@ def tags_code(topic: str, properties: Mapping[str, str], store_ms: int) -> int:
 _hash_of_tags = lru_cache(maxsize=4_096)(java_string_hash)
 
 
+_MAX_PORT = 65_535
+
+
 class Host(NamedTuple):
     """An address and a port."""
 
@@ -205,11 +208,16 @@ def offset_msg_id(store_host: Host, physical_offset: int) -> str:
 
 
 def decode_offset_msg_id(msg_id: str) -> tuple[Host, int]:
-    """Return store host and physical offset of an `offset_msg_id`; raises `InvalidArgument` for other text."""
+    """Return store host and physical offset of an `offset_msg_id`; raises `InvalidArgument` for other text, unique keys
+    among it: they have as many digits, and most of them a process id where the port should be.
+    """
     try:
         packed = bytes.fromhex(msg_id) if msg_id.isalnum() else b""
     except ValueError:
         packed = b""
     if len(packed) not in (16, 28):
         raise InvalidArgument(f"{msg_id!r:.80} is no message id: 32 or 56 hexadecimal digits are")
-    return unpack_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
+    host, offset = unpack_host(packed[:-8]), int.from_bytes(packed[-8:], "big", signed=True)
+    if offset < 0 or not 0 <= host.port <= _MAX_PORT:
+        raise InvalidArgument(f"{msg_id} is no offset message id: it names no place in a commit log")
+    return host, offset

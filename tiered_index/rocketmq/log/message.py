@@ -33,19 +33,17 @@ def _compression_of(sys_flag: int) -> str | None:
     return _NAMES.get(sys_flag & layout.COMPRESSION_MASK, "unknown") if sys_flag & layout.COMPRESSED else None
 
 
-def decompress(
-    body: bytes, sys_flag: int, *, file: str = "message", offset: int | None = None, max_bytes: int = MAX_BODY_BYTES
-) -> bytes:
+def decompress(body: bytes, sys_flag: int, *, file: str = "message", max_bytes: int = MAX_BODY_BYTES) -> bytes:
     """Return the plain body of at most `max_bytes` bytes: zlib, LZ4 frames and zstd are known.
 
     A body doesn't say its size before it is decompressed, and a few KiB can claim gigabytes, hence the bound. Raises
-    `CorruptFile` naming `file` and `offset` for anything else.
+    `CorruptFile` naming `file` for anything else.
     """
     name = _compression_of(sys_flag)
     if name is None or not body:
         return body
     if name == "unknown":
-        raise CorruptFile(file, f"unknown compression type {(sys_flag & layout.COMPRESSION_MASK) >> 8}", offset=offset)
+        raise CorruptFile(file, f"unknown compression type {(sys_flag & layout.COMPRESSION_MASK) >> 8}")
     # Imported on use, as below: few bodies are compressed
     import pyarrow as pa
 
@@ -58,11 +56,11 @@ def decompress(
             with pa.CompressedInputStream(pa.BufferReader(body), name) as stream:
                 plain, ended = stream.read(max_bytes + 1), True
     except (zlib.error, OSError, pa.ArrowException) as error:
-        raise CorruptFile(file, f"the {name} body can't be decompressed ({error})", offset=offset) from error
+        raise CorruptFile(file, f"the {name} body can't be decompressed ({error})") from error
     if len(plain) > max_bytes:
-        raise CorruptFile(file, f"the {name} body is larger than {max_bytes:,} bytes", offset=offset)
+        raise CorruptFile(file, f"the {name} body is larger than {max_bytes:,} bytes")
     if not ended:
-        raise CorruptFile(file, f"the {name} body is cut short", offset=offset)
+        raise CorruptFile(file, f"the {name} body is cut short")
     return plain
 
 

@@ -382,9 +382,6 @@ class ReadOnlyBroker:
             host, offset = decode_offset_msg_id(key)
         except InvalidArgument:
             return []
-        # most unique keys, which have as many digits, name no place
-        if offset < 0 or not 0 <= host.port <= 65_535:
-            return []
         return [message for message in self._at(offset) if message.store_host == host and message.topic == topic]
 
     # where messages are

@@ -38,6 +38,7 @@ from tiered_index.storage.s3.options import S3Options
 
 FileLayout = Literal["packed", "plain"]
 _READERS = 8
+_SHARD_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +54,7 @@ class MigrationPlan:
         return tuple(stored for job in self.jobs for stored in job.inputs)
 
 
-def plan_migration(
-    storage: Storage, state: LogState, layout: FileLayout, lost: Container[str] = (), shard_bytes: int = 1 << 30
-) -> MigrationPlan:
+def plan_migration(storage: Storage, state: LogState, layout: FileLayout, lost: Container[str] = ()) -> MigrationPlan:
     """Return what to rewrite: a request an object, for its directory. What the storage has lost is left alone. Raises
     `CorruptFile` (`UnsupportedVersion` names what is of a newer version), as the storage.
     """
@@ -80,7 +79,7 @@ def plan_migration(
             jobs.append(MergeJob((stored,), (), (replace(task, packed=packed),), "migrate"))
     for shards in state.tables.values():
         if any(stored.name in wrong for stored in shards) and not any(stored.name in lost for stored in shards):
-            jobs.append(table_job(shards, descriptor, shard_bytes, expired=state.expired, packed=packed))
+            jobs.append(table_job(shards, descriptor, _SHARD_BYTES, expired=state.expired, packed=packed))
     ordered = sorted(jobs, key=lambda job: min(stored.second_min for stored in job.inputs))
     return MigrationPlan(tuple(ordered), len(objects) - sum(len(job.inputs) for job in jobs))
 
