@@ -235,7 +235,7 @@ _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)
 def _write_messages(out: Output, pages: Pages[MessagesResult], body: BodyFormat) -> int:
     """Write a lookup of messages and return the exit code. Raises `BudgetExceeded` afterwards."""
     # imported when asked for, as in `_source`
-    from tiered_index.rocketmq.archive.by_id import describe_fetched
+    from tiered_index.rocketmq.archive.messages import describe_fetched
 
     count = collisions = requests = size_bytes = 0
     found: Counter[str] = Counter()
@@ -372,7 +372,7 @@ def message(
       tiered-index message 7F00000100002A9F0000000000000000 --url http://localhost:8080 --token-file token
     """
     # imported when asked for, as in `_source`
-    from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
+    from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
 
     budget = CommandBudget(max_requests, max_bytes, timeout)
     config = session.config(cache_dir=cache_dir)

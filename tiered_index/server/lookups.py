@@ -17,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
-from tiered_index.rocketmq.archive.by_id import describe_fetched, messages_by_id
+from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance
 from tiered_index.server.health import HealthRoutes, caller_of

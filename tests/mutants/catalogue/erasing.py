@@ -16,8 +16,8 @@ MUTANTS = (
         "erase-misspelt",
         "nobody is told that no file has the topic to erase",
         "service/erasure/find.py",
-        "bool(told) and not names, problem, bool(told))",
-        "bool(told) and not names, problem, True)",
+        "read_bytes, problem, bool(told))",
+        "read_bytes, problem, True)",
         ("tests/integration/cli/test_erase.py::test_a_topic_that_no_file_has_is_told",),
     ),
     Mutant(

@@ -191,7 +191,7 @@ MUTANTS = (
     Mutant(
         "unique-key-of-others",
         "a message that has the id among its other keys is shown as the one of that id",
-        "rocketmq/archive/by_id.py",
+        "rocketmq/archive/messages.py",
         """
             one
             if one.message is None or getattr(one.message, "uniq_key", None) == key
@@ -204,7 +204,7 @@ MUTANTS = (
     Mutant(
         "place-without-its-state",
         "an id that names a deleted message's place is unknown as soon as a topic is given",
-        "rocketmq/archive/by_id.py",
+        "rocketmq/archive/messages.py",
         "if fetched.message is None or getattr(",
         "if getattr(",
         (f"{UNIQUE}::test_what_a_place_held_has_its_state_with_a_topic_as_without",),

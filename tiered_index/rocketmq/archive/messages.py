@@ -1,4 +1,5 @@
-"""Messages of a RocketMQ store for the index's answers: from its commit log, else from archived segments. Any thread.
+"""Messages of a RocketMQ store, from its commit log, else from archived segments: for the index's answers, and one by
+its id, as RocketMQ's tools find it. Any thread.
 
 What is read at a place is judged by `search.py`. A segment that an erasure or a repair replaces while it is read is
 looked for again.
@@ -11,19 +12,28 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
 from tiered_index.rocketmq.archive.search import Search
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
-from tiered_index.rocketmq.log.message import MAX_MESSAGE_BYTES, Message, check_head, decode_message
+from tiered_index.rocketmq.log.message import (
+    MAX_BODY_BYTES,
+    MAX_MESSAGE_BYTES,
+    BodyFormat,
+    Message,
+    check_head,
+    decode_message,
+)
 from tiered_index.rocketmq.log.segments import Segment
 from tiered_index.rocketmq.log.store import StoreDirectory, list_queues
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.lookup.messages import Fetched, MessageState
+from tiered_index.service.lookup.budget import LookupBudget, LookupLimits
+from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.lookup.messages import Fetched, MessageSource, MessagesResult, MessageState
 from tiered_index.service.threads import DaemonPool
 from tiered_index.storage.metering import check_deadline
 from tiered_index.types import IndexItem
@@ -138,11 +148,8 @@ class RocketmqMessages:
         (entry,) = entries
         fetched = self.at(int(entry["offset"]), int(entry["size"]))
         message = fetched.message
-        if isinstance(message, Message) and (message.topic, message.queue_id, message.queue_offset) != (
-            topic,
-            queue_id,
-            queue_offset,
-        ):
+        asked = topic, queue_id, queue_offset
+        if isinstance(message, Message) and (message.topic, message.queue_id, message.queue_offset) != asked:
             problem = f"another message than {name} names lies at commit log offset {message.physical_offset}"
             return replace(fetched, state="missing", message=None, problem=problem)
         return fetched
@@ -251,10 +258,6 @@ class RocketmqMessages:
 
     # what became of it
 
-    @property
-    def _not_archived(self) -> str:
-        return "no archived segment holds it" if self._archives else "no archive was given"
-
     def _gap_of(self, search: Search) -> str | None:
         """Return which archive has a gap at a place, between its segments; they are archived one after the other."""
         for archive in self._archives.values():
@@ -273,14 +276,15 @@ class RocketmqMessages:
         problem = "; ".join(search.problems) or None
         state: MessageState = "missing"
         if problem is None:
+            not_archived = "no archived segment holds it" if self._archives else "no archive was given"
             if (gap := self._gap_of(search)) is not None:
                 problem = gap
             elif search.deleted:
                 state = "expired"
-                problem = f"the broker has deleted this part of its commit log, and {self._not_archived}"
+                problem = f"the broker has deleted this part of its commit log, and {not_archived}"
             else:
                 no_log = "" if self._folder is not None else ", and no store directory was given"
-                problem = self._not_archived + no_log
+                problem = not_archived + no_log
         return Fetched(
             item=search.item,
             state=state,
@@ -374,3 +378,73 @@ def _each(parts: Sequence[T], act: Callable[[T], None], threads: int) -> None:
     with contextlib.closing(DaemonPool(max(threads, 1), "tiered-index-messages")) as pool:
         for future in [pool.submit(act, part) for part in parts]:
             future.result()
+
+
+# of messages with one unique key so many are shown at a time
+_MANY = 32
+
+
+def messages_by_id(
+    lookups: Lookups | None,
+    source: RocketmqMessages,
+    msg_id: str,
+    topic: str | None,
+    cursor: str | None = None,
+    allow_partial: bool = False,
+    *,
+    by_key: MessageSource | None = None,
+    **limits: Any,
+) -> MessagesResult:
+    """Return the message at the place that `msg_id` names or, with `topic`, those whose unique key it is.
+
+    Where no message of the topic has that unique key, the one at the place is returned, if the id names one.
+    `allow_partial` and `limits` are as in `Lookups.messages`; without `lookups`, and then without `topic`, there are
+    none. `by_key` fetches those of a unique key in place of `source`. Raises as that, and `InvalidArgument` for no such
+    id.
+    """
+    if lookups is None or topic is None:
+        with contextlib.ExitStack() as stack:
+            if lookups is not None:
+                stack.enter_context(LookupBudget(lookups.config.prices, LookupLimits(**limits)).open())
+            return MessagesResult(messages=(source.by_msg_id(msg_id),), status="complete")
+    unique = _ByUniqueKey(by_key or source)
+    limits |= {"max_count": _MANY, "cursor": cursor, "allow_partial": allow_partial}
+    answer = lookups.messages(topic, msg_id, source=unique, **limits)
+    if not answer.messages and cursor is None:
+        answer = replace(answer, messages=_by_place(source, topic, msg_id))
+    return answer
+
+
+def describe_fetched(fetched: Fetched, body: BodyFormat, *, max_body_bytes: int = MAX_BODY_BYTES) -> dict[str, Any]:
+    """Return what became of an entry, its message among it, JSON-ready; `body` and `max_body_bytes` as in
+    `show_body`.
+    """
+    message = fetched.message
+    shown = {"message": message.to_dict(body, max_body_bytes)} if isinstance(message, Message) else {}
+    return fetched.to_dict() | shown
+
+
+@dataclass(frozen=True)
+class _ByUniqueKey:
+    """Gives only messages whose unique key is the one asked for; others that carry it are paged past."""
+
+    source: MessageSource
+
+    def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
+        """Return what became of each of `items`."""
+        fetched = self.source.fetch(items, topic, key)
+        return [
+            one
+            if one.message is None or getattr(one.message, "uniq_key", None) == key
+            else replace(one, carries_key=False)
+            for one in fetched
+        ]
+
+
+def _by_place(source: RocketmqMessages, topic: str, msg_id: str) -> tuple[Fetched, ...]:
+    """Return the topic's message at the place that the id names, if it names one; RocketMQ's tools do so."""
+    with contextlib.suppress(InvalidArgument):
+        fetched = source.by_msg_id(msg_id)
+        if fetched.message is None or getattr(fetched.message, "topic", None) == topic:
+            return (fetched,)
+    return ()

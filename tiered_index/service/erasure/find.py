@@ -35,14 +35,13 @@ FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Call
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one object holds: `hidden` entries of the `looked_at` ones, `nameless` of these told by a hash alone.
-    `may_have_topic`: its names say nothing else. `problem`: why it can't be told, None where it can.
+    """What one object holds: `hidden` entries of the `looked_at` ones. `may_have_topic`: its names say nothing else.
+    `problem`: why it can't be told, None where it can.
     """
 
     hidden: int = 0
     looked_at: int = 0
     read_bytes: int = 0
-    nameless: bool = False
     problem: str | None = None
     may_have_topic: bool = True
 
@@ -91,7 +90,7 @@ def _held(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Sche
     problem = None
     if told and not names and any(not stone.hashes for stone in told):
         problem = f"{stored.name} doesn't name its topics: what it holds of one can't be told"
-    return Held(hidden, looked_at, read_bytes, bool(told) and not names, problem, bool(told))
+    return Held(hidden, looked_at, read_bytes, problem, bool(told))
 
 
 def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:
