@@ -197,8 +197,9 @@ def rebuild(
     started_s = time.monotonic()
     selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
     with contextlib.ExitStack() as stack:
-        old = stack.enter_context(IndexReader.open(config=session.config().model_copy(update=_only(source))))
         given = session.config()
+        theirs = given.model_copy(update={"storage": source, "root": None})
+        old = stack.enter_context(IndexReader.open(config=theirs))
         if given.storage is None and given.root is None:
             raise ConfigError("no storage is given: --storage URI is where the new index is made")
         stores = _segments(old, store, source)
@@ -276,10 +277,6 @@ def rebuild(
         )
     write_what_waits(session.out, document)
     return 0 if document["status"] == "complete" else _DIFFERENT
-
-
-def _only(storage: str) -> dict[str, Any]:
-    return {"storage": storage, "root": None}
 
 
 def _segments(old: IndexReader, wanted: list[str] | None, where: str) -> dict[str, list[ArchivedSegment]]:

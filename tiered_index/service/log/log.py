@@ -84,7 +84,7 @@ class Checkpoints:
     def newest(self) -> LogState:
         """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET."""
         for listings_left in reversed(range(_LISTINGS)):
-            self._listed = self._list()
+            self._listed = [number_of(info.name) for info in own_objects(self.storage, CHECKPOINT_PREFIX)]
             for number in reversed(self._listed):
                 name = checkpoint_name(number)
                 try:
@@ -127,9 +127,6 @@ class Checkpoints:
             return
         self.storage.delete_many([checkpoint_name(number) for number in old])
         self._listed, self._written = [], kept
-
-    def _list(self) -> list[int]:
-        return [number_of(info.name) for info in own_objects(self.storage, CHECKPOINT_PREFIX)]
 
 
 _LISTED = 1000
