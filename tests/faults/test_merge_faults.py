@@ -15,7 +15,7 @@ from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tiered_index.errors import CorruptFile, StorageUnavailable, TieredIndexError
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import merge
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -33,7 +33,7 @@ class TinyParts(MemoryStorage):
 @pytest.fixture
 def make_life(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], Merging]]:
     """Return a function that makes an index of two days in several files, whose shards take an upload in parts."""
-    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 8)
+    monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 8)
     made: list[Merging] = []
 
     def make() -> Merging:

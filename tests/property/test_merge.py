@@ -18,7 +18,7 @@ from tests.support.merging import BASE_MS, HOUR_MS, HOUR_S, Merging, RegionItem
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.cold.path import ColdPath
 from tiered_index.service.merge import plan
-from tiered_index.service.merge import writing as task_module
+from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.task import InputReader
 
 KINDS: dict[str, dict[str, Any]] = {

@@ -35,14 +35,14 @@ _MERGE = f"""
 import sys
 from tiered_index.clock import SystemClock
 from tiered_index.format.time_line import TimeLine
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
 
 # packed, the table would be smaller than a part
 TimeLine.through = lambda items: None
-writing._PART_BYTES = {PART_BYTES}
+task._PART_BYTES = {PART_BYTES}
 with open_storage(sys.argv[1]) as storage:
     log = StorageLog(storage, SystemClock())
     log.open()

@@ -34,7 +34,7 @@ from tiered_index import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageError, StorageUnavailable
 from tiered_index.service.lifecycle import staged
 from tiered_index.service.lifecycle.publication import Upload
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, merge, open_session
 from tiered_index.spark.build.merge import compact
@@ -133,7 +133,7 @@ class Address:
         inner = replace(self.address, request_stats=self.request_stats).open()
         if os.getpid() == self.driver:
             return Standing(inner, _STANDS[self.name])
-        writing._PART_BYTES = _PART_BYTES
+        task_module._PART_BYTES = _PART_BYTES
         staged.Upload = partial(Upload, part_bytes=_PART_BYTES)  # type: ignore[assignment, misc]
         if self.gone:
             return GoneStorage(inner)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 from tiered_index.clock import SystemClock
 from tiered_index.errors import InvalidArgument, StorageError
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.storage.base import Call, Storage, WrapperStorage
@@ -140,7 +140,7 @@ def _race(task: dict[str, Any], answer: Path) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    writing._PART_BYTES = 600
+    task_module._PART_BYTES = 600
     answer = Path(sys.argv[1])
     for line in sys.stdin:
         task = json.loads(line)

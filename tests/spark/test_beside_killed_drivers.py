@@ -27,7 +27,7 @@ from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.storage.opening import open_storage
 
 _ROOT = Path(__file__).parents[2]
@@ -64,7 +64,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Program]:
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_PART_BYTES", 600)
+    monkeypatch.setattr(task_module, "_PART_BYTES", 600)
 
 
 def built(uri: str, table: pa.Table, path: Path, *, shards: int = 1) -> int:

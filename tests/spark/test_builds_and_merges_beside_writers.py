@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.spark.side_by_side import Beside
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.storage.opening import open_storage
 from tiered_index.testing.s3_server import S3Server
 
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(writing, "_PART_BYTES", 700)
+    monkeypatch.setattr(task_module, "_PART_BYTES", 700)
 
 
 def run(folder: Path, uri: str, seed: int, *, rounds: int, builds: int, **settings: Any) -> Beside:

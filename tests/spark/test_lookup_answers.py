@@ -21,7 +21,7 @@ from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, St
 from tiered_index.format.hashing import java_string_hash, key_hash
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.merge import plan as plan_module
-from tiered_index.service.merge import writing as task_module
+from tiered_index.service.merge import task as task_module
 from tiered_index.spark.lookup import answers, packing, search
 from tiered_index.spark.lookup import lookup as lookup_job
 from tiered_index.spark.lookup import plan as lookup_plan

@@ -20,7 +20,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import writing as merge_writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.spark.build import plan as plan_module
 from tiered_index.spark.build import shards as shards_module
 from tiered_index.spark.build.build import publish_batch, publish_tables
@@ -45,7 +45,7 @@ FIRST, SECOND = MicroBatch("spark:q", 0, BatchContent(2_000, 1)), MicroBatch("sp
 
 @pytest.fixture(autouse=True)
 def uploads_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(merge_writing, "_PART_BYTES", 500)
+    monkeypatch.setattr(task_module, "_PART_BYTES", 500)
 
 
 NOW_MS = SystemClock().now_ms()

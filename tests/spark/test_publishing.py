@@ -16,7 +16,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, Stor
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue, Publication
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.merge import writing
+from tiered_index.service.merge import task as task_module
 from tiered_index.spark.build.build import _check, check_windows, publish_tables
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
@@ -31,7 +31,7 @@ class Killed(BaseException):
 
 @pytest.fixture(autouse=True)
 def uploads_in_parts(monkeypatch):
-    monkeypatch.setattr(writing, "_PART_BYTES", 500)
+    monkeypatch.setattr(task_module, "_PART_BYTES", 500)
 
 
 @pytest.fixture

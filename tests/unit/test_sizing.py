@@ -8,7 +8,8 @@ from docs.generators.measured_pages import ROOT, shown
 from docs.generators.sizing_page import PAGE, SIZES, computed, inputs_of, sizing
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.trailer import GROUP_DTYPE
-from tiered_index.service.merge import run, writing
+from tiered_index.service.merge import run
+from tiered_index.service.merge import task as task_module
 from tiered_index.storage.metering import PriceTable
 
 _TEXT = PAGE.read_text()
@@ -23,10 +24,10 @@ def test_inputs_are_what_the_code_has():
     prices = PriceTable()
     assert (_GIVEN["PUT"], _GIVEN["GET"]) == (prices.put_per_1000_usd, prices.get_per_1000_usd)
     assert f"list prices as of {prices.as_of};" in _TEXT
-    assert _GIVEN["MiB a part"] * 2**20 == writing._PART_BYTES == run._PART_BYTES
-    assert _GIVEN["entries a piece"] == writing.PIECE_ITEMS
+    assert _GIVEN["MiB a part"] * 2**20 == task_module._PART_BYTES == run._PART_BYTES
+    assert _GIVEN["entries a piece"] == task_module.PIECE_ITEMS
     # a piece's range of one day is less than what is read at once
-    assert writing.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
+    assert task_module.PIECE_ITEMS / _GIVEN["days a window, merged"] * _GIVEN["bytes an entry"] < run._SPAN_BYTES
     assert (_GIVEN["KiB a slot group"] * 1024, _GIVEN["bytes a directory entry"]) == (GROUP_BYTES, GROUP_DTYPE.itemsize)
     text = (ROOT / "tiered_index/cli/spark/writing.py").read_text()
     assert f"shard_bytes: int = Option({_GIVEN['MiB a shard']:.0f} << 20" in text

@@ -14,8 +14,7 @@ import pytest
 from tests.support.cold_index import Recorder
 from tests.support.merging import BASE_MS, HOUR_MS, Merging
 from tiered_index.service.log.records import StoredObject
-from tiered_index.service.merge import writing
-from tiered_index.service.merge import writing as task_module
+from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.plan import plan_merge
 from tiered_index.service.merge.run import merge, publish
 from tiered_index.storage.memory import MemoryStorage
@@ -86,15 +85,15 @@ def test_pieces_and_parts_of_uploads_stay_small(tmp_path: Path, monkeypatch: pyt
     class TinyParts(MemoryStorage):
         min_part_bytes = 1 << 9
 
-    monkeypatch.setattr(writing, "_PART_BYTES", 1 << 9)
+    monkeypatch.setattr(task_module, "_PART_BYTES", 1 << 9)
     held: list[int] = []
-    write = writing.Upload.write
+    write = task_module.Upload.write
 
-    def watched(self: writing.Upload, data: bytes | memoryview) -> None:
+    def watched(self: task_module.Upload, data: bytes | memoryview) -> None:
         write(self, data)
         held.append(self._held_bytes)
 
-    monkeypatch.setattr(writing.Upload, "write", watched)
+    monkeypatch.setattr(task_module.Upload, "write", watched)
     largest = []
     for files in (3, 6):
         life = Merging(tmp_path / str(files), TinyParts())

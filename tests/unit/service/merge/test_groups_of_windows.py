@@ -15,8 +15,8 @@ from tests.support.merging import BASE_MS, DAY_MS, HOUR_MS, Merging
 from tiered_index.format.packed import packed_bytes
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.service.lifecycle.publication import Upload
-from tiered_index.service.merge import plan, writing
-from tiered_index.service.merge import writing as task_module
+from tiered_index.service.merge import plan
+from tiered_index.service.merge import task as task_module
 from tiered_index.service.merge.plan import FULL_WINDOWS, cut_windows
 from tiered_index.service.merge.run import estimate, merge
 from tiered_index.storage.memory import MemoryStorage
@@ -35,7 +35,7 @@ class TinyParts(MemoryStorage):
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the list of what all uploads hold together, after each write."""
-    monkeypatch.setattr(writing, "_PART_BYTES", PART)
+    monkeypatch.setattr(task_module, "_PART_BYTES", PART)
     monkeypatch.setattr(plan, "_HELD_BYTES", 2 * PART * FULL_WINDOWS)
     monkeypatch.setattr(task_module, "PIECE_ITEMS", 400)
     write, finish = Upload.write, Upload.finish
@@ -111,8 +111,8 @@ def test_more_windows_have_smaller_parts(life: Merging) -> None:
     assert FULL_WINDOWS < most <= 48
     fill(life, 1)
     job = life.plan().jobs[0]
-    run = writing.TableRun(job.tasks[0].descriptor, job.windows[0], (0, 11), {}, 0, 1, life.storage, 0, most)
-    assert writing._PART_BYTES * FULL_WINDOWS // most == run._part_bytes < writing._PART_BYTES
+    run = task_module.TableRun(job.tasks[0].descriptor, job.windows[0], (0, 11), {}, 0, 1, life.storage, 0, most)
+    assert task_module._PART_BYTES * FULL_WINDOWS // most == run._part_bytes < task_module._PART_BYTES
 
 
 @pytest.mark.parametrize(
