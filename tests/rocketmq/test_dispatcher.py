@@ -33,7 +33,7 @@ def test_the_golden_store_answers_as_a_scan_and_finds_what_rocketmq_finds(tmp_pa
         offset_space="commitlog",
     ) as index:
         reader = CommitLogReader(path / "commitlog", selection=ALL_TOPICS)
-        done = Dispatcher(index, StoreDirectory.open(path), reader=reader).run_once()
+        done = Dispatcher(index, StoreDirectory.open(path), reader=reader, now_s=lambda: 0.0).run_once()
         assert (done.messages, done.hidden, done.end, done.state) == (
             170,
             sum(map(golden_store.hidden, golden_store.expected())),

@@ -113,7 +113,7 @@ def test_compressed_bodies_come_within_the_bound_too(tmp_path):
         writer.flush()
     store, root = tmp_path / "store", tmp_path / "root"
     with IndexService.open(root=root, storage=(tmp_path / "s").as_uri(), offset_space="commitlog") as index:
-        Dispatcher(index, StoreDirectory.open(store)).run_once()
+        Dispatcher(index, StoreDirectory.open(store), now_s=lambda: 0.0).run_once()
         index.flush()
         asked = {"topic": "orders", "key": "k"}
         with serving(index, store=store, caps=Caps(message_bytes=150_000)) as client:
