@@ -34,7 +34,8 @@ from tiered_index.client.answers import (
     topics_of,
 )
 from tiered_index.errors import InvalidArgument, PartialAnswer, StorageUnavailable
-from tiered_index.service.answers.rows import check_lookups, unseen
+from tiered_index.service.answers.asked import check_lookups
+from tiered_index.service.answers.rows import unseen
 from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import IndexItem, Lookup, QueryResult, TopicsResult
 

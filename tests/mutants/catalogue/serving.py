@@ -221,7 +221,7 @@ MUTANTS = (
     Mutant(
         "many-most",
         "the largest max_count of a batch overflows, and nothing is found",
-        "service/answers/rows.py",
+        "service/answers/asked.py",
         "np.minimum(count, _MOST)",
         "count",
         ("tests/property/test_query_many.py::test_any_number_of_answers_may_be_wanted",),

@@ -23,6 +23,7 @@ from tiered_index.format.metadata import Metadata
 from tiered_index.format.schema import Schema
 from tiered_index.kernels import compiled
 from tiered_index.retention import Expired
+from tiered_index.service.answers.asked import LookupColumns
 from tiered_index.service.answers.rows import (
     Array,
     check_key,
@@ -30,7 +31,6 @@ from tiered_index.service.answers.rows import (
     concatenate,
     differing,
     in_answer_order,
-    ranges_of,
     tie_keys,
 )
 from tiered_index.types import MAX_KEY_UNITS, Lookup
@@ -90,25 +90,28 @@ class LookupBatch:
     """
 
     def __init__(self, lookups: Sequence[Lookup]) -> None:
-        for topic in [q.topic for q in lookups if type(q.topic) is not str]:
-            check_topic(topic)
-        place = {topic: i for i, topic in enumerate(dict.fromkeys([q.topic for q in lookups]))}
-        for topic in place:
-            check_topic(topic)
+        asked = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
         self.lookups = lookups
         self.queues: Mapping[tuple[int, int], int] = {}
+        if not set(map(type, asked.topics)) <= {str}:
+            for topic in asked.topics:
+                check_topic(topic)
+        place = {topic: i for i, topic in enumerate(dict.fromkeys(asked.topics))}
+        for topic in place:
+            check_topic(topic)
         self.topics = list(place)
-        self.topic_index = np.fromiter([place[q.topic] for q in lookups], np.int64, len(lookups))
-        self.second_min, self.second_max, self.max_count = ranges_of(lookups)
-        keys = [q.key for q in lookups]
+        self.topic_index = np.fromiter(map(place.__getitem__, asked.topics), np.int64, len(lookups))
+        self.second_min, self.second_max, self.max_count = asked.ranges()
+        # the lookups that continue an answer
+        self.continued = [number for number, cursor in enumerate(asked.cursors) if cursor is not None]
         try:
-            units = code_units(keys)
+            units = code_units(asked.keys)
         except (TypeError, ValueError):  # Arrow's errors are among them; ours names the key
-            for key in keys:
+            for key in asked.keys:
                 check_key(key)
             raise
         for number in np.flatnonzero((units.lengths == 0) | (units.lengths > MAX_KEY_UNITS))[:1]:
-            check_key(keys[number])
+            check_key(asked.keys[number])
         self.java_hash, self.fingerprint = java_hash_batch(self.topics or ["-"], self.topic_index, units)
         self.key_hash = key_hashes(self.java_hash, "abs")
 

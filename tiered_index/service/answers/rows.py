@@ -14,7 +14,7 @@ import hashlib
 import json
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import ge, gt, neg
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -25,7 +25,7 @@ from tiered_index.errors import InvalidArgument, InvalidCursor, SchemaMismatch
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.tombstones import TopicTombstones
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, Lookup, QueryResult
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, MAX_TOPIC_UNITS, Explain, IndexItem, QueryResult
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,8 +41,6 @@ _FEW = 16
 # rows that plain Python orders sooner
 _SHORT = 128
 _VERSION = 1
-# answers of one lookup at most, so that one more is no overflow
-_MOST = 2**62
 
 
 class PreparedLookup(NamedTuple):
@@ -134,52 +132,6 @@ def check_range(begin_ms: Any, end_ms: Any, max_count: Any, which: str = "") -> 
     if count < 1:
         raise InvalidArgument(f"{which}max_count must be at least 1, not {count}")
     return max(low, -(2**63)) // 1000, min(high, 2**63 - 1) // 1000, count
-
-
-def ranges_of(lookups: Sequence[Lookup]) -> tuple[npt.NDArray[np.int64], ...]:
-    """Return first and last second and count of each lookup, as `check_range` does."""
-    lows = [0 if q.begin_ms is None else q.begin_ms for q in lookups]
-    highs = [MAX_TIMESTAMP_MS if q.end_ms is None else q.end_ms for q in lookups]
-    counts = [q.max_count for q in lookups]
-    if set(map(type, lows)) | set(map(type, highs)) | set(map(type, counts)) <= {int}:
-        try:
-            low, high, count = (np.array(values, np.int64) for values in (lows, highs, counts))
-        except OverflowError:  # numbers beyond 64 bits are looked at one by one
-            pass
-        else:
-            if (low <= high).all() and (count >= 1).all():
-                return low // 1000, high // 1000, np.minimum(count, _MOST)
-    checked = [check_range(q.begin_ms, q.end_ms, q.max_count, f"lookup {i}: ") for i, q in enumerate(lookups)]
-    table = np.array([(low, high, min(count, _MOST)) for low, high, count in checked], np.int64).reshape(-1, 3)
-    return table[:, 0], table[:, 1], table[:, 2]
-
-
-def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> list[Lookup]:
-    """Return the lookups of a batch as a list, (topic, key) pairs as lookups, or raise `InvalidArgument`."""
-    try:
-        given = list(lookups)
-    except TypeError as error:
-        raise InvalidArgument(f"lookups must be an iterable of Lookup or (topic, key), not {lookups!r:.80}") from error
-    return [one if isinstance(one, Lookup) else _plain(one) or _lookup(number, one) for number, one in enumerate(given)]
-
-
-# what the constructor of a lookup stores of a pair: it takes three times as long, and a batch has thousands
-_OF_A_PAIR = {one.name: one.default for one in dataclasses.fields(Lookup)}
-
-
-def _plain(pair: object) -> Lookup | None:
-    if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
-        return None
-    lookup = object.__new__(Lookup)
-    lookup.__dict__.update(_OF_A_PAIR, topic=pair[0], key=pair[1])
-    return lookup
-
-
-def _lookup(number: int, pair: object) -> Lookup:
-    match pair:
-        case (str(topic), str(key)):
-            return Lookup(topic=topic, key=key)
-    raise InvalidArgument(f"lookup {number} is no Lookup and no (topic, key) but {pair!r:.80}")
 
 
 def select_items(

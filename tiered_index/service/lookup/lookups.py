@@ -15,8 +15,9 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument, StorageUnavailable
 from tiered_index.format.metadata import NamedStats
 from tiered_index.format.schema import Schema
+from tiered_index.service.answers.asked import check_lookups
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_lookups, check_range, check_topic, unseen
+from tiered_index.service.answers.rows import check_range, check_topic, unseen
 from tiered_index.service.catalog.catalog import Catalog, Handle, RootOnly
 from tiered_index.service.cold.caches import CacheUse
 from tiered_index.service.cold.path import ColdPath

@@ -212,9 +212,8 @@ class QueryEngine:
         short: list[BudgetExceeded] = []
         pages: dict[int, QueryResult[Any]] = {}
         # a lookup with a cursor is answered by itself
-        for number, lookup in enumerate(lookups):
-            if lookup.cursor is None:
-                continue
+        for number in batch.continued:
+            lookup = lookups[number]
             elsewhere = RequestStats.of(*(page.explain for page in pages.values()))
             begin_ms, end_ms = lookup.begin_ms, lookup.end_ms
             one = self.prepare(lookup.topic, lookup.key, begin_ms, end_ms, lookup.max_count, lookup.cursor)
