@@ -30,7 +30,7 @@ from tiered_index.server.lookups import LookupRoutes, need_type
 from tiered_index.server.metrics import Metrics
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
-from tiered_index.server.room import Room
+from tiered_index.server.room import Room, parsed_bytes
 from tiered_index.server.served import Served, shown_topics
 from tiered_index.server.verifying import Verification, Verifications
 from tiered_index.service.lookup.inventory import describe_handle, du_document, du_groups, files_document
@@ -129,14 +129,15 @@ class Routes(LookupRoutes):
         caller.need("admin")
         caller.need_every_topic("files hold entries")
         need_type(request, wire.JSON)
-        asked = of_body(parameters.VerifyBody, await request.body())
+        body = await request.body()
 
         def act() -> Verification:
+            asked = of_body(parameters.VerifyBody, body)
             # of several indexes each is checked by itself
             assert self.served.index_id
             return self.verifications.begin(request.state.request_id, deep=asked.deep)
 
-        job = await self.calls.run(request, Allowance(self.served.caps, self.prices), act)
+        job = await self.made(request, Allowance(self.served.caps, self.prices), act, parsed_bytes(body))
         return Response(wire.encode(asdict(job)), 202, {"location": f"/v1/verify/{job.id}"}, wire.JSON)
 
     async def verification(self, request: Request) -> Response:

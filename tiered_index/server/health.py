@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,9 +18,11 @@ from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance, Calls
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.parameters import of_query
-from tiered_index.server.room import Held, HeldResponse
+from tiered_index.server.room import Held, HeldResponse, NoRoomNow
 from tiered_index.server.served import Served
 from tiered_index.server.tokens import Caller
+
+T = TypeVar("T")
 
 
 class HealthRoutes:
@@ -37,11 +40,26 @@ class HealthRoutes:
         self, request: Request, allowance: Allowance, act: Callable[[], bytes], media_type: str, *, claim: int = 0
     ) -> Response:
         """Return what `act` makes in a thread as an answer; `claim` is what it may take of the room meanwhile."""
+        body = await self.made(request, allowance, act, claim)
         held: Held = request.state.held
-        await held.claim(claim, allowance.left_s())
-        body = await self.calls.run(request, allowance, partial(held.making, act))
         held.settle(len(body))
         return HeldResponse(body, media_type=media_type)
+
+    async def made(self, request: Request, allowance: Allowance, act: Callable[[], T], claim: int) -> T:
+        """Return what `act` returns in a thread, which holds `claim` bytes of the room once it has begun. Where there
+        is no room for them, or for what `act` holds, it is called again once there is.
+        """
+        held: Held = request.state.held
+
+        def hold_and_act() -> T:
+            held.hold(claim)
+            return act()
+
+        while True:
+            try:
+                return await self.calls.run(request, allowance, partial(held.making, hold_and_act))
+            except NoRoomNow as full:
+                await held.claim(full.size, allowance.left_s())
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""

@@ -6,7 +6,6 @@ audit log, also where it fails. Threads: handlers run on the event loop and neve
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -23,7 +22,7 @@ from tiered_index.server.calls import Allowance
 from tiered_index.server.health import HealthRoutes, caller_of
 from tiered_index.server.parameters import of_body, of_query
 from tiered_index.server.problems import Problem, Refused
-from tiered_index.server.room import SEEN_BYTES, CountedMessages, Held, entries_bytes
+from tiered_index.server.room import SEEN_BYTES, CountedMessages, Held, entries_bytes, parsed_bytes
 from tiered_index.server.served import MOST_SHOWN, SHOWN, shown_topics
 from tiered_index.server.tokens import Caller
 from tiered_index.service.answers.results import QueryResults
@@ -137,12 +136,15 @@ class LookupRoutes(HealthRoutes):
                     return once, arrow.table(wire.items_table(once, redaction))
                 return once, b"".join(map(wire.encode, wire.item_documents(once, redaction)))
 
-            async with self.calls.later_pages if cursor is not None else contextlib.nullcontext():
-                await held.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
-                answer, data = await self.calls.run(request, allowance, partial(held.making, act))
-                # while a page is sent, the one before it may still be on its way to the client
-                held.settle(2 * len(data) + SEEN_BYTES * len(seen))
-                return answer, data
+            if cursor is None:
+                answer, data = await self.made(request, allowance, act, claim)
+            else:
+                async with self.calls.later_pages:
+                    await held.claim(claim + SEEN_BYTES * len(seen), allowance.left_s())
+                    answer, data = await self.calls.run(request, allowance, partial(held.making, act))
+            # while a page is sent, the one before it may still be on its way to the client
+            held.settle(2 * len(data) + SEEN_BYTES * len(seen))
+            return answer, data
 
         first = await page(None)
 
@@ -172,31 +174,32 @@ class LookupRoutes(HealthRoutes):
         redaction = self.served.redaction
 
         allowance = Allowance(self.served.caps, self.prices)
-
-        def check() -> tuple[parameters.BatchBody, dict[str, Any], int]:
-            asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
-            asked.narrow(allowance)
-            topics = {one.topic for one in asked.lookups}
-            keys = [[one.topic[:SHOWN], one.key[:SHOWN]] for one in asked.lookups[:MOST_SHOWN]]
-            what = {"lookups": len(asked.lookups), "topics": shown_topics(topics), "keys": keys}
-            # what a refusal is told of
-            request.state.asked = what
-            for topic in sorted(topics):
-                caller.need_topic(topic)
-            self._check_counts([one.max_count for one in asked.lookups])
-            return asked, what, entries_bytes((one.topic, one.max_count) for one in asked.lookups)
-
-        # a large body takes a moment to check, so that is done in a thread, too
-        asked, what, claim = await self.calls.run(request, allowance, check)
-        files = _tells_files(request, asked)
+        held: Held = request.state.held
+        asked: parameters.BatchBody | None = None
 
         def act() -> bytes:
-            more: dict[str, Any] = {}
+            nonlocal asked
+            if asked is None:
+                held.hold(parsed_bytes(body))
+                asked = of_body(parameters.BatchBody, body, {"lookups": self.served.caps.max_lookups})
+                asked.narrow(allowance)
+            lookups = asked.columns()
+            shown = zip(lookups.topics[:MOST_SHOWN], lookups.keys[:MOST_SHOWN], strict=True)
+            keys = [[topic[:SHOWN], key[:SHOWN]] for topic, key in shown]
+            counts = lookups.counts_of_topics()
+            what = {"lookups": len(lookups), "topics": shown_topics(counts), "keys": keys}
+            # what a refusal is told of
+            request.state.asked = what
+            for topic in sorted(counts):
+                caller.need_topic(topic)
+            self._check_counts(lookups.max_counts)
+            held.hold(entries_bytes(counts.items()))
+            files, more = _tells_files(request, asked), dict[str, Any]()
 
             def look_up() -> QueryResults:
                 try:
                     limit_s = allowance.left_s()
-                    return self.served.lookups.query_many(asked.lookups, asked.allow_partial, timeout_s=limit_s)
+                    return self.served.lookups.query_many(lookups, asked.allow_partial, timeout_s=limit_s)
                 except BudgetExceeded as error:
                     if not asked.allow_spent or not isinstance(error.result, QueryResults):
                         raise
@@ -214,7 +217,7 @@ class LookupRoutes(HealthRoutes):
                 return b"".join(map(wire.encode, [*answers, document]))
             return wire.encode(document)
 
-        return await self.answer(request, allowance, act, form, claim=claim)
+        return await self.answer(request, allowance, act, form)
 
     async def messages(self, request: Request) -> Response:
         """Look one key up and fetch the messages themselves, each with its state."""

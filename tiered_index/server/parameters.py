@@ -8,18 +8,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, Self, TypeVar
+from typing import Annotated, Any, Literal, NotRequired, Self, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
-from pydantic.dataclasses import dataclass
+from pydantic_core import from_json
 from starlette.datastructures import QueryParams
+from typing_extensions import TypedDict
 
 from tiered_index.config import in_our_words
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.calls import Allowance, Caps
 from tiered_index.server.problems import Refused
+from tiered_index.service.answers.asked import LookupColumns
 from tiered_index.storage.metering import PriceTable
-from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, Lookup, parse_time
+from tiered_index.types import MAX_KEY_UNITS, MAX_TOPIC_UNITS, parse_time
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -34,6 +36,10 @@ Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS, examples=
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
 # as the library's `query_all`
 PAGE = 1000
+# as a `Lookup`'s
+_MAX_COUNT = 64
+# Errors of one request of which the first ones are told: pydantic makes all of them, a KiB each.
+_MOST_ERRORS = 20_000
 BEGIN = "From here on, inclusive to the second: epoch milliseconds or ISO 8601."
 END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601."
 
@@ -161,17 +167,20 @@ class MessageParameters(Bounds):
     body: Body = Field("text", description="How bodies are shown.")
 
 
-# the library's own lookup: of a thousand, a model each and a lookup made of it took as long as the answers
-@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid"))
-class OneLookup(Lookup):
+# a mapping: of a thousand, a model or dataclass each took as long as the answers
+class OneLookup(TypedDict):
     """One of the lookups of a batch."""
+
+    __pydantic_config__ = ConfigDict(extra="forbid")  # type: ignore[misc]
 
     topic: Topic
     key: Key
-    begin_ms: Time | None = Field(None, description=BEGIN)
-    end_ms: Time | None = Field(None, description=END)
-    max_count: Count = Field(64, ge=1)
-    cursor: str | None = None
+    begin_ms: NotRequired[Annotated[Time | None, Field(description=BEGIN, json_schema_extra={"default": None})]]
+    end_ms: NotRequired[Annotated[Time | None, Field(description=END, json_schema_extra={"default": None})]]
+    max_count: NotRequired[
+        Annotated[int, Field(ge=1, json_schema_extra={"default": _MAX_COUNT}), BeforeValidator(_is_no_truth)]
+    ]
+    cursor: NotRequired[Annotated[str | None, Field(json_schema_extra={"default": None})]]
 
 
 class BatchBody(Bounds):
@@ -188,6 +197,17 @@ class BatchBody(Bounds):
         examples=[[{"topic": "orders", "key": "order-4711"}, {"topic": "orders", "key": "order-4712"}]],
     )
 
+    def columns(self) -> LookupColumns:
+        """Return what is looked up."""
+        rows, count = self.lookups, len(self.lookups)
+        topics, keys = [one["topic"] for one in rows], [one["key"] for one in rows]
+        if max(map(len, rows)) == 2:
+            # topics and keys alone
+            return LookupColumns(topics, keys, [None] * count, [None] * count, [_MAX_COUNT] * count, [None] * count)
+        begins_ms, ends_ms = [one.get("begin_ms") for one in rows], [one.get("end_ms") for one in rows]
+        max_counts, cursors = [one.get("max_count", _MAX_COUNT) for one in rows], [one.get("cursor") for one in rows]
+        return LookupColumns(topics, keys, begins_ms, ends_ms, max_counts, cursors)
+
 
 def of_query(model: type[M], given: QueryParams) -> M:
     """Return a request's parameters. Raises `InvalidArgument`, also for one that is given twice."""
@@ -201,7 +221,7 @@ def of_query(model: type[M], given: QueryParams) -> M:
 def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyType({})) -> M:
     """Return a request's JSON body. Raises `InvalidArgument`, and `Refused` where a list has more than `most` says."""
     try:
-        values = json.loads(body)
+        values = _json(body)
         for name, limit in most.items() if isinstance(values, dict) else ():
             if isinstance(listed := values.get(name), list) and len(listed) > limit:
                 # before something is made of each of them
@@ -213,10 +233,20 @@ def of_body(model: type[M], body: bytes, most: Mapping[str, int] = MappingProxyT
         raise InvalidArgument("the body is no JSON") from error
 
 
+def _json(body: bytes) -> Any:
+    try:
+        return from_json(body, cache_strings="keys")
+    except ValueError:
+        # it takes no half surrogates, of which the model says where they are, and UTF-8 alone
+        return json.loads(body)
+
+
 def _checked(model: type[M], values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
+        if (count := error.error_count()) > _MOST_ERRORS:
+            raise InvalidArgument(f"{count:,} values are wrong, or no parameters of this request") from None
         raise InvalidArgument("; ".join(map(_said, error.errors()[:5]))) from error
 
 

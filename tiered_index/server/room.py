@@ -1,8 +1,8 @@
 """Room for answers: the bytes that the answers of all requests hold at once, in one counter with a bound.
 
 An answer to be made counts as what it may take, one that is made as its bytes until the client has taken them. Who
-does not find room waits a moment, then is refused; smaller answers go ahead of larger ones. Threads: `Held.grow` from
-any, all else in the event loop's.
+does not find room waits a moment, then is refused; smaller answers go ahead of larger ones. Threads: `Held.hold` and
+`Held.grow` from any, all else in the event loop's.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ T = TypeVar("T")
 _ENTRY_BYTES, _TOPIC_FACTOR = 1024, 6
 # A message as it is stored, as text, and as JSON: digits and escapes take more than the bytes.
 _MESSAGE_FACTOR = 4
+# A body of JSON as Python's objects: lists of one list each take most.
+_PARSED_FACTOR = 50
 # Of an entry that a stream has sent, lest it sends it again.
 SEEN_BYTES = 256
 # One answer claims no more than this part of all room, so that it need not wait until nobody else asks.
@@ -41,6 +43,11 @@ _PIECE_BYTES = 256 << 10
 def entries_bytes(counts: Iterable[tuple[str, int]]) -> int:
     """Return what so many entries, each number with their topic, may take while an answer is made of them."""
     return sum(count * (_ENTRY_BYTES + _TOPIC_FACTOR * len(topic.encode(errors="replace"))) for topic, count in counts)
+
+
+def parsed_bytes(body: bytes) -> int:
+    """Return what a body of JSON may take while it is read."""
+    return _PARSED_FACTOR * len(body)
 
 
 class Room:
@@ -92,6 +99,14 @@ class Room:
                     self._waiting.append((wanted, found))
 
 
+class NoRoomNow(Exception):
+    """A call in a thread needs to hold `size` bytes in all, which are to be claimed before it is made again."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(size)
+        self.size = size
+
+
 class Held:
     """What one request holds of a room, until it has ended and so has the last call that it made in a thread."""
 
@@ -111,13 +126,20 @@ class Held:
             raise _no_room()
         self._bytes += more
 
-    def grow(self, size: int) -> None:
-        """Hold `size` bytes more. Raises `Refused` where there is no room now. In any thread."""
-        more = self._share(self._bytes + size) - self._bytes
+    def hold(self, size: int) -> None:
+        """Hold `size` bytes at least. Raises `NoRoomNow` where there is no room now. In any thread."""
+        more = (share := self._share(size)) - self._bytes
         if more > 0:
             if not self._room.fits(more):
-                raise _no_room()
+                raise NoRoomNow(share)
             self._bytes += more
+
+    def grow(self, size: int) -> None:
+        """Hold `size` bytes more. Raises `Refused` where there is no room now. In any thread."""
+        try:
+            self.hold(self._bytes + size)
+        except NoRoomNow:
+            raise _no_room() from None
 
     def settle(self, size: int) -> None:
         """Hold the `size` bytes that were made, in place of what they might have been."""
