@@ -6,7 +6,7 @@ that it can't pass for a whole one. Functions are pure; an `ArrowStream` belongs
 
 from __future__ import annotations
 
-import io
+import functools
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -119,13 +119,14 @@ def batch_table(results: QueryResults, redaction: Redaction) -> pa.Table:
     """Return a batch's entries as one table: `lookup` (i32, the lookup's number, from 0), then the items' columns."""
     if results.pages:
         tables = [result.to_arrow() for result in results]
-        counts = [len(table) for table in tables]
+        counts = np.array([len(table) for table in tables], np.int64)
         table = pa.concat_tables(tables)
     else:
-        counts = np.diff(results.starts).tolist()
-        table = results.form.table("", results.rows)
-        named = pa.array(results.batch.topics, pa.string()).take(pa.array(np.repeat(results.batch.topic_index, counts)))
-        table = table.set_column(table.column_names.index("topic"), "topic", named)
+        counts, topics = np.diff(results.starts), results.batch.topics
+        table = results.form.table(topics[0], results.rows)
+        if len(topics) > 1:
+            named = pa.array(topics, pa.string()).take(pa.array(np.repeat(results.batch.topic_index, counts)))
+            table = table.set_column(table.column_names.index("topic"), "topic", named)
     if redaction.stand_ins:
         table = _redacted(table, redaction)
     numbers = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
@@ -146,36 +147,32 @@ def _redacted(table: pa.Table, redaction: Redaction) -> pa.Table:
     return table.set_column(place, "source", pa.array(sources, pa.string()))
 
 
+@functools.lru_cache(maxsize=16)
+def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
+
+
 class ArrowStream:
-    """An Arrow IPC stream, taken piece by piece as it is written."""
+    """An Arrow IPC stream, made piece by piece."""
 
     def __init__(self) -> None:
-        self._sink = io.BytesIO()
-        self._writer: pa.ipc.RecordBatchStreamWriter | None = None
         self._schema: pa.Schema | None = None
 
     def table(self, table: pa.Table) -> bytes:
-        """Write a table and return the bytes."""
-        if self._writer is None:
-            self._schema = table.schema
-            self._writer = pa.ipc.new_stream(self._sink, table.schema)
-        self._writer.write_table(table)
-        return self._taken()
+        """Return a table's piece of the stream."""
+        begin = [] if self._schema is not None else [table.schema.serialize()]
+        self._schema = table.schema
+        # not by a writer into a file object, for each of whose writes Arrow waits for Python's lock
+        return b"".join(begin + [batch.serialize() for batch in table.to_batches()])
 
     def end(self, status: Mapping[str, Any]) -> bytes:
-        """Write an empty last batch that carries the status, and the stream's end; return the bytes."""
-        if self._writer is None or self._schema is None:
-            self._schema = pa.schema([])
-            self._writer = pa.ipc.new_stream(self._sink, self._schema)
-        empty = pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self._schema], schema=self._schema)
-        self._writer.write_batch(empty, custom_metadata={STATUS: encode(dict(status)).strip()})
-        self._writer.close()
-        return self._taken()
-
-    def _taken(self) -> bytes:
-        data = self._sink.getvalue()
-        self._sink.seek(0)
-        self._sink.truncate()
+        """Return the end: an empty last batch that carries the status."""
+        schema = self._schema if self._schema is not None else pa.schema([])
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, schema) as writer:
+            writer.write_batch(_no_rows(schema), custom_metadata={STATUS: encode(dict(status)).strip()})
+        begun_bytes = schema.serialize().size if self._schema is not None else 0
+        data: bytes = sink.getvalue()[begun_bytes:].to_pybytes()
         return data
 
 
