@@ -384,6 +384,19 @@ def test_encrypted_connections(tmp_path):
     asyncio.run(ask())
 
 
+def test_a_handshake_that_does_not_begin_ends_its_connection(tmp_path, monkeypatch):
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(certificate(tmp_path))
+    monkeypatch.setattr(server_module, "_HANDSHAKE_S", 0.1)
+
+    async def ask():
+        async with serving(tls=tls) as server, Client.open(server) as client:
+            # sooner than asyncio's minute
+            assert await asyncio.wait_for(client.ended(), 30.0)
+
+    asyncio.run(ask())
+
+
 @run
 async def test_a_port_that_is_taken_and_bounds_that_are_none():
     async with serving() as server:

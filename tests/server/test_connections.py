@@ -8,8 +8,11 @@ import socket
 
 import pytest
 
+from tests.rocketmq.test_remoting_server import certificate
 from tests.server.conftest import PATIENCE_S
 from tiered_index.server import listening
+from tiered_index.server.health import StandIn
+from tiered_index.server.listening import HttpListener, Tls, in_background
 
 HOST = b" HTTP/1.1\r\nHost: localhost\r\n"
 ALIVE = b"GET /livez" + HOST + b"\r\n"
@@ -113,6 +116,17 @@ def test_who_offers_another_protocol_is_answered_in_this_one(connection, caplog)
         connection.sendall(last)
         assert rest(connection).startswith(b"HTTP/1.1 200 ")
     assert not caplog.records
+
+
+@pytest.mark.parametrize("begun", [b"", b"\x16\x03\x01\x02\x00\x01"], ids=["not begun", "not ended"])
+def test_a_handshake_that_does_not_end_ends_its_connection(tmp_path, monkeypatch, begun):
+    file = certificate(tmp_path)
+    monkeypatch.setattr(listening, "_HANDSHAKE_S", 0.1)
+    listener = HttpListener(StandIn(), "127.0.0.1", 0, tls=Tls(file, file))
+    # sooner than asyncio's minute
+    with in_background(listener), socket.create_connection(("127.0.0.1", listener.port), 30.0) as connection:
+        connection.sendall(begun)
+        assert rest(connection) == b""
 
 
 class Taker:

@@ -211,6 +211,24 @@ def test_a_wrong_body_is_a_problem(index, body, kind, status):
         assert got.status_code == status
 
 
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32-be"])
+def test_a_body_may_have_any_encoding_of_json_and_numbers_of_any_size(client, encoding):
+    lookups = [{"topic": "orders", "key": "order-4711", "begin_ms": -(10**30), "end_ms": 10**30, "max_count": "64"}]
+    body = json.dumps({"lookups": lookups}).encode(encoding)
+    got = client.post("/v1/query:batch", content=body, headers={"content-type": "application/json"})
+    whole = client.get("/v1/query", params={"topic": "orders", "key": "order-4711"}).json()
+    assert got.json()["results"][0]["items"] == whole["items"] != []
+
+
+def test_errors_without_end_are_counted(client):
+    names = {str(number): 0 for number in range(20_000)}
+    got = client.post("/v1/query:batch", json={"lookups": [names]})
+    assert (got.status_code, "20,002 values are wrong" in got.json()["detail"]) == (400, True)
+    del names["0"], names["1"]
+    got = client.post("/v1/query:batch", json={"lookups": [names]})
+    assert got.status_code == 400 and "lookups.0.topic is missing" in got.json()["detail"]
+
+
 def test_an_answer_that_could_be_too_large_is_refused_before_it_is_made(index):
     with serving(index, caps=Caps(max_entries=100)) as client:
         for counts, status in (([50, 50], 200), ([50, 51], 413), ([64, 64], 413)):

@@ -6,14 +6,18 @@ import asyncio
 import json
 import socket
 import threading
+from types import SimpleNamespace
 from urllib.parse import urlsplit
 
 import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
 from tiered_index import IndexItem, IndexService
+from tiered_index.server.calls import Allowance, Calls, Caps
+from tiered_index.server.health import HealthRoutes
 from tiered_index.server.problems import Refused
 from tiered_index.server.room import CountedMessages, Held, HeldResponse, Room, entries_bytes
+from tiered_index.storage.metering import PriceTable
 
 T0 = 1_700_000_000_000
 
@@ -89,6 +93,44 @@ def test_a_call_whose_request_has_ended_is_not_begun():
     asyncio.run(main())
 
 
+def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread():
+    async def main():
+        room, begun, go_on = Room(800), threading.Event(), threading.Event()
+        routes = object.__new__(HealthRoutes)
+        routes.calls = Calls(1, 9)
+
+        def made(act, claim):
+            held = Held(room)
+            request = SimpleNamespace(state=SimpleNamespace(held=held), receive=asyncio.Event().wait)
+            return held, asyncio.ensure_future(routes.made(request, Allowance(Caps(), PriceTable()), act, claim))
+
+        first, answer = made(lambda: begun.set() or (go_on.wait(PATIENCE_S) and room.held_bytes), 300)
+        await asyncio.to_thread(begun.wait, PATIENCE_S)
+        second, waiting = made(lambda: room.held_bytes, 500)
+        await asyncio.sleep(0)
+        go_on.set()
+        # what waits for the one thread holds nothing
+        assert (await answer, await waiting) == (300, 800)
+        calls = []
+        third, waiting = made(lambda: calls.append("third") or third.hold(200) or room.held_bytes, 100)
+        while not room._waiting:
+            await asyncio.sleep(0)
+        # the thread is free meanwhile
+        assert await made(lambda: "free", 0)[1] == "free" and not calls
+        first.end()
+        assert (await waiting, calls) == (700, ["third"])
+        second.end()
+        # what a call finds no room for it waits for, too, and is made again
+        again, waiting = made(lambda: calls.append("again") or again.hold(650) or room.held_bytes, 100)
+        while not room._waiting:
+            await asyncio.sleep(0)
+        third.end()
+        assert (await waiting, calls) == (650, ["third", "again", "again"])
+        routes.calls.close()
+
+    asyncio.run(main())
+
+
 def test_between_pieces_the_loop_notes_that_the_client_has_gone():
     """Else each further piece is written to the lost connection, and is one more warning in the log."""
     loop_had_turns, sent = [], []
@@ -118,7 +160,8 @@ def index(tmp_path_factory):
 WIDE = {"lookups": [{"topic": "t", "key": "k", "max_count": 3_000}]}
 
 
-def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index):
+def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monkeypatch):
+    monkeypatch.setitem(Room.__init__.__kwdefaults__, "wait_s", 0.2)
     # one of two answers fits while it is made, and so do both once they are
     most = entries_bytes([("t", 3_000)]) * 8 // 7
     with serving(index, answer_bytes=most, threads=4) as client:
@@ -132,12 +175,16 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index):
             slow.connect((address.hostname, address.port))
             slow.sendall(f"{head}content-length: {len(asked)}\r\n\r\n".encode() + asked)
             assert slow.recv(12) == b"HTTP/1.1 200"
-            refused = client.post("/v1/query:batch", json={**WIDE, "timeout_s": 0.5})
-            assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
-            assert "no room" in refused.json()["detail"]
+            # so does a body that may take more while it is read, whatever is asked for
+            narrow = json.dumps({"lookups": [{"topic": "t", "key": "k", "max_count": 1}]}).encode() + b" " * 100_000
+            for sent in (json.dumps(WIDE).encode(), narrow):
+                refused = client.post("/v1/query:batch", content=sent, headers={"content-type": "application/json"})
+                assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
+                assert "no room" in refused.json()["detail"]
             # a smaller one finds room beside what is made, which is less than what it might have been
             assert len(client.get("/v1/query?topic=t&key=k&max_count=1000").json()["items"]) == 1000
         # with the client its answer is gone
+        assert client.post("/v1/query:batch", content=narrow, headers={"content-type": "application/json"}).is_success
         answer = client.post("/v1/query:batch", json=WIDE)
         assert answer.status_code == 200 and len(answer.json()["results"][0]["items"]) == 3_000
 

@@ -213,7 +213,9 @@ class _Body:
             return await self._receive()
         until_s = self._began_s + _BODY_S + self.taken / _LEAST_BYTES_PER_S
         try:
-            message = await asyncio.wait_for(self._receive(), until_s - time.monotonic())
+            # not by `wait_for`, which makes a task of each wait
+            async with asyncio.timeout(until_s - time.monotonic()):
+                message = await self._receive()
         except TimeoutError:
             raise Refused(408, "the body comes too slowly") from None
         size = len(message.get("body", b""))

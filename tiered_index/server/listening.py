@@ -14,6 +14,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -34,6 +35,8 @@ _SENT_BYTES = 512 << 10
 # for the head of a request to come whole, and for a client to take of what fills the buffer to it
 _HEAD_S = _TAKE_S = 30.0
 _LEAST_TAKEN_PER_S = 16 << 10
+# of a TLS handshake, as of RocketMQ's protocol
+_HANDSHAKE_S = 10.0
 # of a head or a trailer, which the parser does not bound
 _MOST_HEAD_BYTES = 64 << 10
 # requests of one connection that wait until those before them are answered
@@ -234,7 +237,15 @@ class _Server(uvicorn.Server):
         yield
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        # as Uvicorn's, which leaves the time of a handshake to asyncio: a minute
+        loop, config = asyncio.get_running_loop(), self.config
+        more: dict[str, Any] = {"ssl_handshake_timeout": _HANDSHAKE_S} if config.ssl is not None else {}
+        connection = partial(_Connection, config=config, server_state=self.server_state, app_state={})
+        self.servers = [
+            await loop.create_server(connection, sock=one, ssl=config.ssl, backlog=_BACKLOG, **more)
+            for one in sockets or ()
+        ]
+        self.started = True
         self.ready()
 
 
