@@ -181,6 +181,11 @@ def test_a_large_answer_waits_for_one_that_its_client_does_not_take(index, monke
                 refused = client.post("/v1/query:batch", content=sent, headers={"content-type": "application/json"})
                 assert (refused.status_code, refused.headers["retry-after"]) == (503, "1")
                 assert "no room" in refused.json()["detail"]
+            line = {"topic": "t", "queue_id": 0, "keys": ["new"], "offset": 1, "size": 1, "timestamp_ms": T0}
+            for padding, status in ((100_000, 503), (10, 200)):
+                sent = json.dumps(line).encode() + b" " * padding
+                got = client.post("/v1/entries", content=sent, headers={"content-type": "application/x-ndjson"})
+                assert got.status_code == status
             # a smaller one finds room beside what is made, which is less than what it might have been
             assert len(client.get("/v1/query?topic=t&key=k&max_count=1000").json()["items"]) == 1000
         # with the client its answer is gone

@@ -112,13 +112,16 @@ class Routes(LookupRoutes):
         body = await request.body()
 
         def act() -> bytes:
+            if form == wire.NDJSON:
+                # one after the other is read
+                request.state.held.hold(parsed_bytes(max(body.split(b"\n"), key=len)))
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}
             need_topics(batch.topics, caller.need_topic)
             return wire.encode(intake.take(batch, asked))
 
         allowance = Allowance(self.served.caps, self.prices)
-        return Response(await self.calls.run(request, allowance, act), media_type=wire.JSON)
+        return Response(await self.made(request, allowance, act, 0), media_type=wire.JSON)
 
     # Checks
 

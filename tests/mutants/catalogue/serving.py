@@ -99,6 +99,14 @@ MUTANTS = (
         (f"{ROOM}::test_a_large_answer_waits_for_one_that_its_client_does_not_take",),
     ),
     Mutant(
+        "serve-room-line",
+        "a line of entries is read without room for what it may become",
+        "server/app.py",
+        'request.state.held.hold(parsed_bytes(max(body.split(b"\\n"), key=len)))',
+        "pass",
+        (f"{ROOM}::test_a_large_answer_waits_for_one_that_its_client_does_not_take",),
+    ),
+    Mutant(
         "serve-errors",
         "each of a million errors of one body is made",
         "server/parameters.py",
