@@ -12,6 +12,10 @@ from typing import Any
 import numpy as np
 from numba import boolean, int32, int64, njit, types, uint8, uint16, uint32, uint64, void
 
+from tiered_index.packed_loops import bits_at, line_at
+from tiered_index.packed_loops import pack_items as pack_items
+from tiered_index.packed_loops import unpack_items as unpack_items
+
 _IN = {kind: types.Array(kind, 1, "C", readonly=True) for kind in (int32, int64, uint8, uint16, uint32, uint64)}
 _IN_MATRIX = types.Array(uint64, 2, "C", readonly=True)
 _IN_ROWS = types.Array(int64, 2, "C", readonly=True)
@@ -231,28 +235,9 @@ def match(stored, wanted, starts, items, first, counts):
     return found
 
 
-@njit(void(_IN_MATRIX, int64, int64, _IN[uint64], _IN[int64], uint8[::1]), **_OPTIONS)
-def pack_bits(columns, start, stop, least, widths, packed):
-    """Write rows [start, stop) of columns, less the least of each, in as many bits as its width, lowest bits first."""
-    bits, held, at = uint64(0), uint64(0), 0
-    for row in range(start, stop):
-        for column in range(len(widths)):
-            value, left = columns[column, row] - least[column], uint64(widths[column])
-            # at most 56 at once: with 7 that are held they are in 64
-            while left:
-                some = min(left, uint64(56))
-                bits |= (value & ((uint64(1) << some) - uint64(1))) << held
-                held, left, value = held + some, left - some, value >> some
-                while held >= uint64(8):
-                    packed[at] = uint8(bits)
-                    bits, held, at = bits >> uint64(8), held - uint64(8), at + 1
-    if held:
-        packed[at] = uint8(bits)
-
-
 @njit(void(_IN[uint8], int64, _IN[int64], _IN[uint64], int64, int64, uint64[:, ::1], int64), **_OPTIONS)
 def unpack_bits(packed, begin, widths, least, start, stop, columns, to):
-    """Set columns, from place `to` on, to rows [start, stop) as `pack_bits` wrote them, row 0 from bit `begin` on; 8
+    """Set columns, from place `to` on, to rows [start, stop) of packed columns, row 0 from bit `begin` on; 8
     bytes must follow them.
     """
     row_bits = widths.sum()
@@ -269,14 +254,6 @@ def unpack_bits(packed, begin, widths, least, start, stop, columns, to):
                 value |= (word >> (bit & uint64(7)) & ((uint64(1) << some) - uint64(1))) << done
                 bit, done, left = bit + some, done + some, left - some
             columns[column, place] = value + least[column]
-
-
-@njit(uint64(_IN[uint64], uint64, uint64), **_OPTIONS)
-def _bits(words, bit, mask):
-    """Return the number that begins at a bit, its lowest bit first, as wide as `mask`; a word must follow it."""
-    at, shift = bit >> uint64(6), bit & uint64(63)
-    # the word behind goes above; two shifts, as none is by 64
-    return (words[at] >> shift | words[at + uint64(1)] << uint64(1) << (uint64(63) - shift)) & mask
 
 
 @njit(uint64(_IN[uint64], uint64, int64), **_OPTIONS)
@@ -302,7 +279,7 @@ def _ones(word):
 def _marked(words, bit, count, number):
     """Return the place of mark `number` of `count` bits; `count` where there are fewer marks."""
     for at in range(0, count, 64):
-        word = _bits(words, bit + uint64(at), ~uint64(0) >> uint64(max(0, 64 + at - count)))
+        word = bits_at(words, bit + uint64(at), ~uint64(0) >> uint64(max(0, 64 + at - count)))
         ones = int64(_ones(word))
         if number >= ones:
             number -= ones
@@ -313,15 +290,6 @@ def _marked(words, bit, count, number):
                 return place
             word >>= uint64(1)
     return count
-
-
-@njit(int64(_IN[int64], int64), **_OPTIONS)
-def _line_at(line, offset):
-    """Return the time of a line, its base, shift and seconds, at an offset."""
-    above, shift = offset - line[0], uint64(line[1])
-    point = min(max(above >> shift, 0), len(line) - 4)
-    rise = line[point + 3] - line[point + 2]
-    return ((above - (point << shift)) * rise >> shift) + line[point + 2]
 
 
 @njit(
@@ -383,7 +351,7 @@ def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, c
         asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
         bit, step, mask = uint64(8 * (begin + header)), uint64(key_bits), masks[0]
         for key in range(keys):
-            rank += int64(_bits(words, bit, mask))
+            rank += int64(bits_at(words, bit, mask))
             while asked < rank:
                 low += 1
                 asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
@@ -395,15 +363,15 @@ def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, c
                 values[0] = uint64(above * base + slot)
                 at = bit + widths[0]
                 for column in range(1, of_keys):
-                    values[column] = _bits(words, at, masks[column]) + least[column]
+                    values[column] = bits_at(words, at, masks[column]) + least[column]
                     at += widths[column]
                 counts[run] += stop - first
                 for item in range(first, stop):
                     at = uint64(8 * items_at + item * item_bits)
                     for column in range(of_keys, len(columns)):
-                        values[column] = _bits(words, at, masks[column]) + least[column]
+                        values[column] = bits_at(words, at, masks[column]) + least[column]
                         at += widths[column]
-                    values[len(columns) - 1] += uint64(_line_at(line, int64(values[len(columns) - 2])))
+                    values[len(columns) - 1] += uint64(line_at(line, int64(values[len(columns) - 2])))
                     for column in range(len(columns)):
                         to, value = columns[column, 1] + columns[column, 2], values[column]
                         for byte in range(columns[column, 2]):

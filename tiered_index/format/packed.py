@@ -22,6 +22,7 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.packed_rows import BitReader, PackedRows, Place, bytes_of, unpacked
+from tiered_index.format.packed_runs import MOST_ITEMS, packed_runs, unpacked_runs
 from tiered_index.format.schema import Schema
 from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine
@@ -31,8 +32,6 @@ Array = npt.NDArray[Any]
 Int64 = npt.NDArray[np.int64]
 UInt64 = npt.NDArray[np.uint64]
 
-MOST_ITEMS = 1 << 14
-"""Items of a run, at most: one of 256 KiB of unpacked items has less."""
 _CODES = {"i1": "b", "i2": "h", "i4": "i", "i8": "q", "u1": "B", "u2": "H", "u4": "I", "u8": "Q"}
 # stored once a key, beside the hash
 _OF_KEYS = ("topic_id", "fingerprint")
@@ -89,6 +88,8 @@ class Packing:
 
     def pack_runs(self, items: Array, counts: Sequence[int]) -> list[bytes]:
         """Return the packed forms of several runs; `items` are theirs, one behind the other, `counts` of each."""
+        if (loops := compiled(len(items))) is not None:
+            return packed_runs(loops, self, items, counts)
         starts = np.cumsum([0, *counts])
         words = items.view(self.words)
         shared = [items["key_hash"].astype(np.int64), *(_native(words[name]) for name in self.of_keys)]
@@ -105,9 +106,8 @@ class Packing:
         is_ranked = (np.minimum.reduceat(np.minimum(steps, raw), key_starts[:-1]) >= 0).tolist()
         offsets = _native(items["offset"])
         line = items["time_diff_s"] - self.line.at(offsets)
-        loops = compiled(len(items))
-        of_keys, as_steps = (PackedRows([first, *others], key_starts, loops) for first in (raw, steps))
-        of_items = PackedRows([*(_native(words[name]) for name in self.of_items), offsets, line], starts, loops)
+        of_keys, as_steps = (PackedRows([first, *others], key_starts) for first in (raw, steps))
+        of_items = PackedRows([*(_native(words[name]) for name in self.of_items), offsets, line], starts)
         packed = []
         for run, (start, stop) in enumerate(itertools.pairwise(starts.tolist())):
             mine = as_steps if is_ranked[run] else of_keys
@@ -155,13 +155,13 @@ class Packing:
         counts = np.empty(len(runs), np.int64)
         found = loops.find_items(
             *(words, np.array(table), ranks, self.base, MOST_ITEMS, 1 + len(self.of_keys)),
-            *(self._for_loops, self.line.as_numbers, items, counts),
+            *(self.for_loops, self.line.as_numbers, items, counts),
         )
         return (items[:found].view(self.schema.item)[:, 0], counts) if found >= 0 else None
 
     @cached_property
-    def _for_loops(self) -> Int64:
-        """The columns as `loops.find_items` takes them."""
+    def for_loops(self) -> Int64:
+        """The columns as compiled loops take them (i64, columns x 3)."""
         fields: Mapping[str, Any] = self.words.fields or {}
         sizes = [self.header_dtype[f"least {name}"] for name in self.order]
         signed = [dtype.itemsize if dtype.kind == "u" else -dtype.itemsize for dtype in sizes]
@@ -172,6 +172,8 @@ class Packing:
         """Return the items of several runs, one behind the other, each given by its data and count, as `unpack`."""
         given = list(runs)
         items = np.empty(sum(count for _, count in given), self.schema.item)
+        if (loops := compiled(len(items))) is not None and (found := unpacked_runs(loops, self, given)) is not None:
+            return found
         at = 0
         for first in range(0, len(given), _TOGETHER):
             opened = [self._open(data, count, file) for data, count in given[first : first + _TOGETHER]]

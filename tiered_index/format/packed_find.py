@@ -14,7 +14,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.packed import MOST_ITEMS, Packing
+from tiered_index.format.packed import Packing
+from tiered_index.format.packed_runs import Runs
 from tiered_index.format.slots import hash_rank
 from tiered_index.kernels import compiled
 
@@ -55,7 +56,7 @@ def _some(
     if (loops := compiled(sum(count for _, count in given))) is not None:
         by_loops = packing.find(loops, given, ranks)
         return _one_by_one(packing, given, ranks, file) if by_loops is None else by_loops
-    runs = _Runs.parse(packing, given)
+    runs = Runs.parse(packing, given)
     found = None if runs is None else _keys(packing, runs, ranks)
     if runs is None or found is None:
         return _one_by_one(packing, given, ranks, file)
@@ -80,54 +81,6 @@ def _one_by_one(
     return joined, np.array([len(part) for part in parts], np.int64)
 
 
-class _Runs(NamedTuple):
-    """Runs (r) side by side in `words` (u64): items and keys of each; `widths` and `least` (r x columns, u64) of its
-    columns; the bits where its rows of keys, its marks of first items and its rows of items begin.
-    """
-
-    words: UInt64
-    data: npt.NDArray[np.uint8]
-    counts: Int64
-    keys: Int64
-    widths: Int64
-    least: UInt64
-    keys_at: Int64
-    marks_at: Int64
-    items_at: Int64
-    key_bits: Int64
-    item_bits: Int64
-
-    @classmethod
-    def parse(cls, packing: Packing, given: Sequence[tuple[bytes | memoryview, int]]) -> _Runs | None:
-        """Return the runs; None where one is not as it should be, or its hashes are not by rank."""
-        lengths = np.array([len(data) for data, _ in given], np.int64)
-        counts = np.array([count for _, count in given], np.int64)
-        dtype = packing.header_dtype
-        if lengths.min() < dtype.itemsize:
-            return None
-        # each word can be read with the one behind it
-        padding = bytes(16 + -int(lengths.sum()) % 8)
-        data = np.frombuffer(b"".join([*(data for data, _ in given), padding]), np.uint8)
-        begins = np.cumsum(lengths) - lengths
-        heads = data[begins[:, None] + np.arange(dtype.itemsize)].view(dtype)[:, 0]
-        keys = heads["keys"].astype(np.int64)
-        widths = np.stack([heads[f"width {name}"] for name in packing.order], 1).astype(np.int64)
-        least = np.stack([_wide(heads[f"least {name}"]) for name in packing.order], 1)
-        of_keys = 1 + len(packing.of_keys)
-        key_bits, item_bits = widths[:, :of_keys].sum(1), widths[:, of_keys:].sum(1)
-        marks_at = dtype.itemsize + (keys * key_bits + 7 >> 3)
-        items_at = marks_at + np.where(keys < counts, counts + 7 >> 3, 0)
-        first = least[:, 0].view(np.int64)
-        right = (heads["is_ranked"] == 1) & (keys > 0) & (keys <= counts) & (counts <= MOST_ITEMS)
-        right &= (widths.max(1) <= 64) & (widths[:, 0] <= 32) & (lengths == items_at + (counts * item_bits + 7 >> 3))
-        right &= (first >= -(2**31)) & (first < packing.ranks)
-        if not right.all():
-            return None
-        keys_at, marks_at, items_at = (8 * (begins + part) for part in (dtype.itemsize, marks_at, items_at))
-        words = data.view("<u8")
-        return cls(words, data, counts, keys, widths, least, keys_at, marks_at, items_at, key_bits, item_bits)
-
-
 class _Keys(NamedTuple):
     """Keys that are asked for: which run (n) each is of, its place among the run's keys (n), its rank (n)."""
 
@@ -136,7 +89,7 @@ class _Keys(NamedTuple):
     ranks: Int64
 
 
-def _keys(packing: Packing, runs: _Runs, ranks: Int64) -> _Keys | None:
+def _keys(packing: Packing, runs: Runs, ranks: Int64) -> _Keys | None:
     """Return the keys whose rank is asked for; None where a run has a rank that no hash has."""
     total = int(runs.keys.sum())
     ends = np.cumsum(runs.keys)
@@ -160,7 +113,7 @@ def _keys(packing: Packing, runs: _Runs, ranks: Int64) -> _Keys | None:
     return _Keys(of, places - starts[of], codes[places])
 
 
-def _spans(runs: _Runs, found: _Keys) -> tuple[Int64, Int64] | None:
+def _spans(runs: Runs, found: _Keys) -> tuple[Int64, Int64] | None:
     """Return each key's first item among the run's, and how many it has; None where a run's marks are not its keys'."""
     starts, stops = found.places.copy(), found.places + 1
     shared = runs.keys < runs.counts
@@ -186,7 +139,7 @@ def _spans(runs: _Runs, found: _Keys) -> tuple[Int64, Int64] | None:
     return starts, stops - starts
 
 
-def _items(packing: Packing, runs: _Runs, found: _Keys, starts: Int64, counts: Int64) -> Array:
+def _items(packing: Packing, runs: Runs, found: _Keys, starts: Int64, counts: Int64) -> Array:
     """Return the items of keys, each given by its first one and their number."""
     items = np.empty(int(counts.sum()), packing.schema.item)
     if not len(items):
@@ -215,7 +168,7 @@ def _items(packing: Packing, runs: _Runs, found: _Keys, starts: Int64, counts: I
     return items
 
 
-def _column(runs: _Runs, column: int, run: Int64, bits: Int64) -> UInt64:
+def _column(runs: Runs, column: int, run: Int64, bits: Int64) -> UInt64:
     """Return values (u64, n) of a column at `bits` (n), each of a run (n)."""
     values = _bits(runs.words, bits, _mask(runs.widths[:, column])[run])
     values += runs.least[run, column]
@@ -242,9 +195,3 @@ def _mask(widths: Int64) -> UInt64:
     masks: UInt64 = (_ONE << np.minimum(wide, _LAST_BIT)) - _ONE
     masks[wide > _LAST_BIT] = ~np.uint64(0)
     return masks
-
-
-def _wide(column: Array) -> UInt64:
-    """Return a column's values modulo 2**64."""
-    values: UInt64 = column.astype(np.int64 if column.dtype.kind == "i" else np.uint64).view(np.uint64)
-    return values

@@ -44,10 +44,9 @@ class _Column:
 class PackedRows:
     """Columns of the rows of several runs, each of which begins at one of `starts`, the end last."""
 
-    def __init__(self, columns: Sequence[Array], starts: Int64, loops: ModuleType | None) -> None:
+    def __init__(self, columns: Sequence[Array], starts: Int64) -> None:
         self.columns = [_Column(values, starts) for values in columns]
-        self._starts, self._loops = starts.tolist(), loops
-        self._matrix = np.array([values.view(np.uint64) for values in columns]) if loops is not None else None
+        self._starts = starts.tolist()
 
     def packed(self, run: int) -> bytes:
         """Return a run's rows, as `BitReader` reads them."""
@@ -57,11 +56,6 @@ class PackedRows:
         bits, n = sum(widths), stop - start
         if not bits:
             return b""
-        if self._loops is not None:
-            packed = np.empty(bytes_of(n * bits), np.uint8)
-            least = np.array([smallest & _MASK for _, smallest in about], np.uint64)
-            self._loops.pack_bits(self._matrix, start, stop, least, np.array(widths), packed)
-            return packed.tobytes()
         stride = bytes_of(bits) + 8
         rows = np.zeros((n, stride), np.uint8)
         at = 0

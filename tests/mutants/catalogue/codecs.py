@@ -10,7 +10,8 @@ BLOOM = "tests/unit/format/test_bloom.py"
 HASHING = "tests/unit/format/test_hashing.py"
 UNSEALED = "tests/unit/format/test_unsealed.py"
 COMPACTED = "tests/unit/format/test_compacted.py"
-FOUND = "tests/unit/format/test_packed.py::test_asked_keys_are_found_in_many_runs"
+LOOPED = "tests/unit/format/test_packed.py"
+FOUND = f"{LOOPED}::test_asked_keys_are_found_in_many_runs"
 
 MUTANTS = (
     Mutant(
@@ -303,6 +304,38 @@ MUTANTS = (
         "_marked(words, marks, count, keys - 1) == count",
         "False",
         ("tests/unit/format/test_packed.py::test_marks_of_another_number_of_keys_are_damage[loops-0b1]",),
+    ),
+    Mutant(
+        "compiled-packing-without-marks",
+        "of keys with several items compiled loops do not mark the first ones",
+        "packed_loops.py",
+        "marks |= is_new[item + bit] << uint8(bit)",
+        "marks |= is_new[item] << uint8(bit)",
+        (f"{LOOPED}::test_everything_comes_back[loops]",),
+    ),
+    Mutant(
+        "compiled-packing-by-unsigned-bounds",
+        "the least of a run's values is taken without their sign by compiled loops",
+        "packed_loops.py",
+        "turned = uint64(1) << uint64(63) if columns[column, 0] < 0 else uint64(0)",
+        "turned = uint64(0)",
+        ("tests/unit/test_kernels.py::test_packing",),
+    ),
+    Mutant(
+        "compiled-unpacking-trusts-marks",
+        "runs whose first items are fewer than their keys are unpacked by compiled loops all the same",
+        "packed_loops.py",
+        "if key < keys or rank >= quotients * base:",
+        "if rank >= quotients * base:",
+        (f"{LOOPED}::test_marks_of_another_number_of_keys_are_damage[loops-0b1]",),
+    ),
+    Mutant(
+        "order-of-offsets-without-their-places",
+        "offsets that are equal are in any order where a line of times is drawn through them",
+        "format/time_line.py",
+        "keys |= np.arange(len(offsets), dtype=np.uint64)",
+        "keys |= np.arange(len(offsets), dtype=np.uint64)[::-1]",
+        (f"{LOOPED}::test_a_line_goes_through_the_last_of_equal_offsets[NumPy-as one number]",),
     ),
     Mutant(
         "searches-load-no-loops",

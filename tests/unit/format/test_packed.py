@@ -141,9 +141,11 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
         assert len(found) <= count <= MOST_ITEMS
         assert found.dtype == items.dtype
         assert by_numpy(packing, cut, count, key_hash) == found.tobytes()
+    runs = [(packing.pack(items), len(items)), (cut, count)]
+    assert all_items(packing, runs) == all_items(packing, runs, by_numpy=True)
     asked = asked_ranks(packing, np.array([0, 5, own], np.int32))
     with contextlib.suppress(CorruptFile):
-        found, of_runs = find_asked(packing, [(cut, count), (packing.pack(items), len(items))], asked, "f")
+        found, of_runs = find_asked(packing, runs[::-1], asked, "f")
         assert len(found) == of_runs.sum() and (of_runs <= [count, len(items)]).all()
 
 
@@ -158,6 +160,9 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
     # behind them only four offsets of two bits
     assert data[-2] == 0b0101
     data[-2] = marks
+    if marks != 0b0101:
+        with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
+            packing.unpack_runs([(data, 4)], "f")
     for key_hash in (3, 4, 5):
         if marks == 0b0101:
             assert packing.unpack(data, 4, "f", key_hash).tobytes() == items[items["key_hash"] == key_hash].tobytes()
@@ -174,6 +179,25 @@ def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) ->
             return packing.unpack(data, count, "f", key_hash).tobytes()
         except CorruptFile as error:
             return str(error)
+
+
+def all_items(packing: Packing, runs: list[tuple[bytes, int]], *, by_numpy: bool = False) -> bytes | str:
+    """Return the items of several runs, or why there are none."""
+    with pytest.MonkeyPatch.context() as patch:
+        if by_numpy:
+            patch.setattr(kernels._State, "loops", None)
+        try:
+            return packing.unpack_runs(runs, "f").tobytes()
+        except CorruptFile as error:
+            return str(error)
+
+
+@pytest.mark.parametrize("last", [2**20, 2**62], ids=["as one number", "by a sort of places"])
+def test_a_line_goes_through_the_last_of_equal_offsets(last: int) -> None:
+    items = np.zeros(4, KEYED_SCHEMA.item)
+    items["offset"] = [last, 0, 0, 0]
+    items["time_diff_s"] = [100, 7, 9, 8]
+    assert TimeLine.through(items).seconds[0] == 8
 
 
 @settings(max_examples=100)
