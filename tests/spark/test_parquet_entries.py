@@ -168,6 +168,16 @@ def test_a_column_without_a_type_is_told_where_it_is_needed(spark: Any, tmp_path
         assert sorted(row[0] or 0 for row in found.frame.select("topic_id").collect()) == [0] * 20 + [7] * 10
 
 
+def test_a_column_that_is_given_as_such_is_left_to_spark(spark: Any, tmp_path: Any) -> None:
+    from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
+
+    source = put_all({"a": messages(10)}, tmp_path, "local")
+    columns = {"key": F.upper("key"), "topic": F.lit("orders")}
+    check_source(source, columns, SCHEMA, ADDRESS_OF)
+    with pytest.raises(InvalidArgument, match="column 'none' \\(offset\\) is missing"):
+        check_source(source, columns | {"offset": "none"}, SCHEMA, ADDRESS_OF)
+
+
 @pytest.mark.parametrize("kind", ["local", "stored"])
 def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: str) -> None:
     """What a killed job of Spark has not committed would be entries twice, as old files of a table would."""

@@ -51,7 +51,8 @@ from tiered_index.storage.s3.options import S3Options
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
 
-_TASKS_A_CORE = 4
+# Some tasks a core, since objects differ in size; fewer where one has little to read: a task takes some 20 ms of CPU
+_TASKS_A_CORE, _TASK_BYTES = 4, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +171,8 @@ def _check_on(spark: SparkSession, state: LogState, address: StorageAddress, rep
     work: list[Any] = sorted([*state.objects.values(), *state.archive.values()], key=lambda one: -one.size_bytes)
     if not work:
         return
-    count = min(len(work), spark.sparkContext.defaultParallelism * _TASKS_A_CORE)
+    cores = spark.sparkContext.defaultParallelism
+    count = min(len(work), max(cores, min(_TASKS_A_CORE * cores, sum(one.size_bytes for one in work) // _TASK_BYTES)))
     with broadcast(spark, work) as shared:
 
         def check(numbers: Iterable[int]) -> Iterator[Report]:

@@ -198,7 +198,11 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             names = dict(trailer.metadata.topics)
             kept = kept[picked.expired.keeps(items[kept], whole["second"][kept], names)]
             for start in range(0, len(kept), _BATCH_ROWS):
-                columns = {name: values[kept[start : start + _BATCH_ROWS]] for name, values in whole.items()}
+                some: Any = kept[start : start + _BATCH_ROWS]
+                if len(kept) == len(items):
+                    # views, not copies
+                    some = slice(start, start + len(some))
+                columns = {name: values[some] for name, values in whole.items()}
                 topics = _topic_names(columns["topic_id"], trailer.metadata.topics)
                 yield Part(INDEX, columns, topics, None, stored.name)
         if unread:

@@ -31,7 +31,8 @@ _RESULT = "result binary"
 # Comes before all ranges.
 _FIRST = -1
 _UNREAD = -1
-_OBJECT_BYTES = 1 << 28
+# Bytes of objects that a task reads, about
+_LEAST_BYTES, _MOST_BYTES = 16 << 20, 1 << 28
 # Entries of one side that are cut at once.
 HELD = 1 << 20
 UInt64 = npt.NDArray[np.uint64]
@@ -107,7 +108,10 @@ class Sides:
         """
         spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
         largest = sorted(stored, key=lambda one: -one.size_bytes)
-        tasks = min(len(stored), max(4 * self.cores, sum(one.size_bytes for one in stored) // _OBJECT_BYTES))
+        size = sum(one.size_bytes for one in stored)
+        # four a core, fewer where one has little to read
+        tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
+        tasks = min(len(stored), tasks)
         with broadcast(spark, (largest, picked)) as shared, large_batches(spark):
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -132,9 +132,10 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
                 kind_of_all(names)
         return
     for field in _wanted(columns, files.schema.names, schema):
-        named = columns.get(field, field)
-        name = _default(field, files.schema.names) if named == field else named
+        name = columns.get(field, field)
+        # what another column is to be, Spark says
         if isinstance(name, str):
+            name = _default(field, files.schema.names) if name == field else name
             _check_there(field, name, files.schema.names, "the source has")
             _check_typed(field, name, files)
 
