@@ -18,6 +18,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.format.hashing import joint_rule
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
+from tiered_index.spark.audit.alone import told_alone
 from tiered_index.spark.audit.entries import ALL_TIME, Picked
 from tiered_index.spark.audit.matching import match
 from tiered_index.spark.audit.pairing import KINDS, Halves, Hidden, Told, cut, halves, pack, pair
@@ -171,10 +172,14 @@ def compare(
     sought = MOST_SOUGHT if bounded else 0
     # some of what is told may turn out to be wrong ones
     most = most_listed + sought if most_listed else 0
-    meet = partial(pair, hidden=hidden, schema=sides.schema, most=most, sought=sought)
-    ranges = Ranges.of(matched.differing, _RANGE, _LEAST_RANGES, sides.cores)
-    packed = partial(pack, schema=sides.schema)
-    told: Told = sides.met(within, replace(picked, marks=marks), ranges, packed, cut, meet, Told.joined)
+    told: Told | None = None
+    if not bounded and not hidden.damaged:
+        told = told_alone(sides, within, picked, matched, marks, most)
+    if told is None:
+        meet = partial(pair, hidden=hidden, schema=sides.schema, most=most, sought=sought)
+        ranges = Ranges.of(matched.differing, _RANGE, _LEAST_RANGES, sides.cores)
+        packed = partial(pack, schema=sides.schema)
+        told = sides.met(within, replace(picked, marks=marks), ranges, packed, cut, meet, Told.joined)
     if len(told.unread) > 1:
         raise StorageUnavailable("objects were removed while they were compared: run the audit again")
     counts, unsought, further = Counter(dict(zip(KINDS, told.counts, strict=False))), 0, frozenset[str]()

@@ -66,7 +66,8 @@ class Picked:
 
     `rule` is the hash rule of the index's objects; where they have both, identities hold `folded_hashes`. `hashes` are
     those that objects may have of the identities. What has `expired` is not picked; with `marks` (u8, a power of two of
-    bits, each for an interval of digests), only those whose `entry_digests` are marked.
+    bits, each for an interval of digests), only those whose `entry_digests` are marked; with rising `digests` (n), too,
+    only those that have one of these.
     """
 
     first: int
@@ -76,6 +77,7 @@ class Picked:
     rule: HashRule = "abs"
     expired: Expired = NOTHING
     marks: npt.NDArray[np.uint8] | None = None
+    digests: npt.NDArray[np.uint64] | None = None
 
     @classmethod
     def outside(
@@ -104,6 +106,9 @@ class Picked:
             digests = entry_digests(columns, schema)
             places = (digests >> np.uint64(65 - (8 * len(self.marks)).bit_length())).astype(np.int64)
             inside &= (self.marks[places >> 3] >> (places & 7).astype(np.uint8) & np.uint8(1)).astype(np.bool_)
+            if self.digests is not None and len(likely := np.flatnonzero(inside)):
+                at = np.searchsorted(self.digests, digests[likely]).clip(0, len(self.digests) - 1)
+                inside[likely] = self.digests[at] == digests[likely]
         if self.identities is None or self.hashes is None:
             return np.flatnonzero(inside)
         dtype = identity_dtype(schema)

@@ -33,6 +33,8 @@ _RANGE = 1 << 19
 _LEAST_RANGES = 64
 # Marks, as bits of their number: so many for an entry, and 32 MiB of them at most.
 _MARKS_AN_ENTRY, _LEAST_BITS, _MOST_BITS = 16, 16, 28
+# Digests that are told: 32 MiB
+_MOST_DIGESTS = 1 << 22
 Digests = npt.NDArray[np.void]
 UInt64 = npt.NDArray[np.uint64]
 
@@ -52,20 +54,32 @@ def _digests(part: Part, schema: Schema) -> Digests:
 @dataclass(frozen=True, slots=True)
 class Matched:
     """How many different entries each side has, and the marks of those that differ, where any do, as (range, bits of
-    its marks); `unread` are the objects of which something could not be read.
+    its marks, its digests that differ where they are of one side); `unread` are the objects of which something could
+    not be read.
     """
 
     source: int
     index: int
     differing: int
-    marks: Sequence[tuple[int, bytes]]
+    marks: Sequence[tuple[int, bytes, bytes]]
     unread: frozenset[str]
+
+    @property
+    def side(self) -> int | None:
+        """The side that has all that differs; None where both have some, or not all digests are known."""
+        if sum(len(told) for _, _, told in self.marks) < 8 * self.differing:
+            return None
+        return {self.source - self.index: SOURCE, self.index - self.source: INDEX}.get(self.differing)
+
+    def digests(self) -> UInt64:
+        """Return the digests that differ, rising, where they are of one `side`."""
+        return np.sort(np.frombuffer(b"".join(told for _, _, told in self.marks), np.uint64))
 
     @classmethod
     def joined(cls, parts: Iterable[Matched]) -> Matched:
         """Return what all partitions found together."""
         source = index = differing = 0
-        marks: list[tuple[int, bytes]] = []
+        marks: list[tuple[int, bytes, bytes]] = []
         unread: set[str] = set()
         for one in parts:
             source, index, differing = source + one.source, index + one.index, differing + one.differing
@@ -82,16 +96,16 @@ def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple
     ranges = Ranges.of(count, _RANGE, _LEAST_RANGES, sides.cores)
     bits = min(_MOST_BITS, max(_LEAST_BITS, ranges.bits + 3, (count * _MARKS_AN_ENTRY).bit_length()))
     pack = partial(_digests, schema=sides.schema)
-    meet = partial(_compared, bits=ranges.bits, mark_bits=bits)
+    meet = partial(_compared, bits=ranges.bits, mark_bits=bits, most=_MOST_DIGESTS // ranges.partitions)
     matched: Matched = sides.met(stored, picked, ranges, pack, _cut, meet, Matched.joined)
     return matched, all_marks(matched.marks, ranges.bits, bits)
 
 
-def all_marks(marks: Sequence[tuple[int, bytes]], bits: int, mark_bits: int) -> npt.NDArray[np.uint8]:
+def all_marks(marks: Sequence[tuple[int, bytes, bytes]], bits: int, mark_bits: int) -> npt.NDArray[np.uint8]:
     """Return the marks of all 2**`bits` ranges, as bits (u8, 2**`mark_bits` / 8)."""
     whole = np.zeros(1 << (mark_bits - 3), np.uint8)
     size = len(whole) >> bits
-    for number, told in marks:
+    for number, told, _ in marks:
         whole[number * size : (number + 1) * size] = np.frombuffer(told, np.uint8)
     return whole
 
@@ -102,10 +116,12 @@ def _cut(held: Sequence[Digests], ranges: Ranges) -> tuple[npt.NDArray[np.int64]
     return numbers, cells_of(digests.take(order), firsts)
 
 
-def _compared(found: Iterator[Blocks], unread: frozenset[str], bits: int, mark_bits: int) -> Matched:
-    """Return what differs in the ranges of a partition."""
+def _compared(
+    found: Iterator[Blocks], unread: frozenset[str], bits: int, mark_bits: int, most: int = _MOST_DIGESTS
+) -> Matched:
+    """Return what differs in the ranges of a partition, with digests of one side as long as `most` or fewer differ."""
     counts = [0, 0, 0]
-    marks: list[tuple[int, bytes]] = []
+    marks: list[tuple[int, bytes, bytes]] = []
     for one in found:
         source, index = (np.frombuffer(b"".join(cells), DIGEST) for cells in one.sides)
         of_source, of_index, differing = compare_range(source, index)
@@ -115,7 +131,9 @@ def _compared(found: Iterator[Blocks], unread: frozenset[str], bits: int, mark_b
         if len(differing):
             marked = np.zeros(1 << (mark_bits - bits), np.bool_)
             marked[(differing >> np.uint64(64 - mark_bits)) & np.uint64(len(marked) - 1)] = True
-            marks.append((one.number, np.packbits(marked, bitorder="little").tobytes()))
+            one_sided = abs(of_source - of_index) == len(differing)
+            told = differing.tobytes() if one_sided and counts[2] <= most else b""
+            marks.append((one.number, np.packbits(marked, bitorder="little").tobytes(), told))
     return Matched(counts[SOURCE], counts[INDEX], counts[2], marks, unread)
 
 

@@ -1,7 +1,5 @@
 """What index and source disagree about, in tasks: entries of a range by identity, those of one side that the other has
-not alike laid side by side, counted, and the first of each kind told.
-
-Pure: NumPy and Arrow. Memory: what `ranges` says, and what is told.
+not alike laid side by side, counted, and the first of each kind told. NumPy and Arrow. Memory: what `ranges` says.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ _TOLD = pa.schema(
         *(("held", pa.binary()), ("held_topic", pa.string()), ("object", pa.string())),
     ]
 )
-_BY_NAME = [(name, "ascending") for name in ("topic", "key", "identity", "rank")]
+_BY_NAME = [(name, "ascending") for name in ("topic", "key", "identity", "rank", "said", "held")]
 _BY_IDENTITY = [(name, "ascending") for name in ("identity", "rank")]
 
 
@@ -313,9 +311,11 @@ class Told:
         return of_kind[places]
 
     def _list(self, kind: int, table: pa.Table) -> None:
-        both = pa.concat_tables([self.listed[kind], table])
+        # what tasks that read one side tell more than once
+        both = pa.concat_tables([self.listed[kind], table]).group_by(_TOLD.names[:-1], use_threads=False)
+        both = both.aggregate([("object", "min")]).rename_columns(_TOLD.names)
         # what is unknown comes first
-        named = both.select(["identity", "rank"])
+        named = both.drop_columns(["topic", "key"])
         for name in ("topic", "key"):
             named = named.append_column(name, pc.fill_null(both[name], ""))
         self.listed[kind] = both.take(pc.sort_indices(named, _BY_NAME)[: self.most])

@@ -11,7 +11,8 @@ import pickle
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,9 +22,12 @@ from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.log.records import StoredObject
 from tiered_index.spark.audit import entries
-from tiered_index.spark.audit.entries import Part, Picked, Unread
+from tiered_index.spark.audit.entries import SOURCE, Part, Picked, Unread
 from tiered_index.spark.build.sources import Entries
 from tiered_index.spark.executors import StorageAddress, arrow_schema, between_tasks, broadcast, large_batches
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
 
 _BLOCKS = "partition int, range int, side int, block binary, object string"
 _ARROW = arrow_schema(_BLOCKS)
@@ -106,42 +110,87 @@ class Sides:
 
         A task packs each part and cuts what it has packed. Raises as `entries` does.
         """
-        spark, schema, address = self.entries.frame.sparkSession, self.schema, self.address
-        largest = sorted(stored, key=lambda one: -one.size_bytes)
-        size = sum(one.size_bytes for one in stored)
-        # four a core, fewer where one has little to read
-        tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
-        tasks = min(len(stored), tasks)
+        spark, schema = self.entries.frame.sparkSession, self.schema
+        largest, tasks = self._dealt(stored)
         with broadcast(spark, (largest, picked)) as shared, large_batches(spark):
+            stored_parts = partial(_stored_parts, shared=shared, tasks=tasks, address=self.address, schema=schema)
 
             def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 return _blocks(entries.source_entries(batches, schema, shared.value[1]), ranges, pack, cut)
 
             def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                objects, wanted = shared.value
-                with closing(address.open()) as storage:
-                    numbers = [number for batch in batches for number in batch.column(0).to_pylist()]
-                    mine = [one for number in numbers for one in objects[number::tasks]]
-                    parts = (part for one in mine for part in entries.stored_entries(one, storage, schema, wanted))
-                    yield from _blocks(parts, ranges, pack, cut)
+                return _blocks(stored_parts(batches), ranges, pack, cut)
 
             def made(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
                 with between_tasks():
                     result = _met(batches, meet)
-                yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
-
-            def folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-                cells = (cell for batch in batches for cell in batch.column(0))
-                result = fold(pickle.loads(cell.as_buffer()) for cell in cells)
-                yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+                yield _row(result)
 
             both = self.entries.mapped(of_source, entries.compared_fields(self.entries), _BLOCKS)
             if stored:
                 both = both.unionAll(spark.range(0, tasks, 1, tasks).mapInArrow(of_index, _BLOCKS))
             blocks = both.repartitionById(ranges.partitions, "partition").sortWithinPartitions("range")
-            # folded by a task: results of many partitions are more than a driver should hold
-            [row] = blocks.mapInArrow(made, _RESULT).repartition(1).mapInArrow(folded, _RESULT).collect()
-        return pickle.loads(row[0])
+            return _folded(blocks.mapInArrow(made, _RESULT), fold)
+
+    def alone(
+        self,
+        stored: Sequence[StoredObject],
+        picked: Picked,
+        side: int,
+        make: Callable[[Iterator[Part | Unread]], Any],
+        fold: Callable[[Iterable[Any]], Any],
+    ) -> Any:
+        """Return what `make` makes of the picked entries of one side in each task, folded. Driver. Raises as `entries`
+        does.
+        """
+        spark, schema = self.entries.frame.sparkSession, self.schema
+        largest, tasks = self._dealt(stored)
+        with broadcast(spark, (largest, picked)) as shared, large_batches(spark):
+            stored_parts = partial(_stored_parts, shared=shared, tasks=tasks, address=self.address, schema=schema)
+
+            def of_source(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                yield _row(make(entries.source_entries(batches, schema, shared.value[1])))
+
+            def of_index(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+                yield _row(make(stored_parts(batches)))
+
+            if side == SOURCE:
+                made = self.entries.mapped(of_source, entries.compared_fields(self.entries), _RESULT)
+            else:
+                made = spark.range(0, tasks, 1, tasks).mapInArrow(of_index, _RESULT)
+            return _folded(made, fold)
+
+    def _dealt(self, stored: Sequence[StoredObject]) -> tuple[list[StoredObject], int]:
+        """Return objects, the largest first, and how many tasks read them: every so many an object of each."""
+        size = sum(one.size_bytes for one in stored)
+        # four a core, fewer where one has little to read
+        tasks = max(self.cores, min(4 * self.cores, size // _LEAST_BYTES), size // _MOST_BYTES)
+        return sorted(stored, key=lambda one: -one.size_bytes), min(len(stored), tasks)
+
+
+def _stored_parts(
+    batches: Iterable[pa.RecordBatch], shared: Any, tasks: int, address: StorageAddress, schema: Schema
+) -> Iterator[Part | Unread]:
+    """Yield the picked entries of the objects of the tasks that `batches` number."""
+    objects, picked = shared.value
+    with closing(address.open()) as storage:
+        for number in (number for batch in batches for number in batch.column(0).to_pylist()):
+            for one in objects[number::tasks]:
+                yield from entries.stored_entries(one, storage, schema, picked)
+
+
+def _row(result: Any) -> pa.RecordBatch:
+    return pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
+
+
+def _folded(made: DataFrame, fold: Callable[[Iterable[Any]], Any]) -> Any:
+    """Return what tasks made, folded by a task: results of many are more than a driver should hold."""
+
+    def folded(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        yield _row(fold(pickle.loads(cell.as_buffer()) for batch in batches for cell in batch.column(0)))
+
+    [row] = made.repartition(1).mapInArrow(folded, _RESULT).collect()
+    return pickle.loads(row[0])
 
 
 def _blocks(
