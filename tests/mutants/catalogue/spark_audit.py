@@ -150,4 +150,20 @@ MUTANTS = (
         "for name, value in [*named.items()][:1]:\n        context.setLocalProperty(name, value)",
         (f"{RUNNING}::test_each_job_has_a_group_of_its_own_and_says_what_it_does",),
     ),
+    Mutant(
+        "told-alone-with-what-shares-a-mark",
+        "an entry that both sides have is told as one that a side has alone where the marks of two are one",
+        "spark/audit/entries.py",
+        "inside[likely] = self.digests[at] == digests[likely]",
+        "inside[likely] = True",
+        (f"{TESTS}::test_what_one_side_has_alone_is_told_as_a_comparison_tells_it[missing]",),
+    ),
+    Mutant(
+        "told-alone-in-the-last-object",
+        "an entry that several objects hold is told with the last of them by those that read one side",
+        "spark/audit/pairing.py",
+        'both.aggregate([("object", "min")])',
+        'both.aggregate([("object", "max")])',
+        (f"{TESTS}::test_what_one_side_has_alone_is_told_as_a_comparison_tells_it[extra]",),
+    ),
 )
