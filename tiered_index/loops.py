@@ -382,3 +382,12 @@ def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, c
         if rank >= quotients * base:
             return -1
     return total
+
+
+@njit(int64(_IN[uint64], int64, int64, int64, int64, int64, int64, _IN_ROWS, _IN[int64], uint8[:, ::1]), **_OPTIONS)
+def find_one(words, size, count, key_hash, base, most, of_keys, columns, line, items):
+    """Do as `find_items` for one normal hash in one run of `size` bytes: arrays made here cost less than a caller's."""
+    runs, wanted, counts = np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(1, np.int64)
+    runs[0, 0], runs[0, 1], runs[0, 2] = 0, size, count
+    wanted[0] = key_hash % base * ((2**31 - 1) // base + 1) + key_hash // base
+    return find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts)

@@ -129,9 +129,13 @@ class Packing:
         from the first to the last of it. Raises `CorruptFile` where `data` is no packed run of `count` items.
         """
         if key_hash is not None and (loops := compiled_for_one(count)) is not None:
-            ranks = np.array([self._rank(key_hash)])
-            if (found := self.find(loops, [(data, count)], ranks)) is not None:
-                return found[0]
+            size, items = len(data), np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
+            found = loops.find_one(
+                *(np.frombuffer(b"".join((data, _PADDING[size & 7 :])), np.uint64), size, count, key_hash, self.base),
+                *(MOST_ITEMS, 1 + len(self.of_keys), self._for_loops, self.line.as_numbers, items),
+            )
+            if found >= 0:
+                return np.ndarray(found, self.schema.item, items)
         run = self._open(data, count, file)
         part = _Part(run, 0, run.keys, 0, count) if key_hash is None else self._find(run, key_hash)
         few = self._few(part) if part.stop - part.start <= _FEW else None

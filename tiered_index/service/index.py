@@ -65,8 +65,6 @@ class IndexService(Lookups[ItemT]):
     index.
     """
 
-    _always_budgeted = False
-
     def __init__(
         self,
         config: IndexConfig,
@@ -399,8 +397,10 @@ class IndexService(Lookups[ItemT]):
     def _log_states(self) -> Sequence[LogState]:
         return [self._session.log.state]
 
-    def _begin(self) -> Files:
+    def _ready(self) -> Files:
         return Files(self._handles)
+
+    _begin = _ready
 
     def _handles(self, second_min: int, second_max: int) -> Sequence[Handle]:
         """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.

@@ -20,7 +20,7 @@ from tiered_index.config import IndexConfig, ReaderSettings
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageError
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
-from tiered_index.retention import Expired
+from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.catalog.catalog import Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
@@ -301,18 +301,27 @@ class IndexReader(Lookups[ItemT]):
         return [view.log_state for view in self._views]
 
     def _lost_objects(self) -> Sequence[tuple[str | None, LostObject]]:
-        several = self._several
-        return [
-            (view.storage.uri if several else None, one) for view in self._views for one in view.log_state.lost.values()
-        ]
+        if not self._several:
+            lost = self._views[0].log_state.lost
+            return [(None, one) for one in lost.values()] if lost else ()
+        return [(view.storage.uri, one) for view in self._views for one in view.log_state.lost.values()]
 
     def _expired(self) -> Sequence[tuple[str | None, Expired]]:
-        several = self._several
-        return [(view.storage.uri if several else None, one) for view in self._views if (one := view.log_state.expired)]
+        if not self._several:
+            one = self._views[0].log_state.expired
+            return ((None, one),) if one is not NOTHING and one else ()
+        return [(view.storage.uri, one) for view in self._views if (one := view.log_state.expired)]
 
     def _read_log(self, uri: str) -> LogState:
         self._check_open()
         return next(view for view in self._views if view.storage.uri == uri).read_on()
+
+    def _ready(self) -> Files | None:
+        begun_s = self._clock.monotonic_s()
+        for view in self._views:
+            if view.asks_before(begun_s):
+                return None
+        return self._files(begun_s)
 
     def _begin(self) -> Files:
         """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
@@ -329,6 +338,9 @@ class IndexReader(Lookups[ItemT]):
             for view, before in zip(self._views, tries, strict=True):
                 if left_s is None and view not in begun:
                     view.catch_up(before, begun_s)
+        return self._files(begun_s)
+
+    def _files(self, begun_s: float) -> Files:
         # before the handles: these may be of a later state of the log, never of an earlier one
         freshness = tuple([view.freshness for view in self._views if view.freshness is not None])
         return Files(partial(self._handles, begun_s), freshness)

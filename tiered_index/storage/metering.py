@@ -89,49 +89,50 @@ class Activation(Generic[_T]):
         self._context, self._value = context, value
 
     def __enter__(self) -> _T:
-        self._token = _active.set(self._context)
+        self._token = request_context.set(self._context)
         return self._value
 
     def __exit__(self, *exc: object) -> None:
-        _active.reset(self._token)
+        request_context.reset(self._token)
 
 
 UNBOUNDED = RequestContext()
-_active: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
+request_context: ContextVar[RequestContext] = ContextVar("tiered_index_request_context", default=UNBOUNDED)
+"""What the storage calls of this thread are made for; a block of it is `RequestContext.active`."""
 
 
 def active_context() -> RequestContext:
     """Return what the storage calls of this thread are made for."""
-    return _active.get()
+    return request_context.get()
 
 
 def deadline_at(monotonic_s: float | None) -> contextlib.AbstractContextManager[None]:
     """Set a deadline, a reading of `time.monotonic()`, until the block ends; the earlier one holds, None sets none."""
-    return _active.get().until(monotonic_s).active()
+    return request_context.get().until(monotonic_s).active()
 
 
 def remaining_s() -> float | None:
     """Return the seconds left to this thread's storage calls, negative past the deadline; None where there is none."""
-    deadline_s = _active.get().deadline_s
+    deadline_s = request_context.get().deadline_s
     return None if deadline_s is None else deadline_s - time.monotonic()
 
 
 def check_deadline(doing: str) -> None:
     """Raise `BudgetExceeded` where the deadline of this thread's storage calls is reached while `doing`."""
-    deadline_s = _active.get().deadline_s
+    deadline_s = request_context.get().deadline_s
     if deadline_s is not None and deadline_s <= time.monotonic():
         raise BudgetExceeded(f"timeout_s was reached while {doing}")
 
 
 def sending() -> None:
     """Report a request that is about to be sent. Raises `BudgetExceeded` where a limit forbids it."""
-    for listener in _active.get().listeners:
+    for listener in request_context.get().listeners:
         listener.sending()
 
 
 def wasted(size_bytes: int) -> None:
     """Report a body of at most `size_bytes` bytes that broke off or was not as requested."""
-    for listener in _active.get().listeners:
+    for listener in request_context.get().listeners:
         listener.wasted(size_bytes)
 
 

@@ -171,8 +171,8 @@ MUTANTS = (
         "batch-as-wide-as-its-keys",
         "a batch reads as many files at once as it has keys",
         "service/lookup/query.py",
-        "lambda: 0, 0, allow_partial",
-        "lambda: len(batch), 1 << 62, allow_partial",
+        "Scan(look, allow_partial, budget, excludes)",
+        "Scan(look, allow_partial, budget, excludes, missing=lambda: len(batch), newest=1 << 62)",
         (f"{WIDTH}::test_a_batch_of_any_size_reads_as_many_files_at_once_as_may_be[1]",),
     ),
     Mutant(

@@ -164,7 +164,7 @@ class ColdPath:
     def trailer(self, stored: StoredObject) -> Trailer:
         """Return a file's verified trailer; who comes while it is fetched waits, and shares errors, too."""
         while True:
-            known = self.known_trailer(stored)
+            known = self.caches.directories.get((self._index_id, stored.name))
             if known is not None:
                 return known
             mine: Future[Trailer] = Future()
@@ -199,16 +199,18 @@ class ColdPath:
 
     def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
         """Return each run's verified bytes, in the order given. Raises `CorruptFile`, `MissingObject`."""
+        found: list[memoryview] = []
         pieces: dict[int, memoryview] = {}
-        missing = []
+        missing: list[Run] = []
         for run in runs:
             block = self.caches.blocks.get((self._index_id, stored.name, run.offset))
             if block is None:
                 missing.append(run)
             else:
-                pieces[run.offset] = memoryview(block)
+                piece = pieces[run.offset] = memoryview(block)
+                found.append(piece)
         if not missing:
-            return [pieces[run.offset] for run in runs]
+            return found
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
         if len(spans) == 1:
             pieces.update(self._fetch_span(stored, spans[0]))
@@ -216,8 +218,8 @@ class ColdPath:
             if self._closed:
                 raise InvalidArgument("the index was closed during the lookup")
             with active_context().with_threads(self._range_reads.submit).active():
-                for found in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
-                    pieces.update(found)
+                for some in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
+                    pieces.update(some)
         return [pieces[run.offset] for run in runs]
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:

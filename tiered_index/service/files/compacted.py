@@ -26,6 +26,7 @@ from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
 from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
+from tiered_index.kernels import crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
 from tiered_index.service.catalog.catalog import LocalHandle, unmap
@@ -120,7 +121,10 @@ class LocalBytes:
         if len(runs) == 1:
             # sooner had than a view
             (run,) = runs
-            found = [memoryview(self.data[run.offset : run.offset + run.length])]
+            data = self.data[run.offset : run.offset + run.length]
+            found = [memoryview(data)]
+            if crc32(data) == run.crc32 and len(data) == run.length:
+                return found
         else:
             whole = memoryview(self.data)
             found = [whole[run.offset : run.offset + run.length] for run in runs]
@@ -201,8 +205,8 @@ class StorageBytes:
 
     def lacks_topic(self, topic: str) -> bool:
         """Return whether the file is known, without a request, to hold nothing of `topic`."""
-        known = self.known_topics
-        return known is not None and topic not in known
+        trailer = self.cold.known_trailer(self.stored)
+        return trailer is not None and bool(known := trailer.metadata.topic_names) and topic not in known
 
     @property
     def known_topics(self) -> frozenset[str] | None:
@@ -260,9 +264,10 @@ class CompactedFile:
         """As `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
-        if self.stored.cold.excludes(self.stored.stored, lookup.key_hash, lookup.fingerprint):
+        stored = self.stored
+        if stored.cold.excludes(stored.stored, lookup.key_hash, lookup.fingerprint):
             return "filter"
-        return "topic" if self.stored.lacks_topic(lookup.topic) else None
+        return "topic" if stored.lacks_topic(lookup.topic) else None
 
     def excludes_all(self, batch: LookupBatch) -> str | None:
         """As `excludes`, for all lookups of a batch."""

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.bloom import filter_hash
+from tiered_index.format.metadata import Metadata
 from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, Matches, matching
@@ -137,24 +138,32 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
     runs = trailer.directory.runs(
         metadata.slot_map.slot_of(lookup.key_hash), lookup.key_hash, lookup.second_min, second_max
     )
-    begin_s = metadata.begin_ms // 1000
-    rows = layout.schema.no_rows
-    ordered, packing = metadata.in_answer_order, metadata.packing
-    for batch in _newest_first(runs, lookup, ordered=ordered) if len(runs) > 1 else (runs,) if runs else ():
+    if len(runs) == 1:
+        (data,) = source.verified(runs)
+        return _select(data, runs[0], source.file, metadata, lookup, ids)
+    rows, ordered = layout.schema.no_rows, metadata.in_answer_order
+    for batch in _newest_first(runs, lookup, ordered=ordered):
         # one answer more than `max_count`, and the rest of the blocks is behind them all: it can't change the page
         if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
             break
-        parts = [rows]
-        for run, data in zip(batch, source.verified(batch), strict=True):
-            if packing is None:
-                items = np.frombuffer(data, layout.schema.item)
-            else:
-                items = packing.unpack(data, run.count, source.file, lookup.key_hash)
-            parts.append(select_items(items, begin_s, lookup, ids, layout.schema))
-        rows = concatenate(parts, layout.schema)
+        read = zip(batch, source.verified(batch), strict=True)
+        found = [_select(data, run, source.file, metadata, lookup, ids) for run, data in read]
+        rows = concatenate([rows, *found], layout.schema)
         if len(runs) > len(batch):
             rows = first_answers(rows, layout.schema, lookup.max_count + 1)
     return rows
+
+
+def _select(
+    data: memoryview, run: Run, file: str, metadata: Metadata, lookup: PreparedLookup, ids: frozenset[int] | None
+) -> Array:
+    """Return the rows of a run that answer `lookup`, unordered."""
+    packing, schema = metadata.packing, metadata.layout.schema
+    if packing is None:
+        items = np.frombuffer(data, schema.item)
+    else:
+        items = packing.unpack(data, run.count, file, lookup.key_hash)
+    return select_items(items, metadata.begin_ms // 1000, lookup, ids, schema)
 
 
 def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> Iterator[list[Run]]:

@@ -67,8 +67,6 @@ class Lookups(ABC, Generic[ItemT]):
     _catalogs: Sequence[Catalog]
     _cold_paths: Sequence[ColdPath]
     _prices: PriceTable
-    # whether requests can be made beside those for files, so that each lookup needs a budget of its own
-    _always_budgeted = True
     _leftovers: Leftovers | None = None
 
     def query(
@@ -350,9 +348,9 @@ class Lookups(ABC, Generic[ItemT]):
         lookup: L,
         allow_partial: bool,
     ) -> T:
-        missing = MissingObjects(self._read_log, allow_partial)
-        if limits is _NO_LIMITS and not self._always_budgeted:
-            return missing.run(self._catalogs, answer, self._begin(), lookup, None)
+        missing = MissingObjects(self._read_log, allow_partial, self._prices)
+        if limits is _NO_LIMITS and (files := self._ready()) is not None:
+            return missing.run(self._catalogs, answer, files, lookup, None)
         with LookupBudget(self._prices, limits).open() as budget:
             return missing.run(self._catalogs, answer, self._begin(), lookup, budget)
 
@@ -377,6 +375,12 @@ class Lookups(ABC, Generic[ItemT]):
 
     def _check_one_index(self) -> None:
         """Raise `InvalidArgument` where several indexes are read as one."""
+
+    @abstractmethod
+    def _ready(self) -> Files | None:
+        """Return what a lookup reads; None where something is due before it, or finding files may make requests, which
+        a budget of the lookup counts.
+        """
 
     @abstractmethod
     def _begin(self) -> Files:

@@ -149,12 +149,13 @@ class QueryEngine:
             return matched
 
         def excludes(handle: Handle) -> str | None:
-            reasons = list(map(handle.excludes, lookup.under(handle.hash)))
-            return reasons[0] if all(reasons) else None
+            first, *more = lookup.under(handle.hash)
+            reason = handle.excludes(first)
+            return reason if not more or all(map(handle.excludes, more)) else None
 
         # what is newer than the cursor was answered on the pages before
         newest = lookup.second_max if lookup.after is None else min(lookup.second_max, lookup.after[0])
-        scan = Scan(look, excludes, top.can_skip, top.missing, newest, allow_partial, budget)
+        scan = Scan(look, allow_partial, budget, excludes, top.can_skip, top.missing, newest)
         handles = files.handles(lookup.second_min, newest)
         begins, erased = {}, {}
         if everywhere := self.expired():
@@ -167,7 +168,7 @@ class QueryEngine:
         cursor = None
         if more and last is not None:
             cursor = encode_cursor(last, query_digest(lookup.topic, lookup.key, lookup.second_min, lookup.second_max))
-        told = _explain(scan, started, elsewhere, top.folded and self._fold(top.folded))
+        told = _explain(scan, missing, started, elsewhere, top.folded and self._fold(top.folded))
         result: QueryResult[Any] = AnswerRows(lookup.topic, rows, self.form, told).result(
             status="partial" if failed else "truncated" if more else "complete",
             cursor=cursor,
@@ -224,7 +225,7 @@ class QueryEngine:
                     raise
                 short.append(error)
                 pages[number] = error.result
-        scan = Scan(look, excludes, lambda _: False, lambda: 0, 0, allow_partial, budget)
+        scan = Scan(look, allow_partial, budget, excludes)
         handles: Sequence[Handle] = ()
         begins: list[dict[str | None, int]] = []
         kept: dict[tuple[str | None, HashRule], tuple[LookupBatch, ...]] = {}
@@ -242,7 +243,7 @@ class QueryEngine:
         failed = tuple([report for report, _ in scan.errors])
         unknown = frozenset(_unknown(batch.topics, handles))
         alone = [page.explain for page in pages.values()]
-        explain = _explain(scan, started, RequestStats.of(*alone), self._fold(matches.folded))()
+        explain = _explain(scan, missing, started, RequestStats.of(*alone), self._fold(matches.folded))()
         if alone:
             explain = add_up([explain, *alone], (), explain.elapsed_ms)
         lost = self.lost_objects()
@@ -287,9 +288,7 @@ class QueryEngine:
                     sums[name] = _summary(sums.get(name, TopicSummary(topic=name)), several)
             return len(of_topics)
 
-        scan = Scan(
-            look, lambda _: None, lambda _: False, lambda: 0, newest=0, allow_partial=allow_partial, budget=budget
-        )
+        scan = Scan(look, allow_partial, budget)
         handles = files.handles(*within)
         self._read(scan, handles, missing)
         failed = tuple(report for report, _ in scan.errors)
@@ -297,7 +296,7 @@ class QueryEngine:
             topics=tuple(sums[name] for name in sorted(sums)),
             status="partial" if failed else "complete",
             failed=failed,
-            explain=_explain(scan, started, NOTHING, 0)(),
+            explain=_explain(scan, missing, started, NOTHING, 0)(),
             freshness=files.seen(handles),
             lost=_among(self.lost_objects(), *within),
             expired_before_ms=_expired_before_ms(
@@ -321,9 +320,7 @@ class QueryEngine:
             found.append((handle, handle.topic_stats()))
             return 1
 
-        scan = Scan(
-            look, lambda _: None, lambda _: False, lambda: 0, newest=0, allow_partial=allow_partial, budget=budget
-        )
+        scan = Scan(look, allow_partial, budget)
         self._read(scan, files.handles(*within), missing)
         return found
 
@@ -362,15 +359,17 @@ def _expired_before_ms(begins: Iterable[int], second_min: int) -> int | None:
     return max([second * 1000 for second in begins if second > second_min], default=None)
 
 
-def _explain(scan: Scan, started: float, elsewhere: RequestStats, folded: int) -> Callable[[], Explain]:
-    """Return what tells what a pass did since `started`; what its budget counted beyond files and `elsewhere` went to
-    the log. All is counted now.
-    """
-    # the budget first: a search that was given up may still make a request
+def _explain(
+    scan: Scan, missing: MissingObjects, started: float, elsewhere: RequestStats, folded: int
+) -> Callable[[], Explain]:
+    """Return what tells what a pass did since `started`; what it spent beyond files and `elsewhere` went to the log."""
+    # all is counted now, the budget first: a search that was given up may still make a request
     total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
     stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
-    elapsed_ms = (time.perf_counter() - started) * 1000
-    return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_ms, folded)
+    if scan.budget is None and (log := missing.log_since()) is not NOTHING:
+        total = RequestStats.of(stats, *scan.outdated, log)
+    elapsed_s = time.perf_counter() - started
+    return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded)
 
 
 def _told(

@@ -31,7 +31,7 @@ from tiered_index.service.cold.path import MissingObject, lost_error
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
 from tiered_index.service.threads import DaemonPool, NoThread
-from tiered_index.storage.metering import UNBOUNDED, PriceTable, Usage, active_context
+from tiered_index.storage.metering import UNBOUNDED, PriceTable, RequestContext, Usage, request_context
 from tiered_index.types import FileReport
 
 # requests of a search in a file whose directory is in no cache
@@ -87,12 +87,12 @@ class Scan:
     """
 
     look: Callable[[Handle], int]
-    excludes: Callable[[Handle], str | None]
-    can_skip: Callable[[int], bool]
-    missing: Callable[[], int]
-    newest: int
     allow_partial: bool
-    budget: LookupBudget | None = None
+    budget: LookupBudget | None
+    excludes: Callable[[Handle], str | None] = lambda _: None
+    can_skip: Callable[[int], bool] = lambda _: False
+    missing: Callable[[], int] = lambda: 0
+    newest: int = 0
     notes: list[FileNote] = field(default_factory=list)
     errors: list[tuple[FileReport, TieredIndexError]] = field(default_factory=list)
     usages: list[Usage] = field(default_factory=list)
@@ -117,12 +117,11 @@ class Scan:
         place: str,
         started: float | None = None,
         matched: int = 0,
-        usage: Usage | None = None,
+        spent: RequestStats = NOTHING,
         error: TieredIndexError | None = None,
     ) -> None:
         """Note what was done with a file, and its error."""
         elapsed_s = time.perf_counter() - started if started is not None else 0.0
-        spent = RequestStats.of_usage(usage) if usage is not None else NOTHING
         interval = handle.second_min, handle.second_max
         said = None if error is None else str(error)
         note = FileNote(handle.file_id, place, outcome, *interval, handle.source, elapsed_s, matched, spent, said)
@@ -137,7 +136,7 @@ class _Search:
     def __init__(self, scan: Scan, handle: Handle) -> None:
         self.scan = scan
         self.handle = handle
-        self.place = handle.place
+        self.place, self.is_local = handle.place, handle.is_local
         limited = scan.budget is not None and scan.budget.limits.max_bytes is not None
         self.expected_bytes = handle.search_bytes if limited else 0
         self.usage: Usage | None = None
@@ -161,9 +160,10 @@ class _Search:
             usage = self.usage
             if usage is not None:
                 usage.max_requests = 0
-            cached = outcome == "read" and not self.handle.is_local and usage is not None and not usage.used
+            spent = NOTHING if usage is None or not usage.used else RequestStats.of_usage(usage)
+            cached = outcome == "read" and not self.is_local and usage is not None and spent is NOTHING
             place = "cache" if cached else self.place
-            self.scan.note(self.handle, outcome, place, self.started, matched, usage, error)
+            self.scan.note(self.handle, outcome, place, self.started, matched, spent, error)
 
     def end_late(self) -> None:
         self.end("failed", error=BudgetExceeded(f"timeout_s was reached before {self.handle.file_id} was read"))
@@ -286,16 +286,19 @@ class FileReader:
             self._search(search)
 
     def _search(self, search: _Search) -> None:
-        usage, context = Usage(self._prices), active_context()
-        # a local file has no parts for other threads
-        submit = context.submit if search.handle.is_local else self._pool.submit
+        deadline_s, usages, listeners, submit = request_context.get()
+        if not search.is_local:
+            submit = self._pool.submit  # a local file has no parts for other threads
+        usage = Usage(self._prices)
+        search.count(usage)
+        token = request_context.set(RequestContext(deadline_s, (*usages, (None, usage)), listeners, submit))
         try:
-            search.count(usage)
-            with context._replace(usages=(*context.usages, (None, usage)), submit=submit).active():
-                search.matched = search.scan.look(search.handle)
+            search.matched = search.scan.look(search.handle)
         except TieredIndexError as error:
             search.end("failed", error=error)
             return
+        finally:
+            request_context.reset(token)
         search.end("read", matched=search.matched)
 
 
@@ -323,9 +326,12 @@ def _look(scan: Scan, handle: Handle) -> bool:
     started = time.perf_counter()
     try:
         if handle.asks_storage:
-            context = active_context()
-            with (_REFUSING if context is UNBOUNDED else context.counting(_NO_REQUESTS)).active():
+            context = request_context.get()
+            token = request_context.set(_REFUSING if context is UNBOUNDED else context.counting(_NO_REQUESTS))
+            try:
                 matched = scan.look(handle)
+            finally:
+                request_context.reset(token)
         else:
             matched = scan.look(handle)
     except TieredIndexError as error:
@@ -352,12 +358,20 @@ class MissingObjects:
 
     read_log: Callable[[str], LogState]  # reads on the log of a storage, by its URI, and applies it to its catalog
     allow_partial: bool
+    prices: PriceTable
     # the passes of the present try, for what they cost should it be given up
     scans: list[Scan] = field(default_factory=list)
     # what the tries before cost
     outdated: Sequence[FileReport] = ()
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
     _reported: bool = False
+    # what reading the log has cost since it was last asked for
+    _usage: Usage | None = None
+
+    def log_since(self) -> RequestStats:
+        """Return what reading logs for this lookup has cost since the last call."""
+        usage, self._usage = self._usage, None
+        return NOTHING if usage is None else RequestStats.of_usage(usage)
 
     def run(
         self,
@@ -404,7 +418,9 @@ class MissingObjects:
         """Read the log on; return whether it has removed any of a storage's missing objects, and note the others."""
         meant: TieredIndexError | None = None
         try:
-            state = self.read_log(uri)
+            self._usage = self._usage or Usage(self.prices)
+            with request_context.get().counting(self._usage).active():
+                state = self.read_log(uri)
         except BudgetExceeded as spent:
             meant = spent
         except (StorageError, CorruptFile) as unread:

@@ -223,6 +223,10 @@ class IndexView:
         finally:
             self._refreshing.release()
 
+    def asks_before(self, begun_s: float) -> bool:
+        """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
+        return self._root_view is not None or begun_s - self._refreshed_s >= self._config.refresh_interval_s
+
     def catch_up(self, tries: int, begun_s: float) -> None:
         """Wait for a due refresh, or run it, for a lookup that began at `begun_s` after `tries` tries."""
         if self._is_wanted(tries, begun_s):
@@ -285,7 +289,7 @@ class IndexView:
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""
         if self._root_view is None:
-            found, error = list(self.catalog.overlapping(second_min, second_max)), self._log_error
+            found, error = self.catalog.overlapping(second_min, second_max), self._log_error
         else:
             stored = partial(self.catalog.overlapping, second_min, second_max)
             handles, error, away = self._local_and_stored(self._root_view, stored)
@@ -299,7 +303,7 @@ class IndexView:
                 f"the log of {self.storage.uri} was last read {begun_s - self._refreshed_s:.0f} s ago, "
                 "and this lookup could not wait for it"
             )
-        return found + _unread(error)
+        return found if error is None else found + _unread(error)
 
     def _try(self, read: Callable[[], LogState]) -> None:
         """Read the log; where it can't be read, or is damaged, lookups say so until a later try succeeds."""
