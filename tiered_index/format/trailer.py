@@ -45,6 +45,7 @@ GROUP_DTYPE = np.dtype(
         ("blocks", ">u4"),
     ]
 )
+_GROUP = struct.Struct(">IIQIIII")
 # A block of a group of more than 256 KiB, with inclusive bounds of its hashes and epoch seconds.
 BLOCK_DTYPE = np.dtype(
     [
@@ -177,7 +178,7 @@ class Directory:
         index = int(self._first_slots.searchsorted(slot, "right")) - 1
         if index < 0:
             return []
-        _, count, offset, length, crc32, first, number = self.groups[index].item()
+        _, count, offset, length, crc32, first, number = _GROUP.unpack_from(self.groups.data, index * _GROUP.size)
         if not count:
             return []
         if not number:

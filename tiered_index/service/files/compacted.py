@@ -162,7 +162,8 @@ class StorageBytes:
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered; a search that finds nothing counts as a filter's miss."""
         cold, stored = self.cold, self.stored
-        if cold.maybe_fetch_filter(stored) and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
+        due = cold.filters.is_due(stored) and cold.maybe_fetch_filter(stored)
+        if due and cold.excludes(stored, lookup.key_hash, lookup.fingerprint):
             return concatenate([], self.trailer().metadata.layout.schema)
         rows = search_file(self, lookup)
         whole = (
@@ -264,8 +265,8 @@ class CompactedFile:
         """As `Handle.excludes`."""
         if self.local is not None or self.stored is None:
             return None
-        stored = self.stored
-        if stored.cold.excludes(stored.stored, lookup.key_hash, lookup.fingerprint):
+        stored, cold = self.stored, self.stored.cold
+        if cold.filters.excludes(stored.stored, lookup.key_hash, lookup.fingerprint if cold.keyed else 0):
             return "filter"
         return "topic" if stored.lacks_topic(lookup.topic) else None
 

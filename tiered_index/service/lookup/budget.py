@@ -170,7 +170,7 @@ class TopK:
         # one more than `max_count` tells a full answer from a truncated one
         fresh = self._fresh
         rows = fresh[0] if len(fresh) == 1 and not len(self._rows) else concatenate([self._rows, *fresh], self._schema)
-        self._rows = first_answers(rows, self._schema, self._max_count + 1, self._fold)
+        self._rows = rows if len(rows) == 1 else first_answers(rows, self._schema, self._max_count + 1, self._fold)
         self._fresh, self._fresh_count = [], 0
         if len(self._rows) >= self._max_count:
             self._cutoff = int(self._rows["second"][self._max_count - 1])

@@ -26,7 +26,7 @@ from tiered_index.errors import (
     StorageUnavailable,
     TieredIndexError,
 )
-from tiered_index.service.catalog.catalog import Catalog, Handle
+from tiered_index.service.catalog.catalog import Catalog, Handle, Reading
 from tiered_index.service.cold.path import MissingObject, lost_error
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats
@@ -385,7 +385,7 @@ class MissingObjects:
         uri = ""
         for _ in range(LOG_RETRIES):
             try:
-                with catalogs[0].reading() if len(catalogs) == 1 else _reading(catalogs):
+                with Reading(catalogs[0]) if len(catalogs) == 1 else _reading(catalogs):
                     return answer(files, lookup, self.allow_partial, self, budget)
             except _MovedOn as moved_on:
                 uri = str(moved_on)

@@ -298,7 +298,8 @@ class IndexView:
             ]
             if away is not None:
                 return RootOnly(found, away.freshness)
-        if error is None and self._is_too_old(begun_s):
+        # what is too old is so by more than this
+        if error is None and begun_s - self._refreshed_s > _OVERDUE_S and self._is_too_old(begun_s):
             error = BudgetExceeded(
                 f"the log of {self.storage.uri} was last read {begun_s - self._refreshed_s:.0f} s ago, "
                 "and this lookup could not wait for it"
