@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Self
 
@@ -45,10 +45,11 @@ _FEWEST = 1 << 10
 
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What one file holds for a batch: row i answers lookup `lookups[i]`; times and identities are unchecked."""
+    """What one file holds for a batch, beside what it has `folded`: row i answers lookup `lookups[i]`, unchecked."""
 
     lookups: npt.NDArray[np.int64]
     rows: Array
+    folded: int = 0
 
 
 class _Matched(NamedTuple):
@@ -367,6 +368,7 @@ class MatchAccumulator:
         with self._lock:
             self._parts.append(found)
             self._count += len(found.rows)
+            self.folded += found.folded
             if self._count > self._most:
                 # sorting takes longest: where nobody has too many, it is left to the end
                 if self._has_more(np.concatenate([part.lookups for part in self._parts])):
@@ -387,8 +389,8 @@ class MatchAccumulator:
             self._parts.sort(key=lambda part: -int(part.rows["second"].max()))
             lookups = np.concatenate([part.lookups for part in self._parts])
             if self._has_more(lookups):
-                return self._cut()
-            return Matches(lookups, concatenate([part.rows for part in self._parts], self.schema))
+                return replace(self._cut(), folded=self.folded)
+            return Matches(lookups, concatenate([part.rows for part in self._parts], self.schema), self.folded)
 
     def _has_more(self, lookups: npt.NDArray[np.int64]) -> bool:
         """Return whether a lookup has more rows than its page and one more, given the lookup of each row (n)."""

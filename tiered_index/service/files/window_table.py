@@ -122,7 +122,8 @@ class WindowTable:
         self._topics.update(source.known_topics or frozenset() for source, _ in read)
         if not found:
             return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
-        return Matches(np.concatenate([part.lookups for part in found]), np.concatenate([part.rows for part in found]))
+        lookups, rows = (np.concatenate([getattr(part, name) for part in found]) for name in ("lookups", "rows"))
+        return Matches(lookups, rows, sum(part.folded for part in found))
 
     def topic_stats(self) -> NamedStats:
         """As `Handle.topic_stats`, from the shards' metadata, read side by side."""

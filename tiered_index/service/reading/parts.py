@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
@@ -156,7 +156,7 @@ class SourcedFile:
     def search_many(self, batch: LookupBatch) -> Matches:
         """As `Handle.search_many`, of sourced rows."""
         found = self._handle.search_many(batch)
-        return Matches(found.lookups, self._sourced(found.rows)) if len(found.rows) else found
+        return replace(found, rows=self._sourced(found.rows)) if len(found.rows) else found
 
     def _sourced(self, rows: Array) -> Array:
         if not len(rows):
