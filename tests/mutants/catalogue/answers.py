@@ -15,6 +15,14 @@ FIRST = f"{PAGING}::test_the_first_answers_are_a_sort_and_a_set"
 
 MUTANTS = (
     Mutant(
+        "folds-of-a-file-uncounted",
+        "a batch does not count what a file folds before it cuts its rows",
+        "service/answers/batch.py",
+        "self.folded += found.folded",
+        "pass",
+        ("tests/unit/service/test_extended_items.py::test_entries_folded_though_their_content_differs_are_counted",),
+    ),
+    Mutant(
         "range-end-exclusive",
         "an entry of the range's last second is left out",
         "service/answers/rows.py",

@@ -11,6 +11,8 @@ BELIEVED = f"{HERE}/test_never_believed.py"
 BUDGETS = f"{HERE}/test_budgets.py"
 FILTERS = f"{HERE}/test_filters.py"
 CACHE = f"{HERE}/test_local_cache.py"
+FRESHNESS = "tests/unit/service/test_freshness.py"
+LOST = f"{HERE}/test_lost_objects.py"
 PARALLEL = f"{HERE}/test_parallel_reads.py"
 WIDTH = f"{HERE}/test_reads_at_once.py"
 
@@ -166,6 +168,30 @@ MUTANTS = (
         "0 if handle.second_max >= newest else scan.missing()",
         "scan.missing()",
         (f"{WIDTH}::test_files_that_reach_to_the_end_of_the_range_are_read_at_once",),
+    ),
+    Mutant(
+        "log-of-a-lookup-uncounted",
+        "a lookup without bounds does not say what reading the log for an object that is missing has cost",
+        "service/lookup/query.py",
+        "if scan.budget is None and (log := missing.log_since()) is not NOTHING:",
+        "if scan.budget is None and (log := NOTHING) is not NOTHING:",
+        (f"{LOST}::test_a_file_that_a_record_removed_makes_one_more_pass_whose_rows_say_so",),
+    ),
+    Mutant(
+        "log-of-a-root-uncounted",
+        "a lookup without bounds does not say what reading the log beside a root has cost",
+        "service/reading/views.py",
+        "return self._root_view is not None or begun_s",
+        "return begun_s",
+        (f"{FRESHNESS}::test_the_writer_and_a_reader_of_its_root_have_everything",),
+    ),
+    Mutant(
+        "due-refresh-uncounted",
+        "a lookup without bounds does not say what a refresh that was due has cost",
+        "service/reader.py",
+        "            if view.asks_before(begun_s):\n                return None\n",
+        "            view.catch_up(view.tries, begun_s)\n",
+        ("tests/unit/service/several/test_refreshes.py::test_refreshes_are_counted_to_their_lookup",),
     ),
     Mutant(
         "batch-as-wide-as-its-keys",

@@ -69,6 +69,11 @@ def test_the_writer_and_a_reader_of_its_root_have_everything(open_index, storage
     with IndexReader.open(root=tmp_path / "root", storage_backend=storage, clock=clock) as reader:
         answer = reader.query("t", "k")
         assert ([item.offset for item in answer], answer.as_of_ms) == ([5, 1], None)
+        # what left the root is looked for in the log, and that is counted
+        publish(index, 9)
+        answer = reader.query("t", "k")
+        assert [item.offset for item in answer] == [9, 5, 1]
+        assert [report.requests > 0 for report in answer.explain.files if report.outcome == "refreshed"] == [True]
 
 
 def test_several_indexes_are_as_old_as_the_oldest(open_index, clock, tmp_path):
