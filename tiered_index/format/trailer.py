@@ -119,6 +119,11 @@ class Directory:
         # contiguous and native: `searchsorted` on the table itself would convert the whole column at each call
         return self.groups["first_slot"].astype(np.int64)
 
+    @cached_property
+    def _group_bytes(self) -> npt.NDArray[np.uint8]:
+        # one row is sooner had of bytes than of records
+        return self.groups.view(np.uint8)
+
     def encode(self) -> bytes:
         """Return the directory's bytes."""
         return _DIRECTORY.pack(len(self.groups), len(self.blocks)) + self.groups.tobytes() + self.blocks.tobytes()
@@ -178,7 +183,7 @@ class Directory:
         index = int(self._first_slots.searchsorted(slot, "right")) - 1
         if index < 0:
             return []
-        _, count, offset, length, crc32, first, number = _GROUP.unpack_from(self.groups.data, index * _GROUP.size)
+        _, count, offset, length, crc32, first, number = _GROUP.unpack_from(self._group_bytes.data, index * _GROUP.size)
         if not count:
             return []
         if not number:

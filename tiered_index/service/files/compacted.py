@@ -129,9 +129,9 @@ class LocalBytes:
             whole = memoryview(self.data)
             found = [whole[run.offset : run.offset + run.length] for run in runs]
         for run, piece in zip(runs, found, strict=True):
-            if len(piece) != run.length:
+            if crc32(piece) != run.crc32 or len(piece) != run.length:
                 check_length(len(piece), run.length, run.offset, self.file)
-            check_run(piece, run, self.file)
+                check_run(piece, run, self.file)
         return found
 
 

@@ -366,8 +366,8 @@ def _explain(
     # all is counted now, the budget first: a search that was given up may still make a request
     total = NOTHING if scan.budget is None else RequestStats.of_usage(scan.budget.usage) - elsewhere
     stats = RequestStats.of_usage(*scan.usages) if scan.usages else NOTHING
-    if scan.budget is None and (log := missing.log_since()) is not NOTHING:
-        total = RequestStats.of(stats, *scan.outdated, log)
+    if scan.budget is None and missing.usage is not None:
+        total = RequestStats.of(stats, *scan.outdated, missing.log_since())
     elapsed_s = time.perf_counter() - started
     return partial(_told, tuple(scan.notes), scan.outdated, total, stats, elapsed_s * 1000, folded)
 

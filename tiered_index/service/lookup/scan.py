@@ -365,12 +365,12 @@ class MissingObjects:
     outdated: Sequence[FileReport] = ()
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
     _reported: bool = False
-    # what reading the log has cost since it was last asked for
-    _usage: Usage | None = None
+    # of reading logs, since `log_since` was called, where they were read
+    usage: Usage | None = None
 
     def log_since(self) -> RequestStats:
         """Return what reading logs for this lookup has cost since the last call."""
-        usage, self._usage = self._usage, None
+        usage, self.usage = self.usage, None
         return NOTHING if usage is None else RequestStats.of_usage(usage)
 
     def run(
@@ -418,8 +418,8 @@ class MissingObjects:
         """Read the log on; return whether it has removed any of a storage's missing objects, and note the others."""
         meant: TieredIndexError | None = None
         try:
-            self._usage = self._usage or Usage(self.prices)
-            with request_context.get().counting(self._usage).active():
+            self.usage = self.usage or Usage(self.prices)
+            with request_context.get().counting(self.usage).active():
                 state = self.read_log(uri)
         except BudgetExceeded as spent:
             meant = spent
