@@ -338,6 +338,14 @@ MUTANTS = (
         (f"{LOOPED}::test_a_line_goes_through_the_last_of_equal_offsets[NumPy-as one number]",),
     ),
     Mutant(
+        "one-key-by-a-part-of-its-rank",
+        "the loop for one key looks for the first hash of its slot",
+        "loops.py",
+        " + key_hash // base",
+        "",
+        ("tests/unit/format/test_packed.py::test_everything_comes_back[loops]",),
+    ),
+    Mutant(
         "searches-load-no-loops",
         "a process that searches one key at a time never has compiled loops",
         "kernels.py",
