@@ -99,7 +99,8 @@ class Scan:
     outdated: Sequence[FileReport] = ()
     stop: bool = False
     lock: threading.Lock = field(default_factory=threading.Lock)
-    done: queue.SimpleQueue[Future[None]] = field(default_factory=queue.SimpleQueue)
+    # of searches in other threads, where there are any
+    done: queue.SimpleQueue[Future[None]] | None = None
 
     @property
     def failed(self) -> bool:
@@ -244,6 +245,7 @@ class FileReader:
                         search.end("failed", error=error)
                     continue
                 searching[future] = search
+                scan.done = scan.done or queue.SimpleQueue()
                 future.add_done_callback(scan.done.put)
             while searching and not all(scan.can_skip(search.handle.second_max) for search in searching.values()):
                 if not self._collect(scan, searching):
@@ -258,6 +260,7 @@ class FileReader:
     def _collect(self, scan: Scan, searching: dict[Future[None], _Search]) -> list[_Search]:
         """Wait for a search to end and return those that did; none where the time is up: all that run are given up."""
         ended: list[_Search] = []
+        assert scan.done is not None
         try:
             # a queue, not `wait`, which takes the locks of all futures for each that ends and holds up others
             future = scan.done.get(timeout=scan.remaining_s())
