@@ -132,7 +132,7 @@ class Packing:
             size, items = len(data), np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
             found = loops.find_one(
                 *(np.frombuffer(b"".join((data, _PADDING[size & 7 :])), np.uint64), size, count, key_hash, self.base),
-                *(MOST_ITEMS, 1 + len(self.of_keys), self._for_loops, self.line.as_numbers, items),
+                *(MOST_ITEMS, 1 + len(self.of_keys), self.for_loops, self.line.as_numbers, items),
             )
             if found >= 0:
                 return np.ndarray(found, self.schema.item, items)

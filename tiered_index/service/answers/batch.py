@@ -348,8 +348,7 @@ def first_rows(
 @dataclass(eq=False)
 class MatchAccumulator:
     """The rows found for a batch so far, as far as they can be in an answer: of each lookup its page, and one row more.
-    Memory: twice the answers, repeats that pages have room for among them, or `_HELD_ROWS` where that is more. Safe
-    under threads.
+    Memory: twice the answers, with repeats that pages have room for, or `_HELD_ROWS` if that is more. Thread-safe.
     """
 
     batch: LookupBatch
@@ -357,8 +356,7 @@ class MatchAccumulator:
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _parts: list[Matches] = field(default_factory=list)
     _count: int = 0
-    # As `first_answers` tells it.
-    folded: int = 0
+    folded: int = 0  # as `first_answers` tells it
     _most: int = field(default_factory=lambda: _HELD_ROWS)
 
     def add(self, found: Matches) -> None:
