@@ -22,6 +22,7 @@ from tiered_index.testing.storage_faults import FaultStorage
 
 WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "head", "abort_upload", "delete")
 READING = ("get", "get_range")
+SLOW = pytest.mark.slow
 QUESTIONS = [("t", "hot"), ("t", "k1")]
 When = Literal["before", "after"]
 
@@ -99,8 +100,16 @@ def test_what_a_merge_asks_of_the_storage(make_life: Callable[[], Merging]) -> N
     assert calls["abort_upload"] == calls["delete"] == 0
 
 
-@pytest.mark.parametrize("lasting", [False, True], ids=["once", "for good"])
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize(
+    ("when", "lasting"),
+    [
+        pytest.param(when, lasting, id=f"{when}-{'for good' if lasting else 'once'}", marks=marks)
+        # one call whose effect is lost, and calls that have none from then on; the others in long runs
+        for when, lasting, marks in (
+            ("before", True, ()), ("after", False, ()), ("before", False, SLOW), ("after", True, SLOW)
+        )
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("operation", [*WRITING[:6], *READING])
 def test_the_old_state_or_the_new_one(
     make_life: Callable[[], Merging], operation: str, when: When, lasting: bool

@@ -180,9 +180,8 @@ def test_keys_are_counted_and_packed_in_lots(monkeypatch):
         packing.census_of(lots, {"topic": "'topic'", "key": "'key'"}, skip_null=False)
 
 
-@pytest.mark.parametrize(
-    ("rows", "parallelism", "max_count", "partitions", "answerers"),
-    [
+def test_partitions_bound_memory_and_tasks_that_answer_are_few(life):
+    for rows, parallelism, max_count, partitions, answerers in (
         (0, 2, 64, 1, 1),
         (3, 2, 64, 1, 1),
         (32_000, 2, 64, 4, 4),
@@ -191,13 +190,11 @@ def test_keys_are_counted_and_packed_in_lots(monkeypatch):
         (1_000_000, 2, 1_000, 1_909, 4),
         (100_000, 2, 2**31 - 2, 1_000, 4),
         (200_000_000, 8, 64, 10_000, 200),
-    ],
-)
-def test_partitions_bound_memory_and_tasks_that_answer_are_few(
-    life, rows, parallelism, max_count, partitions, answerers
-):
-    plan = plan_of(life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism, max_count=max_count)
-    assert (plan.partitions, plan.answerers) == (partitions, answerers)
+    ):
+        plan = plan_of(
+            life.state, [Lookup(topic="t", key="k")], rows=rows, parallelism=parallelism, max_count=max_count
+        )
+        assert (plan.partitions, plan.answerers) == (partitions, answerers), (rows, parallelism, max_count)
 
 
 def test_ranges_of_one_key_are_of_many_partitions():

@@ -37,7 +37,7 @@ def check(document):
 
 def test_the_demo_on_the_embedded_server(script, tmp_path):
     outcome = script(
-        *["demo", "--messages", "30000", "--lookups", "100", "--cold-lookups", "20", "--json", "--quiet"],
+        *["demo", "--messages", "12000", "--lookups", "100", "--cold-lookups", "20", "--json", "--quiet"],
         timeout=240,
         environment={
             "TIERED_INDEX_ROOT": str(tmp_path / "mine"),

@@ -15,6 +15,7 @@ from tiered_index.errors import StorageUnavailable
 from tiered_index.testing.disk_faults import SimulatedCrash
 
 T = 1_700_000_000_000
+SLOW = pytest.mark.slow
 
 
 def put(life, first, last):
@@ -76,9 +77,15 @@ def test_the_process_dies_while_the_upload_is_stuck(make_life, fault, active):
     goes_on(life, 10 + active)
 
 
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(
+    ("nth", "after"),
+    [
+        # what is after the first call is before what follows it; all in long runs
+        pytest.param(nth, after, id=f"{nth}-{'after' if after else 'before'}", marks=marks)
+        for nth, after, marks in ((1, False, ()), (2, True, ()), (1, True, SLOW), (2, False, SLOW))
+    ],
+)
 @pytest.mark.parametrize("operation", ["create", "pwrite", "sync", "rename", "sync_folder", "unlink"])
-@pytest.mark.parametrize("nth", [1, 2])
 def test_the_process_dies_at_a_write_of_the_round(make_life, operation, nth, after):
     life = make_life(items=6)
     put(life, 1, 10)
