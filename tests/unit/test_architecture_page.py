@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -31,6 +32,7 @@ def folder_of(parts: tuple[str, ...]) -> tuple[str, ...]:
     return parts
 
 
+@functools.cache
 def imports() -> dict[str, set[tuple[str, ...]]]:
     """Return the folders that the modules of each folder import when they are loaded."""
     found: dict[str, set[tuple[str, ...]]] = {}
@@ -48,17 +50,14 @@ def imports() -> dict[str, set[tuple[str, ...]]]:
     return found
 
 
-IMPORTS = imports()
-
-
 def test_the_picture_has_every_folder_and_no_other():
-    assert set(ROOMS) == set(IMPORTS)
-    assert set(LAYERS) == {name.split("/")[0] for name in IMPORTS}
+    assert set(ROOMS) == set(imports())
+    assert set(LAYERS) == {name.split("/")[0] for name in imports()}
 
 
 def test_layers_import_what_the_picture_says():
     found = {layer: set() for layer in LAYERS}
-    for name, folders in IMPORTS.items():
+    for name, folders in imports().items():
         layer = name.split("/")[0]
         found[layer] |= {folder[0] for folder in folders} - {layer}
     assert found == LAYERS
@@ -67,7 +66,7 @@ def test_layers_import_what_the_picture_says():
 
 
 def test_a_room_imports_what_the_picture_says():
-    for name, folders in IMPORTS.items():
+    for name, folders in imports().items():
         layer = name.split("/")[0]
         assert ROOMS[name] == {"/".join(folder[1:]) or "." for folder in folders if folder[0] == layer}, name
 

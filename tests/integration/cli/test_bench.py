@@ -31,7 +31,7 @@ GOALS = {
 }
 
 
-@pytest.fixture(scope="module", params=["native", pytest.param("rocketmq", marks=pytest.mark.slow)])
+@pytest.fixture(params=["native", pytest.param("rocketmq", marks=pytest.mark.slow)])
 def measured(request, script, tmp_path_factory):
     """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
@@ -51,14 +51,14 @@ def measured(request, script, tmp_path_factory):
     return request.param, folder, outcome
 
 
-def test_the_document_is_the_file_and_nothing_else_is_left(measured):
+def _the_document_is_the_file_and_nothing_else_is_left(measured):
     _, folder, outcome = measured
     assert json.loads((folder / "out.json").read_text()) == outcome.document
     assert list((folder / "work").iterdir()) == []
     assert not (folder / "mine").exists()
 
 
-def test_machine_and_setting_are_said(measured):
+def _machine_and_setting_are_said(measured):
     preset, _, outcome = measured
     machine, setting = outcome.document["machine"], outcome.document["setting"]
     assert {"cpu", "cores", "kernel", "python", "numpy", "pyarrow", "filesystem", "load_average"} <= set(machine)
@@ -66,7 +66,7 @@ def test_machine_and_setting_are_said(measured):
     assert (setting["preset"], setting["slots"], setting["items"], setting["entries"]) == (preset, 50, 1_000, 999)
 
 
-def test_every_figure_has_its_rounds(measured):
+def _every_figure_has_its_rounds(measured):
     figures = measured[2].document["figures"]
     assert list(dict.fromkeys(figure["suite"] for figure in figures)) == list(GOALS)
     assert len({(figure["suite"], figure["name"]) for figure in figures}) == len(figures)
@@ -76,7 +76,7 @@ def test_every_figure_has_its_rounds(measured):
         assert figure["min"] > 0 or figure["unit"] in ("count", "ms/s", "MiB"), figure
 
 
-def test_goals_and_what_is_said_of_missed_ones(measured):
+def _goals_and_what_is_said_of_missed_ones(measured):
     document = measured[2].document
     with_goal = {suite: set() for suite in GOALS}
     for figure in document["figures"]:
@@ -91,7 +91,7 @@ def test_goals_and_what_is_said_of_missed_ones(measured):
     assert document["missed"] == [f"{f['suite']}: {f['name']}" for f in document["figures"] if f["met"] is False]
 
 
-def test_files_moved_while_the_writer_was_watched(measured):
+def _files_moved_while_the_writer_was_watched(measured):
     counts = {
         f["name"]: f["min"] for f in measured[2].document["figures"] if f["suite"] == "pause" and f["unit"] == "count"
     }
@@ -101,7 +101,7 @@ def test_files_moved_while_the_writer_was_watched(measured):
     assert counts["queries"] >= 1
 
 
-def test_percentiles_rise(measured):
+def _percentiles_rise(measured):
     values = {f["name"]: f["values"] for f in measured[2].document["figures"] if f["suite"] == "pause"}
     for call in ("put", "put_batch", "wake-up"):
         for state in ("busy", "idle"):
@@ -111,7 +111,7 @@ def test_percentiles_rise(measured):
             assert all(list(row) == sorted(row) for row in rounds)
 
 
-def test_tables_beside_the_figures_are_of_the_cold_suite(measured):
+def _tables_beside_the_figures_are_of_the_cold_suite(measured):
     tables = measured[2].document["tables"]
     assert {table["suite"] for table in tables} == {"cold"} and len(tables) == 3
     assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"])
@@ -123,6 +123,17 @@ def test_tables_beside_the_figures_are_of_the_cold_suite(measured):
         assert requests[files, "all", "ours, filters at hand"] == files
         assert requests[files, "(opening only)", "fresh reader"] == 3
         assert requests[files, "all", "fresh reader"] == 2 * files
+
+
+def test_a_run_of_every_suite(measured):
+    """One test: processes that share the tests of a file would each measure."""
+    _the_document_is_the_file_and_nothing_else_is_left(measured)
+    _machine_and_setting_are_said(measured)
+    _every_figure_has_its_rounds(measured)
+    _goals_and_what_is_said_of_missed_ones(measured)
+    _files_moved_while_the_writer_was_watched(measured)
+    _percentiles_rise(measured)
+    _tables_beside_the_figures_are_of_the_cold_suite(measured)
 
 
 def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_path):
