@@ -55,13 +55,22 @@ lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
 	@$(BIN)/ruff format --check --quiet .
 	@$(BIN)/mypy
 
-test: lint ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
+# Java's archive of Spark's classes is made beside the lint, which leaves a core idle; tests go without where Java makes none
+$(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
+	@echo "writing Java's archive of Spark's classes for tests (once)"
+	@$(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
+
+.PHONY: ready
+ready: $(VENV)/.stamp-test
+	@$(MAKE) --no-print-directory -j 2 lint $(VENV)/spark-classes.jsa
+
+test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)
 
 test-cluster: $(VENV)/.stamp-test ## Spark jobs on executors that fail, are killed and speculate
 	@$(BIN)/python -m pytest tests/spark/test_local_cluster.py tests/spark/test_cluster_driver_killed.py tests/spark/test_two_builds_at_once.py tests/spark/test_shipping.py tests/spark/test_streaming_example.py::test_a_query_that_is_killed_while_it_is_looked_up_in tests/spark/test_writing_cluster.py tests/spark/test_bench.py tests/spark/test_lookup_docs.py::test_lookups_at_scale --durations=5 $(PYTEST_ARGS)
 
-test-all: lint ## as test, the slow soaks, and the mutants
+test-all: ready ## as test, the slow soaks, and the mutants
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not real_s3" --durations=30 $(PYTEST_ARGS)
 	@$(BIN)/python -m tests.mutants $(MUTANTS_ARGS)
 

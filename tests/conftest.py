@@ -7,11 +7,12 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
+
+from tests.support import spark_java
 
 if TYPE_CHECKING:
     from tiered_index.testing.s3_server import S3Server
@@ -26,8 +27,8 @@ _CHECKS = [
 settings.register_profile("default", deadline=None, derandomize=True, suppress_health_check=_CHECKS, print_blob=True)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=_CHECKS, print_blob=True)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
-# what Spark's sessions of programs and commands begin with
-os.environ.setdefault("SPARK_CONF_DIR", str(Path(__file__).parent / "support" / "spark_conf"))
+# of Spark's sessions in tests, and in the programs and commands that these start
+os.environ.setdefault("SPARK_SUBMIT_OPTS", spark_java.options())
 
 
 def pytest_collection_finish() -> None:
