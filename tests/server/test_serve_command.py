@@ -125,6 +125,8 @@ def test_a_put_under_way_at_sigterm_is_ended_and_durable(tmp_path):
                     # one that meets the closing of the socket is reset
                     with contextlib.suppress(ConnectionResetError):
                         socket.create_connection(address).close()
+                    # without a pause thousands come before the socket closes, and each is served first
+                    time.sleep(0.01)
             whole.sendall(body[10:])
             assert whole.recv(65536).startswith(b"HTTP/1.1 200 ")
             half.shutdown(socket.SHUT_WR)
