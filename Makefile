@@ -11,7 +11,7 @@ PYTEST_ARGS ?=
 # tests start many processes: where the environment forbids compiled files, each would compile the whole package anew
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help setup demo serve-demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
+.PHONY: help setup ready loops demo serve-demo test test-all test-cluster test-s3 chaos mutants reliability-report lint bench bench-quick bench-spark bench-s3 bench-service bench-peers lock dist clean
 
 help: ## list the tasks
 	@grep -hE '^[a-z][a-z0-9-]*:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -60,9 +60,12 @@ $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
 	@echo "writing Java's archive of Spark's classes for tests (once)"
 	@$(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
 
-.PHONY: ready
+# likewise compiled once: processes that met a new loop together would each compile it
+loops: $(VENV)/.stamp-test
+	@$(BIN)/python -c "from tiered_index import kernels; kernels.load()"
+
 ready: $(VENV)/.stamp-test
-	@$(MAKE) --no-print-directory -j 2 lint $(VENV)/spark-classes.jsa
+	@$(MAKE) --no-print-directory -j 2 lint $(VENV)/spark-classes.jsa loops
 
 test: ready ## every quality gate: lint, types, layering, unit, golden, property, fault and integration tests
 	@$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal -m "not slow and not real_s3" --durations=15 $(PYTEST_ARGS)

@@ -25,8 +25,8 @@ ASK = {
 INSIDE = {
     ("unsealed", "query"): (unsealed, "walk_chain"),
     ("unsealed", "query_many"): (unsealed, "normal_hashes"),
-    ("compacted", "query"): (compacted, "check_run"),
-    ("compacted", "query_many"): (compacted, "check_run"),
+    ("compacted", "query"): (compacted, "crc32"),
+    ("compacted", "query_many"): (compacted, "crc32"),
 }
 
 
