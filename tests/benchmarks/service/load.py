@@ -114,13 +114,13 @@ async def drive(
     pause_s: float = 0.0,
 ) -> Load:
     """Ask over so many connections for so long; `requests` returns those of a connection, by its number."""
-    loop, load = asyncio.get_running_loop(), Load()
+    loop, load, made = asyncio.get_running_loop(), Load(), []
+    asked = [requests(number) for number in range(connections)]
     began_s = time.perf_counter()
-    made = []
     for number in range(connections):
         # not all at once
         first_s = pause_s * number / connections
-        one = Connection(load, requests(number), began_s + seconds, first_s, pause_s)
+        one = Connection(load, asked[number], began_s + seconds, first_s, pause_s)
         await loop.create_connection(lambda one=one: one, *address)
         made.append(one)
     await asyncio.gather(*(one.ended for one in made))

@@ -30,6 +30,8 @@ from tiered_index.errors import BackPressure
 _HERE = Path(__file__).parents[3]
 _TOPIC, _PER_KEY, _BEGIN_MS = "orders", 4, 1_700_000_000_000
 _BATCH_KEYS, _WRITTEN_PER_S, _WRITTEN_AT_ONCE = 1_000, 100_000, 5_000
+# different ones of a connection, one after the other
+_BATCHES = 64
 _CONNECTIONS, _MANY = 16, 1_000
 _SLOW, _SLOW_PAUSE_S = 50, 0.2
 # long enough for an answer that takes a slow reader a while
@@ -111,13 +113,15 @@ class _Service:
         return self._batches(number, keys, accept, b'"complete"', 1)
 
     def _batches(self, number: int, keys: int, accept: bytes, marker: bytes, count: int) -> Iterator[Request]:
-        drawn = random.Random(number)
-        while True:
+        drawn, made = random.Random(number), list[Request]()
+        # before the clock runs: the client takes longer to make one than the service to read it
+        for _ in range(_BATCHES):
             asked = [{"topic": _TOPIC, "key": _key(drawn.randrange(keys))} for _ in range(_BATCH_KEYS)]
             body = json.dumps({"lookups": asked}).encode()
             head = b"POST /v1/query:batch HTTP/1.1\r\ncontent-type: application/json\r\n" + self._host + accept
             head += f"content-length: {len(body)}\r\n\r\n".encode()
-            yield Request(head + body, marker, count)
+            made.append(Request(head + body, marker, count))
+        return itertools.cycle(made)
 
     def run(
         self,
