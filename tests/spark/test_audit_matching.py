@@ -9,6 +9,7 @@ import pyarrow as pa
 import pytest
 
 from tiered_index.format.layout import PRESETS
+from tiered_index.spark.audit import alone
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
 from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, all_marks, compare_range
 from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, ordered, pack, pair
@@ -149,6 +150,23 @@ def test_what_differs_is_laid_side_by_side(seed: int) -> None:
     extra = told.listed[1].sort_by([("identity", "ascending"), ("rank", "ascending")])
     identities = extra["identity"].to_pylist()
     assert few.sought[1]["identity"].to_pylist() == [one for one in identities if one <= identities[:2][-1]]
+
+
+def test_what_a_task_reads_again_among_other_values_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of one identity it meets size 1, then size 2, then both: each is a difference of its own."""
+    monkeypatch.setattr(alone, "HELD", 1)
+
+    def part(offset: int, *sizes: int) -> Part:
+        columns = {name: np.ones(len(sizes), np.int64) for name in (*(IDENTITY.names or ()), *(VALUE.names or ()))}
+        columns |= {"offset": np.full(len(sizes), offset), "size": np.array(sizes)}
+        return Part(0, columns, pa.array(["t"] * len(sizes)).dictionary_encode(), pa.array(["k"] * len(sizes)))
+
+    told = alone._Teller(SCHEMA, 0, 3)(iter([part(1, 1), part(1, 2), part(1, 1, 2), part(2, 1), part(3, 1)]))
+    rows = [
+        (np.frombuffer(row["identity"], IDENTITY), np.frombuffer(row["said"], VALUE))
+        for row in told.listed[0].to_pylist()
+    ]
+    assert [(int(one["offset"][0]), int(value["size"][0])) for one, value in rows] == [(1, 1), (1, 2), (2, 1)]
 
 
 @pytest.mark.parametrize("values", [1, 3, 500, 2**63])

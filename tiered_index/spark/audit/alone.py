@@ -57,14 +57,17 @@ class _Teller:
         """Return the first entries of the parts of a side that a task has read; counts are left to the caller."""
         unread: set[frozenset[str]] = set()
         hidden = Hidden({}, frozenset(), 1, "abs")
-        told = pair(self._blocks(parts, unread), frozenset(), hidden, self.schema, self.most, 0)
-        told.unread |= unread
-        told.counts = [0] * 4
-        for kind, table in enumerate(told.listed):
-            # other tasks may have entries of the same identity
-            none = pa.array(np.zeros(len(table), np.int64))
-            told.listed[kind] = table.set_column(1, "place", none).set_column(2, "rank", none)
-        return told
+        whole = Told(self.most, 0)
+        for block in self._blocks(parts, unread):
+            told = pair(iter([block]), frozenset(), hidden, self.schema, self.most, 0)
+            for kind, table in enumerate(told.listed):
+                # other blocks and tasks may have entries of the same identity
+                none = pa.array(np.zeros(len(table), np.int64))
+                told.listed[kind] = table.set_column(1, "place", none).set_column(2, "rank", none)
+            whole.add(told)
+        whole.unread |= unread
+        whole.counts = [0] * 4
+        return whole
 
     def _blocks(self, parts: Iterable[Part | Unread], unread: set[frozenset[str]]) -> Iterator[Blocks]:
         def there() -> Iterator[pa.RecordBatch]:
