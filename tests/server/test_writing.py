@@ -7,6 +7,7 @@ import io
 import json
 import random
 import time
+import tracemalloc
 
 import pyarrow as pa
 import pytest
@@ -238,3 +239,15 @@ def test_a_verification_is_a_job(index, monkeypatch):
         assert found["report"]["findings"]
         # files are named, and where they lie stays here
         assert str(index.config.root.parent) not in json.dumps(found)
+
+
+def test_short_lines_are_not_held_all_at_once():
+    body = b"{}\n" * 200_000
+    tracemalloc.start()
+    try:
+        with pytest.raises(InvalidArgument, match="line 1: "):
+            parsed(body, wire.NDJSON, 1 << 24)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert most < len(body)

@@ -5,6 +5,7 @@ Handlers run on the event loop and never wait there for index or storage; errors
 
 from __future__ import annotations
 
+import io
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -114,7 +115,7 @@ class Routes(LookupRoutes):
         def act() -> bytes:
             if form == wire.NDJSON:
                 # one after the other is read
-                request.state.held.hold(parsed_bytes(max(body.split(b"\n"), key=len)))
+                request.state.held.hold(parsed_bytes(max(io.BytesIO(body), key=len, default=b"")))
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}
             need_topics(batch.topics, caller.need_topic)
