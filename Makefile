@@ -58,7 +58,7 @@ lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
 # Java's archive of Spark's classes is made beside the lint, which leaves a core idle; tests go without where Java makes none
 $(VENV)/spark-classes.jsa: $(VENV)/.stamp-test
 	@echo "writing Java's archive of Spark's classes for tests (once)"
-	@$(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
+	@timeout 300 $(BIN)/python -W ignore -m tests.support.spark_java >/dev/null 2>&1 || echo "without it: each Java of tests loads its classes anew"
 
 # likewise compiled once: processes that met a new loop together would each compile it
 loops: $(VENV)/.stamp-test
