@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index._version import __version__
 from tiered_index.documents import COUNT, MILLISECONDS, Malformed, Optional, flag, integer, nullable, record, text
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.bloom import FilterBuilder, filter_hashes
@@ -282,6 +283,31 @@ class SealedFile:
     writer: str
     log_number: int = 0
     packed: bool = False
+
+    @classmethod
+    def of(cls, metadata: Metadata, *, count: int, sequence: int, created_ms: int) -> SealedFile:
+        """Return the sealed file that was compacted to a whole file of `metadata`, with `count` of its entries; its
+        writer is this version. `sequence` is the record's; `created_ms` is for files that don't say it.
+        """
+        more = metadata.more
+        predecessor = more.get("predecessor")
+        return cls(
+            file_id=metadata.file_id,
+            layout=metadata.layout,
+            begin_ms=metadata.begin_ms,
+            end_ms=metadata.end_ms,
+            count=count,
+            lane=metadata.lane,
+            sequence=sequence,
+            predecessor=None if predecessor is None else (str(predecessor[0]), int(predecessor[1])),
+            created_ms=int(more.get("created_ms", created_ms)),
+            offset_space=metadata.offset_space,
+            topics=metadata.topics,
+            positions=dict(metadata.source_positions),
+            writer=f"tiered_index {__version__}",
+            log_number=int(more.get("log_number", 0)),
+            packed=metadata.packing is not None,
+        )
 
     def compacted(self, entries: npt.NDArray[Any]) -> Iterator[bytes | memoryview]:
         """Yield the compacted file in pieces, the trailer last; `entries` as `Compaction` takes them."""

@@ -68,26 +68,10 @@ class Salvage:
             for name in items.dtype.names or ():
                 entries[name][at : at + len(items)] = items[name]
             at += len(items)
-        more = metadata.more
-        predecessor = more.get("predecessor")
-        yield from SealedFile(
-            file_id=metadata.file_id,
-            layout=metadata.layout,
-            begin_ms=metadata.begin_ms,
-            end_ms=metadata.end_ms,
-            count=self.kept.count,
-            lane=metadata.lane,
-            sequence=self.old.sequence,
-            predecessor=None if predecessor is None else (str(predecessor[0]), int(predecessor[1])),
-            created_ms=int(more.get("created_ms", self.old.published_ms)),
-            offset_space=metadata.offset_space,
-            topics=metadata.topics,
-            positions=dict(metadata.source_positions),
-            writer=f"tiered_index {__version__}",
-            log_number=int(more.get("log_number", 0)),
-            packed=metadata.packing is not None,
-            # slots keep the newest entry first where that is their order: it is the last one put
-        ).compacted(entries[::-1].copy())
+        kept, old = self.kept, self.old
+        sealed = SealedFile.of(metadata, count=kept.count, sequence=old.sequence, created_ms=old.published_ms)
+        # slots keep the newest entry first where that is their order: it is the last one put
+        yield from sealed.compacted(entries[::-1].copy())
 
     def _shard(self) -> Iterator[bytes | memoryview]:
         metadata, shard = self.trailer.metadata, self.old.part

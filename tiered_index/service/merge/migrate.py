@@ -17,7 +17,6 @@ from typing import Literal
 
 import numpy as np
 
-from tiered_index._version import __version__
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ObjectNotFound
 from tiered_index.format.compacted import SealedFile
@@ -128,20 +127,11 @@ def rewrite_file(task: MergeTask, storage: Storage, now_ms: int, progress: Calla
     entries = entries[:at][::-1].copy()
     seconds = entries["time_diff_s"].astype(np.int64) + metadata.begin_ms // 1000
     checksum = entry_checksum(entries[names], seconds)
-    sealed = SealedFile(
+    sealed = replace(
+        SealedFile.of(metadata, count=len(entries), sequence=stored.sequence, created_ms=0),
         file_id=new_file_id(metadata.begin_ms),
-        layout=metadata.layout,
-        begin_ms=metadata.begin_ms,
-        end_ms=metadata.end_ms,
-        count=len(entries),
-        lane=metadata.lane,
-        sequence=stored.sequence,
         predecessor=None,
-        created_ms=int(metadata.more.get("created_ms", 0)),
-        offset_space=metadata.offset_space,
-        topics=metadata.topics,
-        positions=metadata.source_positions,
-        writer=f"tiered_index {__version__}",
+        log_number=0,
         packed=task.packed,
     )
     upload = Upload(storage, data_name(sealed.file_id, secrets.token_hex(8)))
