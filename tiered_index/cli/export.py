@@ -227,7 +227,7 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
 @contextlib.contextmanager
 def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
     """Yield what writes; after the block all is there, or nothing. Raises `InvalidArgument`, `DiskFull`."""
-    check_new(out, "an export is written to a name of its own")
+    check_new(out, "an export is written to a name of its own", is_folder=form == "rocketmq")
     with made_whole(out) as partial, contextlib.ExitStack() as stack:
         writer: Any
         if form == "parquet":
@@ -244,12 +244,20 @@ def _made(out: Path, form: Format, entries: Export, slots: int | None, items: in
         yield writer
 
 
-def check_new(out: Path, own: str) -> None:
-    """Raise `InvalidArgument` where `out` is there already (`own` says why it may not be), or its folder isn't."""
+def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:
+    """Raise `InvalidArgument` where `out` is there already (`own` says why it may not be), or its folder isn't, or a
+    folder has the name under which a file is made.
+    """
     if out.exists():
         raise InvalidArgument(f"--out {out} exists already: {own}")
     if not out.parent.is_dir():
         raise InvalidArgument(f"--out {out}: there is no folder {out.parent}")
+    if (partial := _partial(out)).is_dir() and not is_folder:
+        raise InvalidArgument(f"--out {out} is made as {partial}, which is a folder: move it, or choose another name")
+
+
+def _partial(out: Path) -> Path:
+    return out.with_name(f".{out.name}.partial")
 
 
 @contextlib.contextmanager
@@ -257,7 +265,7 @@ def made_whole(out: Path) -> Iterator[Path]:
     """Yield where a file or a folder is made, which is called `out` once the block has ended, durably, and removed
     where it failed. Raises `DiskFull`.
     """
-    partial, disk = out.with_name(f".{out.name}.partial"), Disk()
+    partial, disk = _partial(out), Disk()
     try:
         _remove(partial)
         yield partial

@@ -195,16 +195,18 @@ def test_no_half_file_under_the_name(tmp_path, run_here, damaged):
 def test_what_is_refused(tmp_path, run_here, original):
     root = ("--root", original.root)
     (tmp_path / "there").write_text("mine")
+    (tmp_path / ".f.partial").mkdir()
     for more, said in (
         (("--out", tmp_path / "there"), "exists already"),
         (("--out", tmp_path / "no" / "e"), "there is no folder"),
+        (("--out", tmp_path / "f"), "which is a folder"),
         (("--out", tmp_path / "e", "--slots", 5), "is for --format rocketmq"),
         (("--out", tmp_path / "e", "--topic", " "), "topic is empty"),
         (("--out", tmp_path / "e", "--begin", 5, "--end", 4), "is after"),
     ):
         outcome = run_here("export", *root, *more, "--json")
         assert outcome.code == 2 and said in outcome.error["message"], outcome.err
-    assert (tmp_path / "there").read_text() == "mine"
+    assert (tmp_path / "there").read_text() == "mine" and (tmp_path / ".f.partial").is_dir()
     where = ("--root", tmp_path / "r", "--storage", f"file://{tmp_path}/s", "--json")
     pq.write_table(pa.table({"topic": ["t"]}), tmp_path / "other.parquet")
     (tmp_path / "of-spark").mkdir()

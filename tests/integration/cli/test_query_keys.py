@@ -115,6 +115,10 @@ def test_several_indexes_are_one_answer_to_each_key(run_here, cluster, keys, tmp
     assert [row["source"] for row in rows_of(out) if row["key"] == "k1"] == [item.source for item in answer]
     again = run_here("query", "--keys", keys("csv"), *storages, "--out", out)
     assert again.code == 2 and f"--out {out} exists already" in again.err
+    (mine := tmp_path / ".answers.ndjson.partial").mkdir()
+    (mine / "note").write_text("mine")
+    refused = run_here("query", "--keys", keys("csv"), *storages, "--out", tmp_path / "answers.ndjson")
+    assert refused.code == 2 and f"{mine}, which is a folder" in refused.err and (mine / "note").read_text() == "mine"
 
 
 def test_a_bound_that_is_reached_is_said_and_what_was_found_is_written(run_here, cluster, keys, tmp_path):
