@@ -30,6 +30,8 @@ _FEW = 1 << 10
 _ENOUGH = 1 << 22
 _log = logging.getLogger(__name__)
 _lock = threading.Lock()
+# held by `load`, lest a second caller goes on without what the first one loads
+_loading = threading.Lock()
 
 
 class _State:
@@ -71,10 +73,11 @@ def _counted(rows: int) -> ModuleType | None:
 
 def load() -> ModuleType | None:
     """Load the loops now, or wait until they are; return what there is. For tests and benchmarks."""
-    if _begin():
-        _load()
-    elif _State.thread is not None:
-        _State.thread.join()
+    with _loading:
+        if _begin():
+            _load()
+        elif _State.thread is not None:
+            _State.thread.join()
     return _State.loops
 
 
