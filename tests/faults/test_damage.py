@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
@@ -217,7 +218,7 @@ def test_an_object_that_a_later_record_removed_makes_a_reader_look_again(publish
         log = StorageLog(world.storage, world.clock)
         log.open()
         names = tuple(log.state.objects)
-        log.publish(log.state.epoch, (), remove=names)
+        publish(log, log.state.epoch, remove=names)
         for name in names:
             world.storage.delete(name)
         for topic in ("orders", "payments"):

@@ -7,6 +7,7 @@ import socket
 
 import pytest
 
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
 from tiered_index.service.log.log import StorageLog
@@ -139,7 +140,7 @@ def test_of_two_appends_to_one_number_both_get_in(make_world):
     start = logs[0].state.number
     epoch = logs[0].state.epoch
     for number, log in enumerate(logs):  # the second one does not know of the first one's record
-        log.publish(epoch, (_object(number),))
+        publish(log, epoch, (_object(number),))
     assert logs[1].state.number == start + 2
     assert {o.name for o in logs[0].refresh().objects.values()} == {_object(0).name, _object(1).name}
     assert logs[0].state == logs[1].state
@@ -157,8 +158,8 @@ def test_a_record_whose_answer_was_lost_is_there_once(make_world):
     before = log.state.number
     storage.fail("put_if_absent", when="after")
     with pytest.raises(StorageUnavailable):
-        log.publish(log.state.epoch, (_object(1),))
-    log.publish(log.state.epoch, (_object(1),))
+        publish(log, log.state.epoch, (_object(1),))
+    publish(log, log.state.epoch, (_object(1),))
     assert log.refresh().number == before + 1
     assert list(log.state.objects) == [_object(1).name]
 

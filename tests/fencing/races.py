@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
+from tests.support.log_records import publish
 from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.errors import ObjectExists
@@ -63,7 +64,7 @@ def append_all(storage: Storage, racer: str, wait: Callable[[], object]) -> int:
     log = StorageLog(racing, SystemClock(), checkpoint_every=7)
     log.open()
     for n in range(EACH):
-        log.publish(EPOCH, (stored(f"data/{racer}-{n}"),))
+        publish(log, EPOCH, (stored(f"data/{racer}-{n}"),))
     return racing.lost
 
 

@@ -21,6 +21,7 @@ from typing import Any
 import pytest
 
 from tests.fencing.writer import FIRST, KEYS, MOMENTS, NOW_MS, put
+from tests.support.log_records import publish
 from tiered_index import IndexReader, IndexService
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import LockHeld, ObjectExists, WriterFenced
@@ -246,9 +247,9 @@ class FencingScenarios:
             second.open()
             hang = slow.hang("put_if_absent", name_prefix="log/")
             common, own = an_object(0), an_object(1)
-            with raised_in_thread(lambda: first.publish(1, (common, own))) as raised:
+            with raised_in_thread(lambda: publish(first, 1, (common, own))) as raised:
                 assert hang.entered.wait(TIMEOUT_S)  # it has chosen its number
-                second.publish(1, (common,))
+                publish(second, 1, (common,))
                 hang.release.set()
             assert raised == []
             # it looked again at what it wanted: the object that the winner added is not added twice
@@ -299,7 +300,7 @@ class FencingScenarios:
             first.open()
             second.open()
             hang = slow.hang("put_if_absent", name_prefix="log/")
-            with raised_in_thread(lambda: first.publish(1, (an_object(1),))) as raised:
+            with raised_in_thread(lambda: publish(first, 1, (an_object(1),))) as raised:
                 assert hang.entered.wait(TIMEOUT_S)
                 assert second.claim_epoch() == 2
                 hang.release.set()
@@ -322,7 +323,7 @@ class FencingScenarios:
             assert raised == []
             assert epochs == [3]
             with pytest.raises(WriterFenced):
-                second.publish(2, (an_object(1),))
+                publish(second, 2, (an_object(1),))
 
     def test_the_winner_of_a_repeated_put_knows_that_it_won(self, uri: str, storage: Storage, tmp_path: Path) -> None:
         name = "probe/repeated"

@@ -13,6 +13,7 @@ from hypothesis.stateful import rule
 from tests.property.index_machine import asked_keys, asked_topics, ranges
 from tests.property.published import mark
 from tests.property.rules_of_readers import PLAIN, SOURCED, ReadingMachine, askers
+from tests.support.log_records import publish
 from tiered_index.errors import BudgetExceeded, CorruptFile, PartialAnswer, StorageError
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.service.reading.parts import source_number
@@ -185,7 +186,7 @@ class StruckMachine(ReadingMachine):
         old = objects[names[which % len(names)]]
         self.published.entries(old)  # readers may stand at a position where it is there
         session = self.service._session
-        session.log.publish(session.epoch, (self.published.rewrite(old),), remove=(old.name,))
+        publish(session.log, session.epoch, (self.published.rewrite(old),), remove=(old.name,))
         if not keep:
             self.where.inner.delete(old.name)
 

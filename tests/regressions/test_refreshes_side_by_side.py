@@ -9,6 +9,7 @@ import threading
 
 import pytest
 
+from tests.support.log_records import publish
 from tiered_index.clock import ManualClock
 from tiered_index.service.log.log import StorageLog
 
@@ -28,7 +29,7 @@ def remove_objects(storage):
     """Have another process take every object out of the log and out of the storage."""
     log = StorageLog(storage, ManualClock(NOW_MS))
     state = log.open()
-    log.publish(state.epoch, (), remove=tuple(state.objects))
+    publish(log, state.epoch, remove=tuple(state.objects))
     for name in state.objects:
         storage.delete(name)
 

@@ -10,6 +10,7 @@ from tests.rocketmq import golden_store
 from tests.rocketmq.answered import BEGIN_OF_LAST, asked, damage, one_message, same, source_of
 from tests.rocketmq.archived_store import delete_segments, index_log
 from tests.rocketmq.messages import message
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
@@ -93,7 +94,7 @@ def test_a_segment_that_the_log_removed_is_not_archived_any_more(tmp_path, index
     store, wanted = one_message(tmp_path, index)
     (segment,) = index.archived()
     with IndexReader.open(storage_backend=storage) as reader:
-        index._session.log.publish(index._session.epoch, (), remove=(segment.name,))
+        publish(index._session.log, index._session.epoch, remove=(segment.name,))
         storage.delete(segment.name)
         delete_segments(store, 2_000)
         source = RocketmqMessages(store, reader.segment_archive)

@@ -14,6 +14,7 @@ import pytest
 
 from tests.spark.entries import DAY_MS, messages
 from tests.spark.in_process import GENESIS, SCALE, Address
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
@@ -185,7 +186,7 @@ def test_a_batch_stays_published_when_its_objects_are_gone(clock: ManualClock) -
     log = StorageLog(storage, clock, checkpoint_every=1)
     log.create(GENESIS)
     publish_batch(written(TABLE, storage), FIRST, storage, log)
-    log.publish(0, (), remove=tuple(log.state.objects))
+    publish(log, 0, remove=tuple(log.state.objects))
     fresh = StorageLog(storage, clock)
     assert not publish_batch(written(TABLE, storage), FIRST, storage, fresh)
     assert not fresh.refresh().objects and fresh.state.positions == {"spark:q": 0}

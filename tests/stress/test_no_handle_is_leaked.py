@@ -14,6 +14,7 @@ from tests.stress.census import census
 from tests.stress.crew import Crew
 from tests.stress.ledger import ALL, Ledger
 from tests.stress.traffic import KEYS, NOW_MS, TOPICS, Source, batch_of
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.types import Lookup
@@ -73,7 +74,7 @@ def one_round(service, readers, ledger, source, rng, seen, lookups):
 def erase(service):
     """Take every object out of the log, so that each round has as many files as the one before."""
     log = service._session.log
-    log.publish(service._session.epoch, (), remove=tuple(log.state.objects))
+    publish(log, service._session.epoch, remove=tuple(log.state.objects))
     service._lifecycle.refresh()
     assert service.files() == []
 

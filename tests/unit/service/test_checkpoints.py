@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import BudgetExceeded, CorruptFile, DiskFull, ObjectNotFound, StorageUnavailable, WriterFenced
@@ -43,7 +44,7 @@ def a_log(storage, every=None, objects=0, at_once=1):
     log.create(GENESIS)
     assert log.claim_epoch() == EPOCH
     for begin in range(0, objects, at_once):
-        log.publish(EPOCH, tuple(an_object(n) for n in range(begin, min(begin + at_once, objects))))
+        publish(log, EPOCH, tuple(an_object(n) for n in range(begin, min(begin + at_once, objects))))
     return log
 
 
@@ -89,12 +90,12 @@ def test_each_record_without_its_checkpoint_costs_one_request_more(lost):
     log = a_log(storage, objects=1000, at_once=50)
     storage.fail("put", name_prefix="checkpoint/", times=None)
     for n in range(lost):
-        log.publish(EPOCH, (an_object(2000 + n),))
+        publish(log, EPOCH, (an_object(2000 + n),))
     storage.clear()
     state, requests = opened(storage.inner)
     assert state == log.state
     assert requests == {"list": 2, "get": 1 + lost}
-    log.publish(EPOCH, (an_object(3000),))  # makes up for it
+    publish(log, EPOCH, (an_object(3000),))  # makes up for it
     assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
 
 
@@ -106,7 +107,7 @@ def test_refreshing_costs_one_request_and_one_more_a_record():
     reader.open()
     for new in (0, 1, 4):
         for n in range(new):
-            log.publish(EPOCH, (an_object(10 * new + n),))
+            publish(log, EPOCH, (an_object(10 * new + n),))
         with metered.measure() as usage:
             assert reader.refresh() == log.state
         assert usage.requests_by_kind == {"list": 1} | ({"get": new} if new else {})
@@ -120,10 +121,10 @@ def test_a_record_that_is_lost_is_found_by_whoever_reads_on_or_writes():
     stood = reader.open()
     job.open()
     for n in range(10, 13):
-        log.publish(EPOCH, (an_object(n),))
+        publish(log, EPOCH, (an_object(n),))
     lost = log_name(stood.number + 1)
     storage.delete(lost)
-    for act in (reader.refresh, lambda: job.publish(EPOCH, (an_object(20),))):
+    for act in (reader.refresh, lambda: publish(job, EPOCH, (an_object(20),))):
         with pytest.raises(CorruptFile, match="hole"):
             act()
     assert reader.state == stood and lost not in {info.name for info in storage.list("log/")}
@@ -136,7 +137,7 @@ def test_what_was_read_before_a_budget_was_spent_is_not_read_again():
     reader = StorageLog(metered, ManualClock())
     first = reader.open().number
     for n in range(10, 20):
-        log.publish(EPOCH, (an_object(n),))
+        publish(log, EPOCH, (an_object(n),))
     for reached in (first + 3, first + 6, first + 9):
         with pytest.raises(BudgetExceeded), metered.measure(Usage(max_requests=4)):
             reader.refresh()
@@ -175,9 +176,9 @@ def test_every_kind_of_record_counts():
     appends = [
         lambda: log.create(GENESIS),
         log.claim_epoch,
-        lambda: log.publish(EPOCH, (an_object(1),)),
+        lambda: publish(log, EPOCH, (an_object(1),)),
         lambda: log.append("s", EPOCH, lambda state: LogRecord(0, "archive", EPOCH, "", 0, archive=(a_segment(1),))),
-        lambda: log.publish(EPOCH, (), remove=(an_object(1).name,)),
+        lambda: publish(log, EPOCH, remove=(an_object(1).name,)),
     ]
     for number, append in enumerate(appends, 1):
         append()
@@ -197,7 +198,7 @@ def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
     log = a_log(metered)
     written, sizes = [], []
     for n in range(400):
-        log.publish(EPOCH, (an_object(n),))
+        publish(log, EPOCH, (an_object(n),))
         newest = stored_checkpoints(metered.inner)[-1]
         if newest not in written:
             written.append(newest)
@@ -212,7 +213,7 @@ def test_checkpoints_of_a_large_state_are_rarer(monkeypatch):
     behind = again.state.number - written[-1]
     for n in range(1 + sizes[-1] // 5000 - behind):
         assert stored_checkpoints(metered.inner)[-1] == written[-1]
-        again.publish(EPOCH, (an_object(1000 + n),))
+        publish(again, EPOCH, (an_object(1000 + n),))
     assert stored_checkpoints(metered.inner)[-1] == again.state.number
 
 
@@ -231,17 +232,17 @@ def test_an_append_never_fails_for_a_checkpoint(operation, error, when):
     log = a_log(storage)
     storage.fail(operation, name_prefix="checkpoint/" if operation == "put" else "", times=None, when=when, error=error)
     for n in range(30):
-        assert an_object(n).name in log.publish(EPOCH, (an_object(n),)).objects
+        assert an_object(n).name in publish(log, EPOCH, (an_object(n),)).objects
     assert opened(storage.inner)[0] == log.state
     storage.clear()
     for n in range(40, 60):
-        log.publish(EPOCH, (an_object(n),))
+        publish(log, EPOCH, (an_object(n),))
     assert opened(storage.inner) == (log.state, {"list": 2, "get": 1})
     # what a lost answer left behind is swept by the next who opens the log
     next_one = StorageLog(storage, ManualClock())
     next_one.open()
     for n in range(80, 89):
-        next_one.publish(EPOCH, (an_object(n),))
+        publish(next_one, EPOCH, (an_object(n),))
     assert len(stored_checkpoints(storage.inner)) <= 10
 
 
@@ -253,7 +254,7 @@ def test_the_newest_two_are_kept_and_nothing_is_listed_for_it():
     log = a_log(metered)
     with metered.measure() as usage:
         for n in range(100):
-            log.publish(EPOCH, (an_object(n),))
+            publish(log, EPOCH, (an_object(n),))
             there = stored_checkpoints(metered.inner)
             assert there[-2:] == [log.state.number - 1, log.state.number]
             assert len(there) < 10
@@ -271,8 +272,8 @@ def test_what_short_lived_writers_leave_is_swept_by_the_next():
     for n in range(40):
         log = StorageLog(storage, ManualClock())
         log.open()
-        log.publish(EPOCH, (an_object(2 * n),))
-        log.publish(EPOCH, (an_object(2 * n + 1),))
+        publish(log, EPOCH, (an_object(2 * n),))
+        publish(log, EPOCH, (an_object(2 * n + 1),))
         names = [info.name for info in storage.list("checkpoint/")]
         assert len(names) < 2 + 12
         assert names[-2] == checkpoint_name(log.state.number)
@@ -288,7 +289,7 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
     log = StorageLog(storage, ManualClock())
     log.open()
     for n in range(20):
-        log.publish(EPOCH, (an_object(n),))
+        publish(log, EPOCH, (an_object(n),))
         assert stored_checkpoints(storage)[-2] == log.state.number
     assert stored_checkpoints(storage)[-3] == log.state.number - 1
     assert opened(storage) == (log.state, {"list": 2, "get": 2})
@@ -301,10 +302,10 @@ def test_a_fenced_writer_takes_nothing_from_its_successor():
     new.open()
     epoch = new.claim_epoch()
     for n in range(20, 23):
-        new.publish(epoch, (an_object(n),))
+        publish(new, epoch, (an_object(n),))
     before = stored_checkpoints(storage)
     with pytest.raises(WriterFenced):
-        old.publish(EPOCH, (an_object(100),))
+        publish(old, EPOCH, (an_object(100),))
     assert stored_checkpoints(storage) == before
     assert opened(storage) == (new.state, {"list": 2, "get": 1})
 
@@ -315,7 +316,7 @@ def test_two_that_append_side_by_side_leave_the_newest():
     both[1].open()
     for n in range(60):
         log = both[n % 7 % 2]
-        log.publish(EPOCH, (an_object(n),))
+        publish(log, EPOCH, (an_object(n),))
         assert opened(storage) == (log.state, {"list": 2, "get": 1})
         assert len(stored_checkpoints(storage)) < 20
 
@@ -345,7 +346,7 @@ def test_a_checkpoint_that_is_swept_before_it_is_read(times):
 
     def go_on():
         for _ in range(20):
-            log.publish(EPOCH, (an_object(next(numbers)),))
+            publish(log, EPOCH, (an_object(next(numbers)),))
 
     metered = MeteredStorage(Meanwhile(storage, [go_on] * times))
     state = StorageLog(metered, ManualClock()).open()
@@ -361,7 +362,7 @@ def test_a_checkpoint_that_is_swept_before_it_is_read(times):
 def test_records_that_arrive_between_the_two_listings_are_read():
     storage = MemoryStorage()
     log = a_log(storage, objects=3)
-    racing = Meanwhile(storage, [lambda: log.publish(EPOCH, (an_object(10),))])
+    racing = Meanwhile(storage, [lambda: publish(log, EPOCH, (an_object(10),))])
     assert opened(racing) == (log.state, {"list": 2, "get": 2})
 
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.log_records import publish
 from tiered_index.clock import ManualClock
 from tiered_index.errors import (
     CorruptFile,
@@ -124,9 +125,9 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
     epoch = log.claim_epoch()
     before = log.state
     for number in range(9):
-        log.publish(epoch, (an_object(number),), positions={"s": number})
-    log.publish(epoch, (), remove=(an_object(3).name, "data/none"))
-    log.publish(epoch, (an_object(20),), remove=(an_object(4).name,), positions={"s": 1, "t": 5})
+        publish(log, epoch, (an_object(number),), positions={"s": number})
+    publish(log, epoch, remove=(an_object(3).name, "data/none"))
+    publish(log, epoch, (an_object(20),), remove=(an_object(4).name,), positions={"s": 1, "t": 5})
     assert not before.objects
     assert log.state.positions == {"s": 8, "t": 5}  # positions never go back
     assert sorted(o.sequence for o in log.state.objects.values()) == [0, 1, 2, 5, 6, 7, 8, 20]
@@ -135,7 +136,7 @@ def test_states_are_folds_and_readers_keep_theirs(log, storage, clock):
     assert log.state.object_of("x20") == an_object(20)
     assert log.state.object_of("x3") is None
     number = log.state.number
-    log.publish(epoch, (an_object(20),), remove=(an_object(4).name,))  # all done already
+    publish(log, epoch, (an_object(20),), remove=(an_object(4).name,))  # all done already
     assert log.state.number == number
 
 
@@ -146,8 +147,8 @@ def test_a_higher_epoch_fences_the_lower_one(log, storage, clock):
     second = other.claim_epoch()
     assert second == first + 1
     with pytest.raises(WriterFenced, match=f"epoch {second}"):
-        log.publish(first, (an_object(1),))
-    other.publish(second, (an_object(2),))
+        publish(log, first, (an_object(1),))
+    publish(other, second, (an_object(2),))
     assert list(log.refresh().objects) == [an_object(2).name]
 
 
@@ -180,10 +181,10 @@ def test_an_error_of_the_put_of_a_record_leaves_its_outcome_unknown_whatever_it_
     epoch = other.claim_epoch() if other.open() else 0
     faulty.fail("put_if_absent", when="after", error=error)
     with pytest.raises(StorageUnavailable, match="not known"):
-        other.publish(epoch, (an_object(1),))
+        publish(other, epoch, (an_object(1),))
     assert list(log.refresh().objects) == [an_object(1).name]
     number = log.state.number
-    assert other.publish(epoch, (an_object(1),)).number == number
+    assert publish(other, epoch, (an_object(1),)).number == number
 
 
 SEGMENT = ArchivedSegment("segments/s/0", "broker", 0, 10, 1, 1, 12, 0)
@@ -212,7 +213,7 @@ LOST = LostObject("data/x/9.index", "x9", 0, 1, 1)
     ],
 )
 def test_a_record_that_readers_would_refuse_is_not_written(log, storage, clock, good, bad, said):
-    log.publish(log.claim_epoch(), (an_object(0),))
+    publish(log, log.claim_epoch(), (an_object(0),))
     before, state = {info.name for info in storage.list("")}, log.state
     record = LogRecord(0, "any", 1, "", 0)
     with pytest.raises(InvalidArgument, match=rf"no reader takes.*{said}"):
@@ -231,7 +232,7 @@ def test_an_index_that_nobody_could_open_is_not_created(storage, clock):
 
 def test_a_record_that_contradicts_the_state_is_not_written(log):
     epoch = log.claim_epoch()
-    log.publish(epoch, (an_object(1),))
+    publish(log, epoch, (an_object(1),))
     number = log.state.number
     with pytest.raises(CorruptFile, match="exists already"):
         log.append("twice", epoch, lambda state: LogRecord(0, "publish", epoch, "", 0, (an_object(1),)))
@@ -359,14 +360,14 @@ def test_a_number_that_was_lost_to_another_is_read_and_the_next_one_taken(log, s
         def put_if_absent(self, name, data):
             if self.left and name.startswith("log/"):
                 self.left -= 1
-                log.publish(epoch, (an_object(10 + self.left),))
+                publish(log, epoch, (an_object(10 + self.left),))
             super().put_if_absent(name, data)
 
     epoch = log.claim_epoch()
     slow = StorageLog(Overtaken(storage), clock)
     slow.open()
     start = slow.state.number
-    state = slow.publish(epoch, (an_object(1),), positions={"s": 1})
+    state = publish(slow, epoch, (an_object(1),), positions={"s": 1})
     assert state.number == start + 4
     assert {o.sequence for o in state.objects.values()} == {1, 10, 11, 12}
     assert StorageLog(storage, clock).open() == log.refresh() == state

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
 from tiered_index.format.archived import PIECE_BYTES
@@ -441,7 +442,7 @@ def test_a_lost_segment_is_damage_and_a_removed_one_is_not_there(open_index, sto
     storage.delete(segment.name)
     with pytest.raises(CorruptFile, match="storage does not"):
         index.segment_archive.read(segment, 0, 5)
-    index._session.log.publish(index._session.epoch, (), remove=(segment.name,))
+    publish(index._session.log, index._session.epoch, remove=(segment.name,))
     with pytest.raises(ObjectNotFound):
         index.segment_archive.read(segment, 0, 5)
     assert index.archived() == ()

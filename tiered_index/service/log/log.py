@@ -256,17 +256,6 @@ class StorageLog:
         self.append("fence", epoch, lambda state: LogRecord(0, "fence", epoch, "", 0))
         return epoch
 
-    def publish(
-        self,
-        epoch: int,
-        add: tuple[StoredObject, ...],
-        *,
-        remove: tuple[str, ...] = (),
-        positions: dict[str, int] | None = None,
-    ) -> LogState:
-        """Append a record that adds and removes objects, as `publishing` makes it."""
-        return self.append("publish", epoch, publishing(epoch, add, remove=remove, positions=positions))
-
     def append_positions(self, epoch: int, positions: dict[str, int]) -> LogState:
         """Append a record of source positions, where the log doesn't reach them yet."""
 
@@ -383,17 +372,14 @@ def publishing(
     epoch: int,
     add: tuple[StoredObject, ...],
     *,
-    remove: tuple[str, ...] = (),
-    positions: dict[str, int] | None = None,
+    positions: dict[str, int],
     removed: Callable[[LogState], Container[str]] = lambda state: (),
 ) -> Make:
-    """Return a `Make` that adds and removes objects as far as the state doesn't have it, nor files among `removed`."""
+    """Return a `Make` that adds objects as far as the state doesn't have them, nor their files are among `removed`."""
 
     def make(state: LogState) -> LogRecord | None:
         fresh = tuple(o for o in add if state.object_of(o.file_id) is None and o.file_id not in removed(state))
-        gone = tuple(name for name in remove if name in state.objects or name in state.archive)
-        kind = "publish" if add else "remove"
-        return LogRecord(0, kind, epoch, "", 0, fresh, gone, positions or {}) if fresh or gone else None
+        return LogRecord(0, "publish", epoch, "", 0, fresh, positions=positions) if fresh else None
 
     return make
 

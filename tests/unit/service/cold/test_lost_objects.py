@@ -13,6 +13,7 @@ from typing import Literal
 import pytest
 
 from tests.support.cold_index import ColdIndex, Read, cold_index
+from tests.support.log_records import publish
 from tiered_index import Fetched, IndexItem, IndexReader, IndexService, Lookup, LostFile, QueryResult
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
@@ -60,7 +61,7 @@ def remove(made: ColdIndex, gone: list[StoredObject]) -> None:
     """Remove files as a merge does: by a record, then for good."""
     log = StorageLog(made.inner, ManualClock(0))
     log.open()
-    log.publish(log.state.epoch, (), remove=tuple(stored.name for stored in gone))
+    publish(log, log.state.epoch, remove=tuple(stored.name for stored in gone))
     lose(made, gone)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns
+from tests.support.log_records import publish
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.format.names import STATES
@@ -43,7 +44,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> ColdIndex:
     log = StorageLog(made.inner, ManualClock(BASE_MS))
     epoch = log.open().epoch
     for first in range(1, _OBJECTS + 1, 500):
-        log.publish(epoch, tuple(_older(made.stored[0], first + n) for n in range(500)))
+        publish(log, epoch, tuple(_older(made.stored[0], first + n) for n in range(500)))
     for state in STATES:
         # a reader beside a root reads the log once more where the folders have only just changed
         os.utime(made.root / state, (BASE_MS / 1000, BASE_MS / 1000))
@@ -69,14 +70,14 @@ def test_a_reader_pays_for_what_a_lookup_needs_not_for_what_there_is(made: ColdI
         reader.refresh()
         assert made.storage.operations == ["list"]
         log = StorageLog(made.inner, ManualClock(BASE_MS))
-        log.publish(log.open().epoch, (_older(made.stored[0], 2 * _OBJECTS + beside_the_root),))
+        publish(log, log.open().epoch, (_older(made.stored[0], 2 * _OBJECTS + beside_the_root),))
         made.storage.reset()
         before = reader.files()
         reader.refresh()
         assert made.storage.operations == ["list", "get"]
         # `before` is held meanwhile, so that no new file can have an old one's id
         assert len(set(map(id, reader.files())) - set(map(id, before))) == 1
-        log.publish(log.state.epoch, (), remove=(_older(made.stored[0], 2 * _OBJECTS + beside_the_root).name,))
+        publish(log, log.state.epoch, remove=(_older(made.stored[0], 2 * _OBJECTS + beside_the_root).name,))
 
 
 @pytest.fixture(scope="module")

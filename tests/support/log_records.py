@@ -1,0 +1,31 @@
+"""Records of the storage's log as uploads and jobs append them, without the work before."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from tiered_index.service.log.log import StorageLog, publishing
+from tiered_index.service.log.records import LogRecord, StoredObject
+from tiered_index.service.log.state import LogState
+
+
+def publish(
+    log: StorageLog,
+    epoch: int,
+    add: tuple[StoredObject, ...] = (),
+    *,
+    remove: Collection[str] = (),
+    positions: dict[str, int] | None = None,
+) -> LogState:
+    """Append what the log does not have yet: a record of an upload, which may remove what is there, as a job's does."""
+    uploaded = publishing(epoch, add, positions=positions or {})
+
+    def make(state: LogState) -> LogRecord | None:
+        record = uploaded(state)
+        gone = tuple(name for name in remove if name in state.objects or name in state.archive)
+        if not gone:
+            return record
+        return replace(record or LogRecord(0, "remove", epoch, "", 0, positions=positions or {}), remove=gone)
+
+    return log.append("publish", epoch, make)
