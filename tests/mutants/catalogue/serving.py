@@ -573,7 +573,7 @@ MUTANTS = (
     Mutant(
         "serve-metric-renamed",
         "a metric that alerts ask for is called otherwise, and they never come",
-        "server/state_metrics.py",
+        "server/metrics.py",
         '"unpublished_files": (',
         '"files_unpublished": (',
         (f"{DEPLOY}::test_alerts_and_panels_ask_for_what_is_exported",),
