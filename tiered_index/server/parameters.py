@@ -56,15 +56,13 @@ Amount = Annotated[float, BeforeValidator(_is_no_truth)]
 
 
 class Nothing(BaseModel):
-    """Of a request without parameters."""
+    """Of a request without parameters; others have what they declare, and nothing else."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class Bounds(BaseModel):
+class Bounds(Nothing):
     """Bounds of one request; the service has bounds of its own, and the lesser one holds."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     allow_partial: bool = Field(False, description="Answer from what can be read, and name the rest in `failed`.")
     explain: bool = Field(False, description="Tell in `explain.files` what was done with each file.")
@@ -111,10 +109,8 @@ class QueryParameters(OneKey):
     all: bool = Field(False, description="Every answer, page by page; of NDJSON and Arrow only.")
 
 
-class DuParameters(BaseModel):
+class DuParameters(Nothing):
     """Parameters of `GET /v1/du`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     by: str = Field(
         "topic,day,state",
@@ -123,10 +119,8 @@ class DuParameters(BaseModel):
     )
 
 
-class EntriesParameters(BaseModel):
+class EntriesParameters(Nothing):
     """Parameters of `POST /v1/entries`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: str | None = Field(None, min_length=1, max_length=1024, description="What the entries come from.")
     position: int | None = Field(
@@ -142,10 +136,8 @@ class EntriesParameters(BaseModel):
         return self
 
 
-class VerifyBody(BaseModel):
+class VerifyBody(Nothing):
     """Body of `POST /v1/verify`."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     deep: bool = Field(False, description="Read every byte of every object.")
 
