@@ -313,7 +313,8 @@ def test_no_more_lookups_than_threads_and_places_to_wait(index, monkeypatch):
 
 def test_bounds_are_the_lesser_of_the_requests_and_the_services():
     caps, prices = Caps(timeout_s=10, max_requests=5, max_bytes=100, max_cost_usd=1.0), PriceTable()
-    own = Allowance(caps, prices, timeout_s=99, max_requests=3, max_bytes=1000, max_cost_usd=0.5)
+    own = Allowance(caps, prices)
+    own.narrow(timeout_s=99, max_requests=3, max_bytes=1000, max_cost_usd=0.5)
     assert (own.timeout_s, own.usage.max_requests, own.usage.max_bytes, own.usage.max_cost_usd) == (10, 3, 100, 0.5)
     assert Allowance(caps, prices).usage.max_requests == 5
 

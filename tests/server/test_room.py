@@ -99,9 +99,14 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread()
         routes = object.__new__(HealthRoutes)
         routes.calls = Calls(1, 9)
 
-        def made(act, claim):
+        def made(act, claim, gone=None):
             held = Held(room)
-            request = SimpleNamespace(state=SimpleNamespace(held=held), receive=asyncio.Event().wait)
+
+            async def receive():
+                await (gone or asyncio.Event()).wait()
+                return {"type": "http.disconnect"}
+
+            request = SimpleNamespace(state=SimpleNamespace(held=held), receive=receive)
             return held, asyncio.ensure_future(routes.made(request, Allowance(Caps(), PriceTable()), act, claim))
 
         first, answer = made(lambda: begun.set() or (go_on.wait(PATIENCE_S) and room.held_bytes), 300)
@@ -126,6 +131,16 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread()
             await asyncio.sleep(0)
         third.end()
         assert (await waiting, calls) == (650, ["third", "again", "again"])
+        # whose client goes waits no longer, and nothing is claimed for it
+        gone = asyncio.Event()
+        _, waiting = made(lambda: None, 500, gone)
+        while not room._waiting:
+            await asyncio.sleep(0)
+        gone.set()
+        with pytest.raises(Refused, match="client has gone"):
+            await waiting
+        again.end()
+        assert room.held_bytes == 0 and not room._waiting
         routes.calls.close()
 
     asyncio.run(main())

@@ -49,23 +49,13 @@ class Caps:
 class Allowance:
     """What one request may still spend; all of its calls share it."""
 
-    def __init__(
-        self,
-        caps: Caps,
-        prices: PriceTable,
-        *,
-        timeout_s: float | None = None,
-        max_requests: int | None = None,
-        max_bytes: int | None = None,
-        max_cost_usd: float | None = None,
-    ) -> None:
+    def __init__(self, caps: Caps, prices: PriceTable) -> None:
         self.usage = Usage(
             prices, max_requests=caps.max_requests, max_bytes=caps.max_bytes, max_cost_usd=caps.max_cost_usd
         )
         self._began_s = time.monotonic()
         self.timeout_s = caps.timeout_s
         self._ended = False
-        self.narrow(timeout_s=timeout_s, max_requests=max_requests, max_bytes=max_bytes, max_cost_usd=max_cost_usd)
 
     def narrow(
         self,
@@ -131,7 +121,7 @@ class Calls:
         try:
             done, _ = await asyncio.wait([awaited], timeout=_SOON_S)
             if not done:
-                await self._watch(request, awaited)
+                await while_there(request, awaited)
         except BaseException:
             allowance.end()
             # nobody takes its result or error any more
@@ -145,20 +135,22 @@ class Calls:
         with self._lock:
             self.under_way -= 1
 
-    async def _watch(self, request: Request, awaited: asyncio.Future[T]) -> None:
-        """Return once a call has ended. Raises `Refused` where the client goes before."""
-        gone = asyncio.ensure_future(_disconnected(request))
-        try:
-            both: list[asyncio.Future[Any]] = [awaited, gone]
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            gone.cancel()
-        if not awaited.done():
-            raise Refused(CLIENT_GONE, "the client has gone")
-
     def close(self) -> None:
         """Take no further calls, and let those under way end."""
         self._pool.close()
+
+
+async def while_there(request: Request, awaited: asyncio.Future[T]) -> T:
+    """Return what is awaited. Raises as it does, and `Refused` where the client goes before."""
+    gone = asyncio.ensure_future(_disconnected(request))
+    try:
+        both: list[asyncio.Future[Any]] = [awaited, gone]
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        gone.cancel()
+    if not awaited.done():
+        raise Refused(CLIENT_GONE, "the client has gone")
+    return awaited.result()
 
 
 async def _disconnected(request: Request) -> None:

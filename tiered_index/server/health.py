@@ -6,6 +6,7 @@ a probe hears of it instead of finding nobody. Threads: the event loop's; a `Sta
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -15,7 +16,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tiered_index.server import parameters, wire
-from tiered_index.server.calls import Allowance, Calls
+from tiered_index.server.calls import Allowance, Calls, while_there
 from tiered_index.server.metrics import MEDIA_TYPE, Metrics
 from tiered_index.server.parameters import of_query
 from tiered_index.server.room import Held, HeldResponse, NoRoomNow
@@ -59,7 +60,11 @@ class HealthRoutes:
             try:
                 return await self.calls.run(request, allowance, partial(held.making, hold_and_act))
             except NoRoomNow as full:
-                await held.claim(full.size, allowance.left_s())
+                claiming = asyncio.ensure_future(held.claim(full.size, allowance.left_s()))
+                try:
+                    await while_there(request, claiming)
+                finally:
+                    claiming.cancel()
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""
