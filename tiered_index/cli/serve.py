@@ -22,7 +22,6 @@ from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.lookups import Lookups
 
 if TYPE_CHECKING:
     from tiered_index.server.listening import Listener, Tls
@@ -168,7 +167,7 @@ def serve(
         from tiered_index.server.health import StandIn
         from tiered_index.server.listening import HttpListener, Tls, in_background, is_local, own_names, serve_all
         from tiered_index.server.remoting import RemotingOptions
-        from tiered_index.server.served import Audit, Served, messages_of, redaction_of
+        from tiered_index.server.served import Audit, Index, Served, messages_of, redaction_of
         from tiered_index.server.tokens import Tokens
     if not is_local(host) and tokens is None and not insecure:
         raise ConfigError(f"--host {host} lets other hosts in: give --tokens FILE, or --insecure to let everybody in")
@@ -203,7 +202,7 @@ def serve(
         known = Tokens(tokens) if tokens is not None else None
         audit = stack.enter_context(contextlib.closing(Audit(audit_log)))
         following: Following | None = None
-        lookups: Lookups[Any]
+        lookups: Index
         front = StandIn()
         http = stack.enter_context(contextlib.closing(HttpListener(front, host, port, tls=tls)))
         # a recovery takes its time: probes are told of it

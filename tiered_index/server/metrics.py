@@ -14,10 +14,9 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
+from tiered_index.server.served import Index
 from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.inventory import describe_handle
-from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.reader import IndexReader
 from tiered_index.storage.metering import MeteredStorage
 from tiered_index.types import Explain
 
@@ -39,7 +38,7 @@ _USES = (("hits", "Hits of"), ("misses", "Misses of"), ("evictions", "Evictions 
 class Metrics:
     """The metrics of one service. `more` returns further ones, by name, with what they mean."""
 
-    def __init__(self, lookups: Lookups, more: Callable[[], Gauges] = dict) -> None:
+    def __init__(self, lookups: Index, more: Callable[[], Gauges] = dict) -> None:
         registry = self._registry = CollectorRegistry()
 
         def counter(name: str, meaning: str, *labels: str) -> Counter:
@@ -95,7 +94,7 @@ class Metrics:
 class _StateCollector(Collector):
     """Collects the state of `lookups`, and what `more` returns."""
 
-    def __init__(self, lookups: Lookups, more: Callable[[], Gauges]) -> None:
+    def __init__(self, lookups: Index, more: Callable[[], Gauges]) -> None:
         self._lookups = lookups
         self._more = more
 
@@ -116,11 +115,7 @@ class _StateCollector(Collector):
         yield from self._files()
         if isinstance(lookups, IndexService):
             yield from _of_writer(lookups)
-            storages = [lookups.storage]
-        else:
-            assert isinstance(lookups, IndexReader)
-            storages = lookups.storages
-        yield from _of_storages(storages)
+        yield from _of_storages([lookups.storage] if isinstance(lookups, IndexService) else lookups.storages)
         for name, (meaning, value) in self._more().items():
             yield _one(name, meaning, value)
 

@@ -19,10 +19,7 @@ from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
 from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
-from tiered_index.server.served import SHOWN, Audit
-from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.lookups import Lookups
-from tiered_index.service.reader import IndexReader
+from tiered_index.server.served import SHOWN, Audit, Index
 
 # RocketMQ's clients wait for 18 s
 _LONGEST_S = 15.0
@@ -40,7 +37,7 @@ class RemotingOptions:
 
     def listener(
         self,
-        lookups: Lookups[Any],
+        lookups: Index,
         host: str,
         *,
         store: Path | None,
@@ -55,7 +52,6 @@ class RemotingOptions:
 
         Raises `ConfigError` where it would let everybody in all the same, and for files that can't be used.
         """
-        assert isinstance(lookups, IndexReader | IndexService)
         if guarded and self.keys is None:
             raise ConfigError(
                 "RocketMQ's protocol has no tokens: give --rocketmq-keys FILE, or --insecure to let everybody in"

@@ -21,10 +21,11 @@ from tiered_index.server.calls import Caps
 from tiered_index.server.problems import Redaction
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
-from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.metering import deadline_at
 
+Index = IndexReader | IndexService
+"""What answers lookups: readers of storages, or the writer of one index."""
 SHOWN = 1024
 """Characters of a text that a client chose in a record of the audit log."""
 MOST_SHOWN = 100
@@ -99,7 +100,7 @@ class Served:
     runs beside.
     """
 
-    lookups: Lookups
+    lookups: Index
     messages: RocketmqMessages
     caps: Caps
     redaction: Redaction
@@ -122,10 +123,7 @@ class Served:
     @property
     def index_id(self) -> str:
         """The identity of the one index. Raises `InvalidArgument` where several are read."""
-        if isinstance(self.lookups, IndexReader):
-            return self.lookups.genesis.index_id
-        assert isinstance(self.lookups, IndexService)
-        return self.lookups.index_id
+        return self.lookups.genesis.index_id if isinstance(self.lookups, IndexReader) else self.lookups.index_id
 
     def not_ready(self) -> list[str]:
         """Return why the service can't do what it is for, a reason each; nothing where it can. May ask the storage."""
@@ -136,48 +134,39 @@ class Served:
             reasons.append(f"tokens: {self.tokens.problem}")
         if isinstance(self.lookups, IndexService):
             reasons += self.lookups.health()["problems"]
-        elif (unreachable := self._look()) is not None:
+        elif (unreachable := self._look(self.lookups)) is not None:
             reasons.append(unreachable)
         return [self.redaction.text(reason) for reason in [*reasons, *self.problems()]]
 
-    def _look(self) -> str | None:
+    def _look(self, reader: IndexReader) -> str | None:
         """Return why the storage can't be read. A look counts for a moment; who asks meanwhile has the one before."""
-        assert isinstance(self.lookups, IndexReader)
         if self._lock.acquire(blocking=False):
             try:
                 if time.monotonic() - self._looked_s >= _LOOK_KEEPS_S:
-                    self._unreachable = self._refreshed(self.lookups)
+                    self._unreachable = _refreshed(reader)
                     self._looked_s = time.monotonic()
             finally:
                 self._lock.release()
         return self._unreachable
 
-    def _refreshed(self, lookups: IndexReader) -> str | None:
-        try:
-            with deadline_at(time.monotonic() + _LOOK_TIMEOUT_S):
-                lookups.refresh()
-        except TieredIndexError as error:
-            return f"storage: {error}"
-        return None
+
+def _refreshed(reader: IndexReader) -> str | None:
+    try:
+        with deadline_at(time.monotonic() + _LOOK_TIMEOUT_S):
+            reader.refresh()
+    except TieredIndexError as error:
+        return f"storage: {error}"
+    return None
 
 
-def redaction_of(lookups: Lookups, store: Path | None, storages: Iterable[str] = ()) -> Redaction:
+def redaction_of(lookups: Index, store: Path | None, storages: Iterable[str] = ()) -> Redaction:
     """Return what hides the places of an index, of a store, and of further `storages`."""
-    own = [lookups.storage.uri] if isinstance(lookups, IndexService) else _reader(lookups).sources
+    own = [lookups.storage.uri] if isinstance(lookups, IndexService) else lookups.sources
     return Redaction.of(lookups.config, [*storages, *own], store=store)
 
 
-def _reader(lookups: Lookups) -> IndexReader:
-    assert isinstance(lookups, IndexReader)
-    return lookups
-
-
-def messages_of(lookups: Lookups, store: Path | None) -> RocketmqMessages:
+def messages_of(lookups: Index, store: Path | None) -> RocketmqMessages:
     """Return where the messages of an index's entries come from: a store's folder, and archived segments."""
-    if isinstance(lookups, IndexReader):
-        archives = lookups.segment_archives
-    else:
-        assert isinstance(lookups, IndexService)
-        archives = {None: lookups.segment_archive}
+    archive = lookups.segment_archives if isinstance(lookups, IndexReader) else lookups.segment_archive
     config = lookups.config
-    return RocketmqMessages(store, archives, threads=config.query_threads, root=config.root)
+    return RocketmqMessages(store, archive, threads=config.query_threads, root=config.root)
