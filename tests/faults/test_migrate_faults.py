@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
+from tiered_index.service.lifecycle.publication import FinishedObject, send_compacted
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge import migrate as migrating
 from tiered_index.service.merge.migrate import migrate, plan_migration
@@ -217,17 +217,16 @@ def test_nothing_is_published_that_has_other_entries(
     assert life.state == before
     whole(life)
     monkeypatch.setattr(InputReader, "pieces", pieces)
-    monkeypatch.setattr(migrating, "SealedFile", _doubling)
+    monkeypatch.setattr(migrating, "send_compacted", _doubling)
     with pytest.raises(CorruptFile, match="another number of entries"):
         run(life, "packed")
     assert life.state == before
     whole(life)
 
 
-def _doubling(**fields: Any) -> Any:
-    """A sealed file that writes each entry twice."""
-    sealed = SealedFile(**{**fields, "count": 2 * fields["count"]})
-    return SimpleNamespace(file_id=sealed.file_id, compacted=lambda rows: sealed.compacted(np.concatenate([rows] * 2)))
+def _doubling(storage: Storage, sealed: SealedFile, entries: Any, now_ms: int) -> FinishedObject:
+    """Send a file in which each entry is written twice."""
+    return send_compacted(storage, replace(sealed, count=2 * sealed.count), np.concatenate([entries] * 2), now_ms)
 
 
 def test_a_lost_object_is_told(make_life: Callable[..., Merging]) -> None:

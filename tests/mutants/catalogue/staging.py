@@ -132,8 +132,8 @@ MUTANTS = (
         "one-task-fails-all",
         "an error of a task takes what the others did",
         "service/lifecycle/staged.py",
-        "if isinstance(error, TieredIndexError | OSError):",
-        "if isinstance(error, UnicodeError):",
+        "    except (TieredIndexError, OSError) as error:\n        return _failed(ticket, error)\n    return StagedResult(ticket, finished)",
+        "    except UnicodeError as error:\n        return _failed(ticket, error)\n    return StagedResult(ticket, finished)",
         (f"{STAGING}/test_faults.py::test_a_file_whose_task_fails_again_and_again_stops_no_other_one[disk]",),
     ),
     Mutant(

@@ -14,8 +14,12 @@ Memory: two parts an upload. Threads: one an upload or publication; any number o
 from __future__ import annotations
 
 import contextlib
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy.typing as npt
 
 from tiered_index.errors import (
     CorruptFile,
@@ -25,7 +29,9 @@ from tiered_index.errors import (
     TieredIndexError,
     WriterFenced,
 )
-from tiered_index.format.trailer import Trailer
+from tiered_index.format.compacted import SealedFile
+from tiered_index.format.names import data_name
+from tiered_index.format.trailer import Trailer, parse_trailer
 from tiered_index.service.log.log import Make, StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
@@ -260,6 +266,24 @@ def _take_back(objects: Sequence[SentObject], storage: Storage) -> None:
 def _delete(storage: Storage, name: str) -> None:
     with contextlib.suppress(StorageError):  # an orphan costs only space
         storage.delete(name)
+
+
+def send_compacted(storage: Storage, sealed: SealedFile, entries: npt.NDArray[Any], now_ms: int) -> FinishedObject:
+    """Send a file's compacted form, unpublished; `entries` as `Compaction` takes them. What was sent before an error
+    is taken back.
+    """
+    upload = Upload(storage, data_name(sealed.file_id, secrets.token_hex(8)))
+    try:
+        last: bytes | memoryview = b""
+        for last in sealed.compacted(entries):
+            upload.write(last)
+        trailer = parse_trailer(last, upload.name, upload.size_bytes)
+        upload.finish()
+    except BaseException:
+        upload.abandon()
+        raise
+    stored = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
+    return FinishedObject(stored, upload.handle, tuple(upload.parts))
 
 
 def stored_file(name: str, trailer: Trailer, size_bytes: int, published_ms: int) -> StoredObject:

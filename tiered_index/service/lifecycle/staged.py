@@ -29,9 +29,9 @@ from tiered_index.documents import COUNT, CRC32, MILLISECONDS, SIZE, Optional, c
 from tiered_index.errors import CorruptFile, ObjectNotFound, TieredIndexError
 from tiered_index.format.compacted import SealedFile
 from tiered_index.format.metadata import FILE_ID
-from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, data_name, staged_name, ticket_name
-from tiered_index.format.trailer import FORMAT_VERSION, parse_trailer
-from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Upload, stored_file
+from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX, staged_name, ticket_name
+from tiered_index.format.trailer import FORMAT_VERSION
+from tiered_index.service.lifecycle.publication import FinishedObject, Publication, Upload, send_compacted
 from tiered_index.service.log.log import Removals, StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, decode_document, encode_document
 from tiered_index.service.log.session import StorageSession
@@ -230,27 +230,18 @@ def open_tickets(storage: Storage, log: StorageLog) -> tuple[list[Ticket], list[
 
 def compact_staged(ticket: Ticket, storage: Storage, now_ms: int) -> StagedResult:
     """Compact and send one file, unpublished; errors of storage, disk and object are in the result."""
-    upload = Upload(storage, data_name(ticket.file_id, secrets.token_hex(8)))
     try:
         sealed, pieces = read_sealed(storage, ticket)
-        last: bytes | memoryview = b""
         with staged_entries(storage, ticket, sealed, pieces) as entries:
-            for last in sealed.compacted(entries):
-                upload.write(last)
+            finished = send_compacted(storage, sealed, entries, now_ms)
             del entries
-        trailer = parse_trailer(last, upload.name, upload.size_bytes)
-        upload.finish()
-    except BaseException as error:  # whatever ends the task, what it sent is taken back
-        upload.abandon()
-        if isinstance(error, ObjectNotFound):
-            return StagedResult(ticket, left=f"its staged object is gone: {error}")
-        if isinstance(error, CorruptFile):
-            return StagedResult(ticket, left=str(error), corrupt=True)
-        if isinstance(error, TieredIndexError | OSError):
-            return _failed(ticket, error)
-        raise
-    stored = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
-    return StagedResult(ticket, FinishedObject(stored, upload.handle, tuple(upload.parts)))
+    except ObjectNotFound as error:
+        return StagedResult(ticket, left=f"its staged object is gone: {error}")
+    except CorruptFile as error:
+        return StagedResult(ticket, left=str(error), corrupt=True)
+    except (TieredIndexError, OSError) as error:
+        return _failed(ticket, error)
+    return StagedResult(ticket, finished)
 
 
 def publish_staged(

@@ -9,7 +9,6 @@ as a merge's.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Callable, Container
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -20,11 +19,10 @@ import numpy as np
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import ObjectNotFound
 from tiered_index.format.compacted import SealedFile
-from tiered_index.format.names import data_name, new_file_id
+from tiered_index.format.names import new_file_id
 from tiered_index.format.shard import entry_checksum
-from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.cold.path import ColdPath, ColdSettings
-from tiered_index.service.lifecycle.publication import Upload, stored_file
+from tiered_index.service.lifecycle.publication import send_compacted
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
@@ -134,18 +132,8 @@ def rewrite_file(task: MergeTask, storage: Storage, now_ms: int, progress: Calla
         log_number=0,
         packed=task.packed,
     )
-    upload = Upload(storage, data_name(sealed.file_id, secrets.token_hex(8)))
-    try:
-        last: bytes | memoryview = b""
-        for last in sealed.compacted(entries):
-            upload.write(last)
-        trailer = parse_trailer(last, upload.name, upload.size_bytes)
-        upload.finish()
-    except BaseException:
-        upload.abandon()
-        raise
-    made = stored_file(upload.name, trailer, upload.size_bytes, now_ms)
-    finished = FinishedShard(made, upload.handle, tuple(upload.parts), checksum)
+    sent = send_compacted(storage, sealed, entries, now_ms)
+    finished = FinishedShard(sent.stored, sent.upload, sent.parts, checksum)
     return TaskResult(task.number, reader.read_counts, read_checksum, (finished,))
 
 
