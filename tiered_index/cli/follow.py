@@ -15,9 +15,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
-from tiered_index.cli.progress import FIRST, Ending, PatientPut, Progress, Stopped, settle, what_waits, write_what_waits
+from tiered_index.cli.progress import (
+    FIRST,
+    Ending,
+    PatientPut,
+    Progress,
+    Stopped,
+    flushed,
+    settle,
+    what_waits,
+    write_what_waits,
+)
 from tiered_index.cli.session import Session
-from tiered_index.errors import BackPressure, StorageUnavailable, TieredIndexError
+from tiered_index.errors import BackPressure, StorageUnavailable
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher, Loss, Start
 from tiered_index.rocketmq.follow.tail import TornTail
@@ -351,18 +361,11 @@ def ingest_store(
         if watch is not None:
             stack.enter_context(watch.show(follower))
         end = None if options.follow else store.log_end()
-        with session.progress(
-            "following" if options.follow else "ingesting", end.offset if end is not None else None
-        ) as progress:
-            try:
-                # without --follow a signal ends the command at once, as any other that is simply given again
-                with ending if options.follow else contextlib.nullcontext():
-                    follower.run(progress)
-            except TieredIndexError:
-                with contextlib.suppress(TieredIndexError):  # what stopped us is what is reported
-                    index.flush()
-                raise
-        index.flush()
+        title, total = "following" if options.follow else "ingesting", end.offset if end is not None else None
+        with flushed(index), session.progress(title, total) as progress:
+            # without --follow a signal ends the command at once, as any other that is simply given again
+            with ending if options.follow else contextlib.nullcontext():
+                follower.run(progress)
         taken_s = time.monotonic() - started_s
         if follower.archiving is not None and (options.wait or not ending.event.is_set()):
             follower.finish_archiving()

@@ -23,10 +23,10 @@ from typer import Argument, Option
 
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import PatientPut, settle, what_waits, write_what_waits
+from tiered_index.cli.progress import PatientPut, flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.messages import LocalFile, StoredFile, json_object, opened_place
-from tiered_index.errors import CorruptFile, InvalidArgument, TieredIndexError
+from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
@@ -228,18 +228,13 @@ def import_(
         name = file.name()
         start = index.durable_position(name) or 0
         put, rows, entries, checksum = PatientPut(index, patience), 0, 0, 0
-        with session.progress("importing", file.rows) as progress:
-            try:
-                for batch in file.batches(index.schema):
-                    begin, rows = rows, rows + len(batch)
-                    checksum += entries_checksum(batch, index.schema)
-                    if rows > start:
-                        entries += _put(put, batch.slice(max(0, start - begin)), name, rows)
-                    progress.update(rows, f"{human_count(rows)} entries")
-            except TieredIndexError:
-                index.flush()
-                raise
-        index.flush()
+        with flushed(index), session.progress("importing", file.rows) as progress:
+            for batch in file.batches(index.schema):
+                begin, rows = rows, rows + len(batch)
+                checksum += entries_checksum(batch, index.schema)
+                if rows > start:
+                    entries += _put(put, batch.slice(max(0, start - begin)), name, rows)
+                progress.update(rows, f"{human_count(rows)} entries")
         if wait:
             settle(index, patience, session.progress)
         document: dict[str, Any] = {

@@ -21,13 +21,13 @@ from typer import Argument, Option
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Column, Constant, Items, LogAs, MaxLag, Patience, Slots, Wait
 from tiered_index.cli.output import human_count, human_seconds, states
-from tiered_index.cli.progress import FIRST, PatientPut, settle, what_waits, write_what_waits
+from tiered_index.cli.progress import FIRST, PatientPut, flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.serve import Watch
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
 from tiered_index.cli.sources.messages import Batch, Fields, local_path, opened_place
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, InvalidArgument, TieredIndexError
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.store import StoreDirectory
@@ -287,15 +287,10 @@ def ingest(
         name = source_name(opened, index.durable_positions(), restart=restart)
         start = 0 if restart or name is None else index.durable_position(name) or 0
         intake = Intake(index, opened, name, skip_bad, patience, position=start)
-        with session.progress("ingesting", opened.total) as progress:
-            try:
-                for batch in opened.batches(start):
-                    intake.take(batch)
-                    progress.update(intake.position, f"{human_count(intake.entries)} entries")
-            except InvalidArgument:
-                index.flush()
-                raise
-        index.flush()
+        with flushed(index), session.progress("ingesting", opened.total) as progress:
+            for batch in opened.batches(start):
+                intake.take(batch)
+                progress.update(intake.position, f"{human_count(intake.entries)} entries")
         taken_s = time.monotonic() - started_s
         if wait:
             settle(index, patience, session.progress)
@@ -353,14 +348,9 @@ def import_classic(
     with IndexService.open(config) as index:
         work = ClassicImport(index, folder, opened, PatientPut(index, patience), restart)
         start = work.position
-        with session.progress("importing", work.end_offset) as progress:
-            try:
-                for position in work.run():
-                    progress.update(position, f"{human_count(work.entries)} entries")
-            except TieredIndexError:
-                index.flush()
-                raise
-        index.flush()
+        with flushed(index), session.progress("importing", work.end_offset) as progress:
+            for position in work.run():
+                progress.update(position, f"{human_count(work.entries)} entries")
         if wait:
             settle(index, patience, session.progress)
         document: dict[str, Any] = {

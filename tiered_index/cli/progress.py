@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from types import FrameType
@@ -213,6 +214,18 @@ class PatientPut:
             return False
         self._unflushed = 0
         return True
+
+
+@contextlib.contextmanager
+def flushed(index: IndexService) -> Iterator[None]:
+    """Make durable what is put in this block, also where an error ends it, which is the one that is reported."""
+    try:
+        yield
+    except TieredIndexError:
+        with contextlib.suppress(TieredIndexError):
+            index.flush()
+        raise
+    index.flush()
 
 
 _INTERRUPTED = 130

@@ -21,19 +21,12 @@ from typer import Option
 
 from tiered_index.cli.options import Items, Patience, Slots, Wait
 from tiered_index.cli.output import counted, human_bytes, human_seconds, states
-from tiered_index.cli.progress import PatientPut, settle, what_waits, write_what_waits
+from tiered_index.cli.progress import PatientPut, flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.verify import missing_text
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import (
-    ConfigError,
-    CorruptFile,
-    InvalidArgument,
-    NotAnIndex,
-    StorageUnavailable,
-    TieredIndexError,
-)
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches
@@ -217,29 +210,17 @@ def rebuild(
         total = sum(segment.size_bytes for segments in stores.values() for segment in segments)
         resumed = {name: index.durable_position(SOURCE_PREFIX + name) for name in stores}
         read = 0
-        with session.progress("rebuilding", total) as progress:
-            try:
-                for name, segments in stores.items():
-                    for batch in archived_batches(
-                        old.segment_archive,
-                        segments,
-                        resumed[name],
-                        selection,
-                        skip_corrupt=skip_corrupt,
-                        skip_missing=skip_missing,
-                    ):
-                        shown = _shown(batch.columns, hidden, old.genesis)
-                        done["expired"] += len(batch.columns) - len(shown)
-                        done["entries"] += put(shown, SOURCE_PREFIX + name, batch.end)
-                        done["messages"] += batch.messages
-                        skipped += batch.skipped
-                        progress.update(read + batch.end - segments[0].start, f"{done['entries']:,} entries")
-                    read += sum(segment.size_bytes for segment in segments)
-            except TieredIndexError:
-                with contextlib.suppress(TieredIndexError):  # what stopped us is what is reported
-                    index.flush()
-                raise
-        index.flush()
+        archive, skips = old.segment_archive, {"skip_corrupt": skip_corrupt, "skip_missing": skip_missing}
+        with flushed(index), session.progress("rebuilding", total) as progress:
+            for name, segments in stores.items():
+                for batch in archived_batches(archive, segments, resumed[name], selection, **skips):
+                    shown = _shown(batch.columns, hidden, old.genesis)
+                    done["expired"] += len(batch.columns) - len(shown)
+                    done["entries"] += put(shown, SOURCE_PREFIX + name, batch.end)
+                    done["messages"] += batch.messages
+                    skipped += batch.skipped
+                    progress.update(read + batch.end - segments[0].start, f"{done['entries']:,} entries")
+                read += sum(segment.size_bytes for segment in segments)
         if wait:
             settle(index, patience, session.progress)
         sums = _compared(session, old, index, stores) if check else None
