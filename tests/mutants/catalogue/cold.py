@@ -230,6 +230,14 @@ MUTANTS = (
         ),
     ),
     Mutant(
+        "log-of-a-page-given-up-untold",
+        "what a batch's page read of the log is told by nobody once the batch begins again",
+        "service/lookup/scan.py",
+        "self._reported, self._told = False, NOTHING",
+        "self._reported = False",
+        (f"{LOST}::test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log",),
+    ),
+    Mutant(
         "damaged-copy-outlasts-the-timeout",
         "the storage behind a damaged local copy is asked in the caller's thread",
         "service/lookup/scan.py",

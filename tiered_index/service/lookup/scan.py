@@ -368,13 +368,14 @@ class MissingObjects:
     outdated: Sequence[FileReport] = ()
     _known: dict[tuple[str, str], TieredIndexError] = field(default_factory=dict)
     _reported: bool = False
-    # of reading logs, since `log_since` was called, where they were read
+    # of reading logs, where they were read, and what `log_since` told of it in the present try
     usage: Usage | None = None
+    _told: RequestStats = NOTHING
 
     def log_since(self) -> RequestStats:
-        """Return what reading logs for this lookup has cost since the last call."""
-        usage, self.usage = self.usage, None
-        return NOTHING if usage is None else RequestStats.of_usage(usage)
+        """Return what reading logs for this lookup has cost since the last call of the present try."""
+        before, self._told = self._told, NOTHING if self.usage is None else RequestStats.of_usage(self.usage)
+        return self._told - before
 
     def run(
         self,
@@ -396,7 +397,7 @@ class MissingObjects:
                 given_up = [note._replace(outcome="outdated", matched=0).report() for note in notes]
                 self.outdated = (*self.outdated, *given_up)
                 self.scans = []
-                self._reported = False
+                self._reported, self._told = False, NOTHING
         raise StorageUnavailable(f"{uri}: objects kept vanishing during {LOG_RETRIES} tries of one lookup; try again")
 
     def resolve(self, scan: Scan) -> None:

@@ -138,6 +138,34 @@ def test_pages_of_a_batch_tell_what_was_given_up_once(made: ColdIndex, reader: I
     assert 0 < rows["outdated"] <= FILES
 
 
+def test_a_batch_that_begins_again_tells_what_its_pages_had_read_of_the_log(
+    made: ColdIndex, reader: IndexReader
+) -> None:
+    begin_ms, end_ms = made.stored[-2].second_min * 1000, made.stored[5].second_max * 1000
+    newer = reader.query("t", "all", begin_ms=begin_ms, max_count=1).cursor
+    older = reader.query("t", "all", end_ms=end_ms, max_count=1).cursor
+    asked = [
+        Lookup(topic="t", key="all", begin_ms=begin_ms, cursor=newer),
+        Lookup(topic="t", key="all", end_ms=end_ms, cursor=older),
+    ]
+    lose(made, [made.stored[-2]])
+    gone = made.stored[2]
+
+    def gate(read: Read) -> None:
+        """Remove a file when it is read for the second page, behind the first one's look at the log."""
+        if read.name == gone.name:
+            made.storage.gate = None
+            remove(made, [gone])
+
+    made.storage.gate = gate
+    made.storage.reset()
+    results = reader.query_many(asked, allow_partial=True)
+    assert [len(result) for result in results] == [0, 4] and [one.status for one in results] == ["partial", "complete"]
+    assert made.storage.operations.count("list") == 2
+    explain = results.explain
+    assert explain.requests == len(made.storage.operations) == sum(report.requests for report in explain.files)
+
+
 def test_a_lost_object_is_an_error_at_once_where_no_partial_answer_will_do(
     made: ColdIndex, reader: IndexReader
 ) -> None:
