@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -174,11 +174,6 @@ class ArrowStream:
         begun_bytes = schema.serialize().size if self._schema is not None else 0
         data: bytes = sink.getvalue()[begun_bytes:].to_pybytes()
         return data
-
-
-def lines(records: Sequence[Mapping[str, Any]]) -> bytes:
-    """Return records as NDJSON."""
-    return b"".join(map(encode, records))
 
 
 class Pages:

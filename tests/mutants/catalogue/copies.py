@@ -6,7 +6,8 @@ from tests.mutants.mutant import Mutant
 
 __all__ = ["MUTANTS"]
 
-COPY = "tests/unit/service/test_copy.py"
+COMPLETENESS = "tests/unit/service/copies/test_completeness.py"
+ROUNDS = "tests/unit/service/copies/test_rounds.py"
 COPYING = "service/lifecycle/copying.py"
 
 MUTANTS = (
@@ -18,7 +19,7 @@ MUTANTS = (
         "            if not self.copied.state.number:\n"
         "                self._publish(self.log.state)\n"
         "            for future in [pool.submit(self._bring, one) for one in parts]:\n",
-        (f"{COPY}::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one",),
+        (f"{COMPLETENESS}::test_a_crash_at_any_step_leaves_no_target_or_a_complete_one",),
     ),
     Mutant(
         "copy-believes-a-size",
@@ -26,7 +27,7 @@ MUTANTS = (
         COPYING,
         "            _check(self.target, one, lambda start, window: None)\n",
         "            pass\n",
-        (f"{COPY}::test_what_is_there_is_not_sent_again_unless_it_differs",),
+        (f"{COMPLETENESS}::test_what_is_there_is_not_sent_again_unless_it_differs",),
     ),
     Mutant(
         "copy-keeps-what-a-sweep-may-take",
@@ -34,7 +35,7 @@ MUTANTS = (
         COPYING,
         "(age_s < MAX_AGE_S or not self.copied.state.number)",
         "age_s >= 0",
-        (f"{COPY}::test_what_lay_in_a_target_for_so_long_that_a_sweep_may_take_it_is_sent_again",),
+        (f"{ROUNDS}::test_what_lay_in_a_target_for_so_long_that_a_sweep_may_take_it_is_sent_again",),
     ),
     Mutant(
         "copy-of-damage",
@@ -42,7 +43,7 @@ MUTANTS = (
         COPYING,
         '        if found:\n            raise CorruptFile(one.name, f"{found[0].part}',
         '        if False:\n            raise CorruptFile(one.name, f"{found[0].part}',
-        (f"{COPY}::test_nothing_damaged_is_copied_and_the_name_is_told",),
+        (f"{COMPLETENESS}::test_nothing_damaged_is_copied_and_the_name_is_told",),
     ),
     Mutant(
         "copy-of-what-was-not-checked",
@@ -50,7 +51,7 @@ MUTANTS = (
         COPYING,
         '        CorruptFile.unless_equal(one.name, "two reads of the same bytes differ", sums[start], crc32)\n',
         "        assert crc32 is not None\n",
-        (f"{COPY}::test_what_is_sent_is_what_was_checked",),
+        (f"{COMPLETENESS}::test_what_is_sent_is_what_was_checked",),
     ),
     Mutant(
         "copy-over-a-writer",
@@ -58,7 +59,7 @@ MUTANTS = (
         COPYING,
         "        if self.copied.record(there.number).kind != _KIND:\n",
         "        if there.epoch > 99:\n",
-        (f"{COPY}::test_a_target_that_was_written_to_is_let_alone",),
+        (f"{ROUNDS}::test_a_target_that_was_written_to_is_let_alone",),
     ),
     Mutant(
         "copy-removes-what-is-named",
@@ -66,7 +67,7 @@ MUTANTS = (
         COPYING,
         "remove=tuple(name for name in _parts(before) if name not in _parts(after)),\n        **taken",
         "remove=tuple(name for name in _parts(before) if name not in after.archive),\n        **taken",
-        (f"{COPY}::test_following_a_life",),
+        (f"{ROUNDS}::test_following_a_life",),
     ),
     Mutant(
         "copy-deletes-at-once",
@@ -74,7 +75,7 @@ MUTANTS = (
         COPYING,
         "Retention(grace_s=round(grace_s)), delete=True)",
         "Retention(grace_s=3600), delete=True)",
-        (f"{COPY}::test_bytes_stay_in_the_copy_for_the_grace",),
+        (f"{ROUNDS}::test_bytes_stay_in_the_copy_for_the_grace",),
     ),
     Mutant(
         "copy-with-the-sources-id",
@@ -82,7 +83,7 @@ MUTANTS = (
         COPYING,
         "own = replace(state.genesis, index_id=secrets.token_hex(8))",
         "own = state.genesis",
-        (f"{COPY}::test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_goes_on",),
+        (f"{ROUNDS}::test_the_sources_root_does_not_write_to_the_copy_and_a_new_one_goes_on",),
     ),
     Mutant(
         "copy-forgets-what-the-log-says",
@@ -90,7 +91,7 @@ MUTANTS = (
         COPYING,
         "if member.name not in _OWN and member.name in members:",
         'if member.name == "positions":',
-        (f"{COPY}::test_every_member_of_the_state_is_copied",),
+        (f"{COMPLETENESS}::test_every_member_of_the_state_is_copied",),
     ),
     Mutant(
         "copy-takes-the-storages-clock-for-its-own",
@@ -98,6 +99,6 @@ MUTANTS = (
         COPYING,
         "self._began_ms.get(one.name, info.modified_ms)",
         "info.modified_ms",
-        ("tests/unit/service/test_copy.py::test_a_storage_of_another_day_gets_its_copy[3]",),
+        (f"{ROUNDS}::test_a_storage_of_another_day_gets_its_copy[3]",),
     ),
 )

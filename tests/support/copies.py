@@ -1,0 +1,86 @@
+"""A life whose index is copied, and what a copy must be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields
+from typing import Any
+
+from tests.support.merging import BASE_MS, DAY_MS, DAY_S, HOUR_MS, Merging
+from tiered_index.service.checks.checks import check_storage
+from tiered_index.service.checks.report import Report
+from tiered_index.service.lifecycle.copying import Copier
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Call, Storage, WrapperStorage
+
+WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete")
+SEGMENT = bytes(range(256)) * 40
+
+
+def fill(life: Merging, days: int = 2, first: int = 0) -> None:
+    """Publish two files a day; the first day becomes a window table, and a segment is archived."""
+    for day in range(first, first + days):
+        for hour in (1, 20):
+            start = BASE_MS + day * DAY_MS + hour * HOUR_MS
+            rows = [(start + step * 60_000, key) for step in range(40) for key in ("hot", f"k{step % 3}")]
+            life.put(rows[:40], source="s", source_position=life.messages)
+            life.put(rows[40:], "debug")
+            life.publish()
+
+
+def until(life: Merging, time_ms: int) -> None:
+    life.clock.advance(max(0, time_ms - life.clock.now_ms()) / 1000)
+
+
+def merge_first_day(life: Merging) -> None:
+    until(life, BASE_MS + DAY_MS)
+    life.merge(DAY_S)
+
+
+def archive(life: Merging, start: int = 0, data: bytes = SEGMENT) -> None:
+    life.index.archive("broker", start, len(data), lambda at, length: data[at : at + length], None)
+
+
+def copier(life: Merging, target: Storage, source: Storage | None = None, **more: Any) -> Copier:
+    made = Copier(source or life.storage, target, life.clock, threads=more.pop("threads", 1), **more)
+    made.open()
+    return made
+
+
+class Lent(WrapperStorage):
+    """A reader closes the storage that it was given."""
+
+    def close(self) -> None:
+        """Leave it open."""
+
+
+def check_target(life: Merging, target: Storage, questions: Any = None) -> LogState:
+    """Everything that the target's log names is there, to the byte, and it answers as the model does."""
+    report = Report()
+    state = check_storage(target, {}, report, lambda *_: None, deep=True, threads=1)
+    assert (report.findings, report.missing) == ([], [])
+    assert state is not None
+    with life.reader(Lent(target)) as reader:
+        life.check(reader, questions)
+    return state
+
+
+def bytes_of(storage: Storage) -> dict[str, bytes]:
+    return {info.name: storage.get(info.name) for info in storage.list()}
+
+
+def same(copied: LogState, source: LogState) -> bool:
+    """Whether two states name the same and say the same."""
+    own = {"number", "epoch", "genesis", "positions"}
+    return all(getattr(copied, f.name) == getattr(source, f.name) for f in fields(LogState) if f.name not in own)
+
+
+class Watched(WrapperStorage):
+    """Looks at what is there before each call that changes something: what a crash would leave."""
+
+    look: Callable[[], None] | None = None
+
+    def _around(self, call: Call, act: Callable[[], Any]) -> Any:
+        if self.look is not None and call.operation in WRITING:
+            self.look()
+        return act()

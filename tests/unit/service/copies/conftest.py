@@ -1,0 +1,24 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.merging import Merging
+from tiered_index.format import verify
+from tiered_index.service.lifecycle import copying
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Iterator[Merging]:
+    life = Merging(tmp_path)
+    yield life
+    life.close()
+
+
+@pytest.fixture
+def small_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Objects are copied in several parts."""
+    for module in (copying, verify):
+        monkeypatch.setattr(module, "WINDOW_BYTES", 1 << 11)

@@ -1,0 +1,273 @@
+"""A copy is no index or a complete one, whatever fails or goes on at the source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import fields, replace
+from typing import Any
+
+import pytest
+
+from tests.support.copies import (
+    SEGMENT,
+    WRITING,
+    Watched,
+    archive,
+    bytes_of,
+    check_target,
+    copier,
+    fill,
+    merge_first_day,
+    same,
+)
+from tests.support.merging import BASE_MS, DAY_S
+from tiered_index.errors import CorruptFile, NotAnIndex, StorageUnavailable
+from tiered_index.format import verify
+from tiered_index.retention import Expired, Horizon
+from tiered_index.service.lifecycle import copying
+from tiered_index.service.lifecycle.copying import Copier, difference
+from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans, give_up
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord, LostObject, StreamBatch
+from tiered_index.service.log.state import LogState
+from tiered_index.storage.base import Call, WrapperStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
+from tiered_index.testing.storage_faults import FaultStorage
+
+READING = ("get", "get_range", "head", "list", "get_suffix")
+
+
+@pytest.mark.parametrize("backend", ["memory", "file", "sqlite", "s3"])
+def test_from_and_to_each_backend(life, tmp_path, small_windows, backend, request, monkeypatch):
+    fill(life)
+    merge_first_day(life)
+    archive(life, data=SEGMENT * 1100 if backend == "s3" else SEGMENT)
+    if backend == "s3":
+        server = request.getfixturevalue("server")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        uri = f"s3://{server.new_bucket()}/copied?endpoint_url={server.endpoint_url}"
+        for module in (copying, verify):
+            # of several parts, of which the last comes first
+            monkeypatch.setattr(module, "WINDOW_BYTES", 5 << 20)
+    else:
+        path = {"memory": "copied", "file": f"{tmp_path}/b", "sqlite": f"{tmp_path}/b.db"}[backend]
+        uri = f"{backend}://{path}"
+    with open_storage(uri) as target, MemoryStorage(clock=life.clock) as back:
+        report = copier(life, target, threads=3).run_once()
+        assert (report.sent, report.log_number, report.kept) == (len(life.state.objects) + 1, 1, 0)
+        assert same(check_target(life, target), life.state)
+        again = Copier(target, back, life.clock)
+        again.open()
+        again.run_once()
+        assert same(check_target(life, back), life.state)
+        for name in (*life.state.objects, *life.state.archive):
+            assert back.get(name) == life.storage.get(name)
+
+
+def test_every_member_of_the_state_is_copied():
+    """Also a member that a later version adds: the record must lead to the very state."""
+    life_state = LogState()
+    genesis = _genesis()
+    table = LostObject("data/a/1.index", "a", 5, 6, 7)
+    full = replace(
+        life_state,
+        number=9,
+        epoch=4,
+        genesis=genesis,
+        positions={"s": 5},
+        batches={"q": StreamBatch(3, 10, 99)},
+        lost={table.name: table},
+        expired=Expired((Horizon(1000, (("a*", 500),)),), {"broker": 10}),
+    )
+    record = difference(LogState(), full, "copy:x")
+    assert LogRecord.decode(record.encode(), "r") == record
+    reached = LogState().apply(record, "r")
+    assert same(reached, full)
+    assert reached.positions == {"s": 5, "copy:x": 9}
+    filled = {f.name for f in fields(LogState) if getattr(full, f.name) != getattr(LogState(), f.name)}
+    assert {f.name for f in fields(LogState)} - filled <= {"objects", "archive"}, (
+        "give the new member something to hold"
+    )
+    with pytest.raises(CorruptFile, match="no record leads"):
+        difference(replace(reached, positions={"s": 6}), full, "copy:x")
+
+
+def _genesis() -> Any:
+    from tiered_index.format.layout import NATIVE, Layout
+    from tiered_index.service.log.records import IndexDescriptor
+
+    return IndexDescriptor("abc", Layout(NATIVE, NATIVE.schema, 11, 100), "commitlog")
+
+
+@pytest.mark.parametrize("round_", ["first", "later"])
+def test_a_crash_at_any_step_leaves_no_target_or_a_complete_one(life, small_windows, round_):
+    fill(life, 1)
+    archive(life)
+    inner = MemoryStorage(clock=life.clock)
+    target = Watched(inner)
+    made = copier(life, target)
+    if round_ == "later":
+        made.run_once()
+        merge_first_day(life)
+        fill(life, 1, first=1)
+    before = bytes_of(life.storage)
+    old = StorageLog(inner, life.clock)
+    old_number = old.open().number if round_ == "later" else 0
+    looked = set()
+
+    def look() -> None:
+        log = StorageLog(inner, life.clock)
+        try:
+            state = log.open()
+        except NotAnIndex:
+            assert not old_number
+            state = LogState()
+        looked.add(state.number)
+        assert {name: len(inner.get(name)) for name in (*state.objects, *state.archive)} == {
+            **{name: stored.size_bytes for name, stored in state.objects.items()},
+            **{name: segment.object_bytes for name, segment in state.archive.items()},
+        }
+
+    target.look = look
+    made.run_once()
+    look()
+    assert looked == {old_number, old_number + 1}
+    check_target(life, inner)
+    assert bytes_of(life.storage) == before
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("operation", [*WRITING, *READING])
+def test_the_target_fails_at_any_call_and_the_next_run_goes_on(life, small_windows, operation, when):
+    fill(life, 1)
+    merge_first_day(life)
+    before = bytes_of(life.storage)
+
+    def calls() -> int:
+        faulty = FaultStorage(MemoryStorage(clock=life.clock))
+        copier(life, faulty).run_once()
+        return faulty.calls(operation)
+
+    counted = calls()
+    for nth in sorted({1, 2, (counted + 1) // 2, counted}) if counted else ():
+        inner = MemoryStorage(clock=life.clock)
+        faulty = FaultStorage(inner)
+        faulty.fail(operation, nth=nth, when=when)
+        try:
+            copier(life, faulty).run_once()
+        except StorageUnavailable:
+            for _ in range(2):
+                report = copier(life, faulty).run_once()
+            assert report.sent == 0
+        assert same(StorageLog(inner, life.clock).open(), life.state)
+        assert {i.name: inner.get(i.name) for i in inner.list("data/")} == {
+            name: data for name, data in before.items() if name in life.state.objects
+        }
+    assert bytes_of(life.storage) == before
+
+
+def test_what_is_there_is_not_sent_again_unless_it_differs(life):
+    fill(life)
+    inner = MemoryStorage(clock=life.clock)
+    target = FaultStorage(inner)
+    made = copier(life, target)
+    target.fail("put_if_absent", nth=1, times=None)
+    with pytest.raises(StorageUnavailable):
+        made.run_once()
+    target.clear()
+    names = sorted(life.state.objects)
+    assert [info.name for info in inner.list("data/")] == names
+    # of the same size, and damaged; cut; of the same size, and nothing at all
+    damaged = bytearray(inner.get(names[0]))
+    damaged[len(damaged) // 2] ^= 1
+    inner.put(names[0], bytes(damaged))
+    inner.put(names[1], inner.get(names[1])[:-1])
+    inner.put(names[2], bytes(len(inner.get(names[2]))))
+    puts = target.calls("put")
+    report = copier(life, target).run_once()
+    assert (report.sent, report.kept) == (3, len(names) - 3)
+    assert target.calls("put") - puts == 3 + 1
+    check_target(life, inner)
+    assert copier(life, target).run_once().sent == 0
+
+
+def test_an_object_that_went_while_it_was_copied(life):
+    fill(life)
+    target = MemoryStorage(clock=life.clock)
+
+    class Overtaken(WrapperStorage):
+        done = False
+
+        def _around(self, call: Call, act: Callable[[], Any]) -> Any:
+            if call.operation == "get_range" and not self.done:
+                self.done = True
+                life.later()
+                life.merge(DAY_S)
+                life.later()
+                delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+            return act()
+
+    report = copier(life, target, Overtaken(life.storage)).run_once()
+    assert report.source_number == life.state.number and len(life.state.tables) == 2
+    assert same(check_target(life, target), life.state)
+
+
+@pytest.mark.parametrize("what", ["lost", "damaged"])
+def test_nothing_damaged_is_copied_and_the_name_is_told(life, what):
+    fill(life)
+    target, name = MemoryStorage(clock=life.clock), sorted(life.state.objects)[1]
+    if what == "lost":
+        life.storage.delete(name)
+    else:
+        data = bytearray(life.storage.get(name))
+        data[100] ^= 1
+        life.storage.put(name, bytes(data))
+    with pytest.raises(CorruptFile) as caught:
+        copier(life, target).run_once()
+    assert caught.value.file == name
+    with pytest.raises(NotAnIndex):
+        StorageLog(target, life.clock).open()
+    if what == "lost":
+        give_up(life.storage, life.log(), [name])
+        copier(life, target).run_once()
+        assert same(StorageLog(target, life.clock).open(), life.state)
+
+
+def test_damage_on_the_way_is_read_again(life, small_windows):
+    fill(life, 1)
+    archive(life)
+    counted = FaultStorage(life.storage)
+    copier(life, MemoryStorage(clock=life.clock), counted).run_once()
+    for nth in range(1, counted.calls("get_range") + 1):
+        target, faulty = MemoryStorage(clock=life.clock), FaultStorage(life.storage)
+        faulty.corrupt("get_range", mode="wrong", nth=nth)
+        copier(life, target, faulty).run_once()
+        copied = {n: data for n, data in bytes_of(target).items() if n.startswith(("data/", "segments/"))}
+        assert copied == {name: life.storage.get(name) for name in (*life.state.objects, *life.state.archive)}
+
+
+def test_what_is_sent_is_what_was_checked(life, monkeypatch):
+    """The last window is read for the trailer, and again for the end of the entries, which is checked only then."""
+    life.put([(BASE_MS + number * 1000, f"k{number % 50}") for number in range(2000)])
+    life.publish()
+    ((name, stored),) = life.state.objects.items()
+    window = stored.trailer_position - 100
+    assert window < stored.size_bytes < 2 * window
+    for module in (copying, verify):
+        monkeypatch.setattr(module, "WINDOW_BYTES", window)
+
+    class Flipping(WrapperStorage):
+        done = 0
+
+        def get_range(self, name: str, start: int, length: int) -> bytes:
+            data = super().get_range(name, start, length)
+            if start == window:
+                self.done += 1
+            return bytes([data[0] ^ 1]) + data[1:] if start == window and self.done == 1 else data
+
+    source, target = Flipping(life.storage), MemoryStorage(clock=life.clock)
+    copier(life, target, source).run_once()
+    assert source.done > 2
+    assert target.get(name) == life.storage.get(name)
