@@ -85,10 +85,6 @@ class Ending:
     scanned_entries: int
     wrong: tuple[str, ...]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as the demo's figures have it."""
-        return asdict(self)
-
 
 def end_lives(config: IndexConfig, workload: Workload, topic: str, key: str, expected: int) -> Ending:
     """Plan retention over the older half of the time, and erase a key that has `expected` answers; check both."""
@@ -247,7 +243,7 @@ class Stages:
         wrong += [text for measured in self.checks.done for text in measured.wrong]
         self.figures |= {
             "lookups": [measured.to_dict() for measured in self.checks.done],
-            "ending": ending.to_dict(),
+            "ending": asdict(ending),
             "wrong_answers": len(wrong),
             "wrong": wrong[:5],
         }

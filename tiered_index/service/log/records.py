@@ -114,13 +114,7 @@ class StoredObject:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        document = {name: getattr(self, name) for name in _PLAIN}
-        if self.shard is not None:
-            document["shard"] = self.shard.to_json()
-        return document if self.hash == "abs" else {**document, "hash": self.hash}
-
-
-_PLAIN = tuple(name for name in StoredObject.__slots__ if name not in ("shard", "hash"))
+        return _object_json(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,10 +210,14 @@ class LostObject:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        document = {name: getattr(self, name) for name in self.__slots__ if name not in ("shard", "hash")}
-        if self.shard is not None:
-            document["shard"] = self.shard.to_json()
-        return document if self.hash == "abs" else {**document, "hash": self.hash}
+        return _object_json(self)
+
+
+def _object_json(one: StoredObject | LostObject) -> dict[str, Any]:
+    document = {name: getattr(one, name) for name in one.__slots__ if name not in ("shard", "hash")}
+    if one.shard is not None:
+        document["shard"] = one.shard.to_json()
+    return document if one.hash == "abs" else {**document, "hash": one.hash}
 
 
 @dataclass(frozen=True)
