@@ -308,7 +308,6 @@ class IndexService(Lookups[ItemT]):
         )
 
     def files(self) -> list[Handle]:
-        """Return the handles of all files, buffered entries not among them."""
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:

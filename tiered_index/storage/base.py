@@ -320,31 +320,25 @@ class WrapperStorage(Storage):
         return handle
 
     def get(self, name: str) -> bytes:
-        """As the inner storage's."""
         return self._around(Call("get", name, asked_bytes=None), lambda: self.inner.get(self._full(name)))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """As the inner storage's."""
         call = Call("get_range", name, requests=int(length > 0), asked_bytes=max(length, 0))
         return self._around(call, lambda: self.inner.get_range(self._full(name), start, length))
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        """As the inner storage's."""
         call = Call("get_suffix", name, asked_bytes=max(length, 0))
         return self._around(call, lambda: self.inner.get_suffix(self._full(name), length))
 
     def put(self, name: str, data: Bytes) -> None:
-        """As the inner storage's."""
         call = Call("put", name, sent_bytes=memoryview(data).nbytes)
         self._around(call, lambda: self.inner.put(self._full(name), data))
 
     def put_if_absent(self, name: str, data: Bytes) -> None:
-        """As the inner storage's."""
         call = Call("put_if_absent", name, sent_bytes=memoryview(data).nbytes)
         self._around(call, lambda: self.inner.put_if_absent(self._full(name), data))
 
     def head(self, name: str) -> ObjectInfo:
-        """As the inner storage's."""
         return self._around(Call("head", name), lambda: self.inner.head(self._full(name)))
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
@@ -356,7 +350,6 @@ class WrapperStorage(Storage):
         return self.inner.foreign_keys()
 
     def delete(self, name: str) -> None:
-        """As the inner storage's."""
         self._around(Call("delete", name), lambda: self.inner.delete(self._full(name)))
 
     def delete_many(self, names: Iterable[str]) -> None:
@@ -366,22 +359,18 @@ class WrapperStorage(Storage):
         self._around(call, lambda: self.inner.delete_many([self._full(name) for name in doomed]))
 
     def begin_upload(self, name: str) -> UploadHandle:
-        """As the inner storage's."""
         return self._around(Call("begin_upload", name), lambda: self.inner.begin_upload(self._full(name)))
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
-        """As the inner storage's."""
         call = Call("upload_part", handle.name, sent_bytes=memoryview(data).nbytes)
         return self._around(call, lambda: self.inner.upload_part(self._full_handle(handle), number, data))
 
     def complete_upload(self, handle: UploadHandle, parts: Sequence[PartInfo]) -> None:
-        """As the inner storage's."""
         self._around(
             Call("complete_upload", handle.name), lambda: self.inner.complete_upload(self._full_handle(handle), parts)
         )
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """As the inner storage's."""
         self._around(Call("abort_upload", handle.name), lambda: self.inner.abort_upload(self._full_handle(handle)))
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:

@@ -80,11 +80,9 @@ class MemoryStorage(Storage):
         return [MemoryStorage(below + name, clock=self._clock) for name in sorted(names)]
 
     def get(self, name: str) -> bytes:
-        """Return the whole object."""
         return self._find(name)[0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `start`."""
         check_name(name)
         check_range(start, length)
         if length == 0:
@@ -95,7 +93,6 @@ class MemoryStorage(Storage):
         return data[start : start + length]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        """Return the last `length` bytes and the object's size."""
         check_name(name)
         check_suffix(length)
         data, _ = self._find(name)
@@ -117,7 +114,6 @@ class MemoryStorage(Storage):
                 raise ObjectExists(name, self.uri)
 
     def head(self, name: str) -> ObjectInfo:
-        """Return the object's size and time."""
         data, modified_ms = self._find(name)
         return ObjectInfo(name, len(data), modified_ms)
 
@@ -127,13 +123,11 @@ class MemoryStorage(Storage):
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
-        """Remove the object."""
         check_name(name)
         with self._shelf.lock:
             self._shelf.objects.pop(name, None)
 
     def begin_upload(self, name: str) -> UploadHandle:
-        """Start a multipart upload."""
         handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
         with self._shelf.lock:
             self._shelf.uploads[handle.upload_id] = _Upload(handle)
@@ -161,7 +155,6 @@ class MemoryStorage(Storage):
             del self._shelf.uploads[handle.upload_id]
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Forget the upload."""
         with self._shelf.lock:
             self._shelf.uploads.pop(handle.upload_id, None)
 

@@ -188,31 +188,25 @@ class PrefixedStorage(WrapperStorage):
         return f"PrefixedStorage({self.inner!r}, {self._base[:-1]!r})"
 
     def head(self, name: str) -> ObjectInfo:
-        """As the inner storage's."""
         return replace(super().head(name), name=name)
 
     def list(self, prefix: str = "", *, start_after: str = "") -> Iterator[ObjectInfo]:
-        """As the inner storage's."""
         check_prefix(prefix, start_after)
         found = self.inner.list(self._base + prefix, start_after=self._base + start_after)
         return (replace(info, name=info.name[len(self._base) :]) for info in found)
 
     def foreign_keys(self) -> Iterator[str]:
-        """As the inner storage's."""
         return (key[len(self._base) :] for key in self.inner.foreign_keys() if key.startswith(self._base))
 
     def begin_upload(self, name: str) -> UploadHandle:
-        """As the inner storage's."""
         return replace(super().begin_upload(name), name=name)
 
     def list_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> Iterator[UploadHandle]:
-        """As the inner storage's."""
         check_prefix(prefix)
         found = self.inner.list_uploads(self._base + prefix, older_than_ms=older_than_ms)
         return (replace(handle, name=handle.name[len(self._base) :]) for handle in found)
 
     def abort_uploads(self, prefix: str = "", *, older_than_ms: int | None = None) -> int:
-        """Abort what `list_uploads` yields; return how many."""
         return Storage.abort_uploads(self, prefix, older_than_ms=older_than_ms)
 
     def close(self) -> None:

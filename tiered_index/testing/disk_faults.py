@@ -221,7 +221,6 @@ class FaultDisk(Faults[_Script], Disk):
     # Primitives
 
     def create(self, path: Path) -> int:
-        """As the disk's."""
         with self._strike("create"):
             descriptor = super().create(path)
             number = self._remember(os.fstat(descriptor).st_ino, b"")
@@ -229,13 +228,11 @@ class FaultDisk(Faults[_Script], Disk):
             return descriptor
 
     def open_rw(self, path: Path) -> int:
-        """As the disk's."""
         with self._strike("open_rw"):
             self._known(path)
             return super().open_rw(path)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """As the disk's."""
         with self._strike("allocate"):
             super().allocate(descriptor, size_bytes)
             self._pending.append(_Write(self._number(descriptor), os.fstat(descriptor).st_size, None))
@@ -252,7 +249,6 @@ class FaultDisk(Faults[_Script], Disk):
             write(view)
 
     def truncate(self, descriptor: int, size_bytes: int) -> None:
-        """As the disk's."""
         with self._strike("truncate"):
             super().truncate(descriptor, size_bytes)
             self._pending.append(_Write(self._number(descriptor), size_bytes, None))
@@ -270,7 +266,6 @@ class FaultDisk(Faults[_Script], Disk):
                 change.apply(self._durable)
 
     def rename(self, source: Path, target: Path) -> None:
-        """As the disk's."""
         with self._strike("rename"):
             number = self._known(source)
             if target.exists():
@@ -279,14 +274,12 @@ class FaultDisk(Faults[_Script], Disk):
             self._pending.append(_NameChange(source, target, number))
 
     def link(self, source: Path, target: Path) -> None:
-        """As the disk's."""
         with self._strike("link"):
             number = self._known(source)
             super().link(source, target)
             self._pending.append(_NameChange(None, target, number))
 
     def unlink(self, path: Path) -> None:
-        """As the disk's."""
         with self._strike("unlink"):
             if path.exists():
                 self._known(path)
@@ -299,7 +292,6 @@ class FaultDisk(Faults[_Script], Disk):
             super().make_folder(folder)
 
     def remove_folder(self, folder: Path) -> None:
-        """As the disk's."""
         with self._strike("remove_folder"):
             super().remove_folder(folder)
 

@@ -200,7 +200,6 @@ class _MendedArchive(SegmentArchive):
     copies: Mapping[str, tuple[_Copy, tuple[Patch, ...]]]
 
     def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
-        """As that of the archive."""
         if (known := self.copies.get(segment.name)) is None:
             return super().read(segment, offset, length)
         copy, patches = known

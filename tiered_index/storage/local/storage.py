@@ -79,7 +79,6 @@ class LocalStorage(Storage):
             return _read(name, descriptor, 0, size)
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `start`."""
         check_name(name)
         check_range(start, length)
         if length == 0:
@@ -90,7 +89,6 @@ class LocalStorage(Storage):
             return _read(name, descriptor, start, length)
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        """Return the last `length` bytes and the object's size."""
         check_name(name)
         check_suffix(length)
         with self._opened(name) as (descriptor, size):
@@ -174,7 +172,6 @@ class LocalStorage(Storage):
             self._drop(handle)
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts; one that is gone is not an error."""
         with typed_errors(f"aborting an upload of {handle.name!r}"), contextlib.suppress(ObjectNotFound):
             self._existing(handle)
             self._drop(handle)

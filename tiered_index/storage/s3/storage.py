@@ -96,7 +96,6 @@ class S3Storage(Storage):
         self._bucket_seen = False
 
     def get(self, name: str) -> bytes:
-        """Return the whole object."""
         return self._reads.whole(name, self._key(name))
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
@@ -124,7 +123,6 @@ class S3Storage(Storage):
         self._put(name, data, IfNoneMatch="*")
 
     def head(self, name: str) -> ObjectInfo:
-        """Return the object's size and time."""
         key = self._key(name)
         try:
             answer = self._call("head_object", f"looking at {name!r}", name, Key=key)
@@ -140,7 +138,6 @@ class S3Storage(Storage):
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
-        """Remove the object."""
         self._call("delete_object", f"deleting {name!r}", name, Key=self._key(name))
 
     def delete_many(self, names: Iterable[str]) -> None:
@@ -187,7 +184,6 @@ class S3Storage(Storage):
         self._of_upload("complete_multipart_upload", doing, handle, MultipartUpload={"Parts": documents})
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts; one that is gone is not an error."""
         with contextlib.suppress(ObjectNotFound):
             self._of_upload("abort_multipart_upload", f"aborting an upload of {handle.name!r}", handle)
 

@@ -61,7 +61,6 @@ class SqliteStorage(Storage):
         return self._read(name, lambda size: ByteRange(0, size))[0]
 
     def get_range(self, name: str, start: int, length: int) -> bytes:
-        """Return exactly `length` bytes from `start`."""
         check_name(name)
         check_range(start, length)
         if not length:
@@ -75,7 +74,6 @@ class SqliteStorage(Storage):
         return self._read(name, within)[0]
 
     def get_suffix(self, name: str, length: int) -> tuple[bytes, int]:
-        """Return the last `length` bytes and the object's size."""
         check_suffix(length)
         return self._read(name, lambda size: ByteRange(max(0, size - length), min(length, size)))
 
@@ -103,7 +101,6 @@ class SqliteStorage(Storage):
         self._bodies.store(doing, view, name_it)
 
     def head(self, name: str) -> ObjectInfo:
-        """Return the object's size and time."""
         check_name(name)
         doing = f"looking at {name!r}"
         _, size, modified_ms = self._pool.read(
@@ -127,7 +124,6 @@ class SqliteStorage(Storage):
             self._bodies.finish(self._delete(batch))
 
     def begin_upload(self, name: str) -> UploadHandle:
-        """Start a multipart upload."""
         handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
         row = (handle.upload_id, handle.name, handle.started_ms)
         self._pool.write(
@@ -182,7 +178,6 @@ class SqliteStorage(Storage):
         self._bodies.finish(self._pool.write(doing, write))
 
     def abort_upload(self, handle: UploadHandle) -> None:
-        """Drop the upload and its parts; one that is gone is not an error."""
         doing = f"aborting an upload of {handle.name!r}"
         if not self._pool.read(doing, lambda connection: _is_open(connection, handle), lambda: False):
             return
