@@ -232,7 +232,8 @@ def test_a_service_answers_a_file_of_keys_as_the_index_does(
         assert text.code == 0 and f"{local[0]['lookups']} lookups" in text.out and "nothing found" in text.out
 
 
-@pytest.mark.parametrize("most", [1, 2, 3])
+# of two requests each index may have one, or one of them both
+@pytest.mark.parametrize("most", [1, 3])
 def test_a_bound_gives_what_was_found_of_a_service_as_of_the_index(run_here, cluster, keys, tmp_path, most):
     asked = ("query", "--keys", keys("csv"), "--json", "--max-requests", most, "--out")
     storages = [word for uri in cluster.uris for word in ("--storage", uri)]
