@@ -25,7 +25,7 @@ __all__ = ["compiled", "compiled_for_one", "crc32", "load"]
 
 crc32: Callable[..., int] = _crc32
 # Rows of a batch for which NumPy is as good
-_FEW = 1 << 10
+_FEW = 1 << 7
 # Rows after which loading has paid: NumPy takes about 0.1 us longer for each
 _ENOUGH = 1 << 22
 _log = logging.getLogger(__name__)

@@ -97,6 +97,45 @@ def insert(hashes, slots, first, heads, previous, slot_of, values):
     return fresh
 
 
+@njit(
+    int64(_IN[uint8], int64, int64, int64, int64, _IN[int32], int64, _IN[int32], _IN[int64], int64, _I64, _I64),
+    **_OPTIONS,
+)
+def walk_chains(data, begin, size, previous, entries, heads, slots, hashes, wanted, limit, items, lookups):
+    """Set which entries have the hash of one of the `wanted` of `hashes`, and which one's; return how many, -1 where a
+    chain has more than `limit` entries or runs backwards, -2 where there is no room. Entry 0 would be at byte `begin`,
+    and `previous` is where an entry names the one before it in its chain.
+    """
+    going, at_entry = np.empty(len(wanted), np.int64), np.empty(len(wanted), np.int64)
+    left = 0
+    for number in range(len(wanted)):
+        head = int64(heads[uint64(uint32(hashes[wanted[number]])) % uint64(slots)])
+        going[left], at_entry[left] = wanted[number], head
+        left += head > 0
+    found = 0
+    for _ in range(limit):
+        if not left:
+            return found
+        if found + left > len(items):
+            return -2
+        # side by side and without branches, so that the memory's answers are not waited for one by one
+        still, wrong = 0, False
+        for number in range(left):
+            lookup, index = going[number], at_entry[number]
+            known = index < entries
+            at = uint64(begin + size * (index if known else 0))
+            items[found], lookups[found] = index, lookup
+            found += _normal(data, at) == uint64(uint32(hashes[lookup]))
+            older = int64(int32(_word(data, at + uint64(previous))))
+            wrong |= (older >= index) | (older < 0) | (not known)
+            going[still], at_entry[still] = lookup, older
+            still += older > 0
+        if wrong:
+            return -1
+        left = still
+    return -1 if left else found
+
+
 @njit(void(_IN[uint8], int64, int64, uint32[::1], _I64), **_OPTIONS)
 def count_slots(data, size, slots, slot_of, counts):
     """Set the slot of each entry, and add it to its slot's count."""
@@ -384,10 +423,12 @@ def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, c
     return total
 
 
-@njit(int64(_IN[uint64], int64, int64, int64, int64, int64, int64, _IN_ROWS, _IN[int64], uint8[:, ::1]), **_OPTIONS)
-def find_one(words, size, count, key_hash, base, most, of_keys, columns, line, items):
-    """Do as `find_items` for one normal hash in one run of `size` bytes: arrays made here cost less than a caller's."""
+@njit(
+    int64(_IN[uint64], int64, int64, int64, int64, int64, int64, int64, _IN_ROWS, _IN[int64], uint8[:, ::1]), **_OPTIONS
+)
+def find_one(words, begin, size, count, key_hash, base, most, of_keys, columns, line, items):
+    """Do as `find_items` for one normal hash in one run: arrays made here cost less than a caller's."""
     runs, wanted, counts = np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(1, np.int64)
-    runs[0, 0], runs[0, 1], runs[0, 2] = 0, size, count
+    runs[0, 0], runs[0, 1], runs[0, 2] = begin, size, count
     wanted[0] = key_hash % base * ((2**31 - 1) // base + 1) + key_hash // base
     return find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts)

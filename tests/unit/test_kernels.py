@@ -162,7 +162,7 @@ def test_packing(loops, seed, counts, most, ordered):
         one = packing.unpack(packed[0], counts[0], "file")
         assert one.tobytes() == items[: counts[0]].tobytes()
         asked = asked_ranks(packing, items["key_hash"][::3].astype(np.int32))
-        found, of_runs = find_asked(packing, zip(packed, counts, strict=True), asked, "file")
+        found, of_runs = find_asked(packing, packed, np.array(counts), asked, "file")
         return b"".join([*packed, found.tobytes(), of_runs.tobytes()])
 
     both(loops, make)

@@ -152,6 +152,8 @@ _JAVA = 31
 _FINGERPRINT = 0x9E3779B1
 # Code units of one string hashed at a time, outside of batches
 _SHORT = 256
+# Topics of a batch whose prefixes are remembered one by one
+_FEW_TOPICS = 64
 # Rows of a batch hashed at a time: their temporaries fit the cache
 _ROWS = 1 << 14
 
@@ -183,6 +185,8 @@ def _falling_powers(multiplier: int) -> tuple[int, ...]:
     return tuple(pow(multiplier, j, 1 << 32) for j in range(_SHORT - 1, -1, -1))
 
 
+# as compiled loops take them
+_POWERS = [np.array(_falling_powers(multiplier), np.uint32) for multiplier in (_JAVA, _FINGERPRINT)]
 # of both polynomials, the fingerprint's 64 bits higher: a sum of `_SHORT` products of one has at most 56 bits
 _BOTH_POWERS = tuple(
     java | other << 64 for java, other in zip(_falling_powers(_JAVA), _falling_powers(_FINGERPRINT), strict=True)
@@ -376,8 +380,12 @@ def java_hash_batch(
     """
     multipliers = (_JAVA, _FINGERPRINT) if fingerprints else (_JAVA,)
     offsets = keys.offsets
-    prefixes = code_units([f"{topic}#" for topic in topics])
-    of_prefixes = polynomials(prefixes.units, prefixes.offsets, multipliers)
+    if len(topics) <= _FEW_TOPICS:
+        known = [_of_prefix(topic, 0) for topic in topics]
+        of_prefixes = [np.array([value >> at & 0xFFFFFFFF for value in known], np.uint32) for at in (0, 64)]
+    else:
+        prefixes = code_units([f"{topic}#" for topic in topics])
+        of_prefixes = polynomials(prefixes.units, prefixes.offsets, multipliers)
     count = len(keys)
     hashes = np.empty(count, np.int32)
     second = np.empty(count if fingerprints else 0, np.uint32)
@@ -385,16 +393,15 @@ def java_hash_batch(
     within = count and topic_index.min() >= 0 and topic_index.max() < len(topics)
     if within and (loops := compiled(count)) is not None:
         rows = np.ascontiguousarray(topic_index, np.int64)
-        powers = [np.array(_falling_powers(multiplier), np.uint32) for multiplier in (_JAVA, _FINGERPRINT)]
         of_topics = of_prefixes[0], of_prefixes[-1]
-        loops.hash_rows(keys.units, offsets, rows, *of_topics, *powers, hashes.view(np.uint32), second)
+        loops.hash_rows(keys.units, offsets, rows, *of_topics, *_POWERS, hashes.view(np.uint32), second)
         return hashes, second
     for start in range(0, count, _ROWS):
         block = slice(start, min(start + _ROWS, count))
         part = offsets[start : block.stop + 1]
         lengths, index = np.diff(part), topic_index[block]
         values = polynomials(keys.units, part, multipliers)
-        for multiplier, prefix, value in zip(multipliers, of_prefixes, values, strict=True):
+        for multiplier, prefix, value in zip(multipliers, of_prefixes, values, strict=False):
             value += prefix[index] * power_at(multiplier, lengths)
         hashes[block] = values[0].view(np.int32)
         if fingerprints:

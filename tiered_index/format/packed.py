@@ -124,14 +124,25 @@ class Packing:
             packed.append(b"".join(parts))
         return packed
 
-    def unpack(self, data: bytes | memoryview, count: int, file: str, key_hash: int | None = None) -> Array:
+    def unpack(
+        self,
+        data: bytes | memoryview,
+        count: int,
+        file: str,
+        key_hash: int | None = None,
+        words: UInt64 | None = None,
+        at: int = 0,
+    ) -> Array:
         """Return the `count` items (structured) of a run, in a new array; where a normal `key_hash` is given, those
-        from the first to the last of it. Raises `CorruptFile` where `data` is no packed run of `count` items.
+        from the first to the last of it. `words`: what has `data` from its byte `at` on, so that it needn't be copied.
+        Raises `CorruptFile` where `data` is no packed run of `count` items.
         """
         if key_hash is not None and (loops := compiled_for_one(count)) is not None:
             size, items = len(data), np.empty((min(count, MOST_ITEMS), self.schema.item.itemsize), np.uint8)
+            if words is None:
+                words, at = np.frombuffer(b"".join((data, _PADDING[size & 7 :])), np.uint64), 0
             found = loops.find_one(
-                *(np.frombuffer(b"".join((data, _PADDING[size & 7 :])), np.uint64), size, count, key_hash, self.base),
+                *(words, at, size, count, key_hash, self.base),
                 *(MOST_ITEMS, 1 + len(self.of_keys), self.for_loops, self.line.as_numbers, items),
             )
             if found >= 0:
@@ -142,26 +153,33 @@ class Packing:
         return self._rows([part]) if few is None else few
 
     def find(
-        self, loops: ModuleType, runs: Sequence[tuple[bytes | memoryview, int]], ranks: Int64
+        self,
+        loops: ModuleType,
+        pieces: Sequence[bytes | memoryview],
+        counts: Int64,
+        ranks: Int64,
+        mapped: tuple[UInt64, Int64] | None = None,
     ) -> tuple[Array, Int64] | None:
         """Return the items (structured, n) of runs, each given by its data and count, whose key's rank is one of the
-        rising `ranks`; and how many each run has. None where a run has to be opened, which tells what is wrong with it,
-        or finds hashes that are not by rank.
+        rising `ranks`; and how many each run has. `mapped`: words that have all data, and where in their bytes each
+        begins. None where a run has to be opened, which tells what is wrong with it, or finds hashes that are not by
+        rank.
         """
-        parts, table, at = [], [], 0
-        for data, count in runs:
-            parts.append(data)
-            table.append((at, len(data), count))
-            at += len(data)
-        words = np.frombuffer(b"".join([*parts, _PADDING[at & 7 :]]), np.uint64)
+        lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+        if mapped is None:
+            ends = np.cumsum(lengths)
+            words = np.frombuffer(b"".join([*pieces, _PADDING[int(ends[-1]) & 7 :]]), np.uint64)
+            begins = ends - lengths
+        else:
+            words, begins = mapped
         # all is set by the loop or cut off: what it doesn't touch takes no memory
-        items = np.empty((sum([min(count, MOST_ITEMS) for _, count in runs]), self.schema.item.itemsize), np.uint8)
-        counts = np.empty(len(runs), np.int64)
+        items = np.empty((int(np.minimum(counts, MOST_ITEMS).sum()), self.schema.item.itemsize), np.uint8)
+        of_runs = np.empty(len(pieces), np.int64)
         found = loops.find_items(
-            *(words, np.array(table), ranks, self.base, MOST_ITEMS, 1 + len(self.of_keys)),
-            *(self.for_loops, self.line.as_numbers, items, counts),
+            *(words, np.stack((begins, lengths, counts), 1), ranks, self.base, MOST_ITEMS, 1 + len(self.of_keys)),
+            *(self.for_loops, self.line.as_numbers, items, of_runs),
         )
-        return (items[:found].view(self.schema.item)[:, 0], counts) if found >= 0 else None
+        return (items[:found].view(self.schema.item)[:, 0], of_runs) if found >= 0 else None
 
     @cached_property
     def for_loops(self) -> Int64:

@@ -7,7 +7,7 @@ of 64 runs, and 60 an item that is found. Pure; safe under threads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,8 @@ UInt64 = npt.NDArray[np.uint64]
 
 # runs that are searched together: the keys' hashes fit the cache
 _TOGETHER = 64
+# ... where compiled loops copy nothing: room for their items, of which what isn't found takes no memory
+_MAPPED_TOGETHER = 1 << 12
 _ONE, _LAST_BIT = np.uint64(1), np.uint64(63)
 
 
@@ -34,13 +36,28 @@ def asked_ranks(packing: Packing, hashes: npt.NDArray[np.int32]) -> Int64:
 
 
 def find_asked(
-    packing: Packing, runs: Iterable[tuple[bytes | memoryview, int]], ranks: Int64, file: str
+    packing: Packing,
+    pieces: Sequence[bytes | memoryview],
+    counts: Int64,
+    ranks: Int64,
+    file: str,
+    mapped: tuple[UInt64, Int64] | None = None,
 ) -> tuple[Array, Int64]:
     """Return the items (structured, n) of runs, each given by its data and count, whose hash is asked for by `ranks`;
-    and how many each run has (m). They stand as in the runs. Raises `CorruptFile` as `Packing.unpack` does.
+    and how many each run has (m). They stand as in the runs. `mapped`: a file's words, and where in its bytes the runs
+    are, so that they needn't be copied. Raises `CorruptFile` as `Packing.unpack` does.
     """
-    given = list(runs)
-    found = [_some(packing, given[at : at + _TOGETHER], ranks, file) for at in range(0, len(given), _TOGETHER)]
+    found, start = [], 0
+    while start < len(pieces):
+        loops = compiled(int(counts[start : start + _TOGETHER].sum()))
+        some = slice(start, start + (_TOGETHER if loops is None or mapped is None else _MAPPED_TOGETHER))
+        place = None if mapped is None else (mapped[0], mapped[1][some])
+        by_loops = None if loops is None else packing.find(loops, pieces[some], counts[some], ranks, place)
+        if by_loops is None:
+            given = list(zip(pieces[some], counts[some].tolist(), strict=True))
+            by_loops = (_some if loops is None else _one_by_one)(packing, given, ranks, file)
+        found.append(by_loops)
+        start = some.stop
     if len(found) == 1:
         return found[0]
     items = np.empty(sum(len(part) for part, _ in found), packing.schema.item)
@@ -53,9 +70,6 @@ def find_asked(
 def _some(
     packing: Packing, given: Sequence[tuple[bytes | memoryview, int]], ranks: Int64, file: str
 ) -> tuple[Array, Int64]:
-    if (loops := compiled(sum(count for _, count in given))) is not None:
-        by_loops = packing.find(loops, given, ranks)
-        return _one_by_one(packing, given, ranks, file) if by_loops is None else by_loops
     runs = Runs.parse(packing, given)
     found = None if runs is None else _keys(packing, runs, ranks)
     if runs is None or found is None:

@@ -206,3 +206,48 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
 def entries_view(data: Any, layout: Layout, count: int) -> Array:
     """Return entries 1..count as a structured array over `data` (no copy)."""
     return np.frombuffer(data, layout.schema.entry, count, layout.entry_position(1))
+
+
+def walk_chains(
+    data: Any,
+    layout: Layout,
+    heads: npt.NDArray[np.int32],
+    hashes: npt.NDArray[np.int32],
+    wanted: npt.NDArray[np.int64],
+    limit: int,
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]] | None:
+    """Return which entries (i64, m) have the hash of one of the `wanted` (i64, n) of `hashes`, and which one's (i64,
+    m), in no order; None as `walk_chain`. `data` is the file's bytes, `heads` are those of its slots.
+    """
+    schema = layout.schema
+    if (loops := compiled(len(wanted))) is not None:
+        place = schema.entry.fields[PREVIOUS][1]  # type: ignore[index]
+        whole, room = np.frombuffer(data, np.uint8), 2 * len(wanted)
+        while True:
+            items, lookups = np.empty((2, room), np.int64)
+            count = loops.walk_chains(
+                *(whole, layout.items_position, schema.entry.itemsize, place, layout.items, heads, layout.slots),
+                *(hashes, wanted, limit, items, lookups),
+            )
+            if count != -2:
+                return None if count < 0 else (items[:count], lookups[:count])
+            room *= 4
+    entries = np.frombuffer(data, schema.entry, layout.items, layout.items_position)
+    stored, following = entries["key_hash"], entries[PREVIOUS]
+    index = heads[hashes[wanted] % layout.slots].astype(np.int64)
+    pairs = [(wanted[:0], wanted[:0])]
+    for _ in range(limit):
+        going = np.flatnonzero(index > 0)
+        if not len(going):
+            break
+        index, wanted = index[going], wanted[going]
+        hit = normal_hashes(stored[index]) == hashes[wanted]
+        pairs.append((index[hit], wanted[hit]))
+        older = following[index].astype(np.int64)
+        if ((older >= index) | (older < 0)).any():
+            return None
+        index = older
+    if np.any(index > 0):
+        return None
+    found, owners = zip(*pairs, strict=True)
+    return np.concatenate(found), np.concatenate(owners)

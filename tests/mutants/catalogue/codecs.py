@@ -89,11 +89,18 @@ MUTANTS = (
     Mutant(
         "chains-of-a-batch-cut-at-limit",
         "batched lookups cut long chains instead of scanning",
-        "service/files/unsealed.py",
-        """# chains of hundreds, or ones that run backwards: the scan decides for every lookup
-        if broken or np.any(index > 0):""",
-        "if broken:  # chains of hundreds, or ones that run backwards: the scan decides for every lookup",
-        ("tests/property/test_query_many.py::test_equals_single_queries_in_every_state[packed]",),
+        "format/unsealed.py",
+        "    if np.any(index > 0):\n        return None\n",
+        "",
+        (f"{UNSEALED}::test_chains_of_many_are_walked_as_one_by_one[NumPy]",),
+    ),
+    Mutant(
+        "chains-of-a-batch-cut-at-limit-by-loops",
+        "a compiled loop cuts long chains of batched lookups instead of leaving them for a scan",
+        "loops.py",
+        "    return -1 if left else found",
+        "    return found",
+        (f"{UNSEALED}::test_chains_of_many_are_walked_as_one_by_one[loops]",),
     ),
     Mutant(
         "end-magic-late",

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.support.compacted_files import unsealed_image
+from tiered_index import kernels
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
-from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chain
+from tiered_index.format.unsealed import UnsealedTable, entries_view, time_differences, walk_chain, walk_chains
 
 BEGIN_MS = 1_700_000_000_000
 rows = st.lists(
@@ -135,3 +136,48 @@ def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
         damaged = batch.entries.copy()
         damaged["previous"][3] = wrong
         assert walk_chain(unsealed_image(table, damaged), layout, 5, 9, 99) is None
+
+
+@pytest.fixture(params=["NumPy", "loops"])
+def way(request, monkeypatch):
+    """Have batches of any size done by NumPy, or by compiled loops."""
+    loops = None
+    if request.param == "loops":
+        pytest.importorskip("numba", reason="the extra 'fast' is not installed")
+        loops = kernels.load()
+        assert loops is not None
+    for name, value in (("loops", loops), ("begun", True)):
+        monkeypatch.setattr(kernels._State, name, value)
+    monkeypatch.setattr(kernels, "_FEW", 0)
+
+
+@pytest.mark.usefixtures("way")
+def test_chains_of_many_are_walked_as_one_by_one():
+    layout = Layout(ROCKETMQ, ROCKETMQ.schema, 3, 42)
+    table = UnsealedTable(layout, BEGIN_MS)
+    stored = np.array([0, 1, 4, 5, 7] * 8, np.int32)
+    batch = table.prepare(stored, np.full(40, BEGIN_MS), columns(40))
+    batch.entries["key_hash"][batch.entries["key_hash"] == 0] = -(2**31)
+    table.commit(batch)
+    image = unsealed_image(table, batch.entries)
+    hashes = np.array([0, 7, 9, 1, 1, 2**31 - 1], np.int32)
+
+    def walked(image, wanted, limit):
+        found = walk_chains(image, layout, table.heads, hashes, np.array(wanted, np.int64), limit)
+        return None if found is None else sorted(zip(*(column.tolist() for column in found), strict=True))
+
+    for wanted in ([0, 1, 2, 3, 4, 5], [3], [2, 5], []):
+        heads = [(lookup, int(hashes[lookup])) for lookup in wanted]
+        chains = {
+            lookup: walk_chain(image, layout, int(table.heads[key_hash % 3]), key_hash, 99)
+            for lookup, key_hash in heads
+        }
+        assert walked(image, wanted, 24) == sorted((index, lookup) for lookup in wanted for index in chains[lookup])
+    # of hash 1 modulo 3 there are 24
+    assert walked(image, [3], 23) is None
+    assert walked(image, [0], 8) is not None
+    for wrong in (20, 39, 40, 41, 42, 2**31 - 1, -1):
+        damaged = batch.entries.copy()
+        damaged["previous"][19] = wrong
+        owner = int(np.flatnonzero(hashes % 3 == stored[19] % 3)[0])
+        assert walked(unsealed_image(table, damaged), [owner], 99) is None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Self, overload
+from typing import Any, Self, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -91,6 +91,8 @@ def _numbers(values: Sequence[int | None], absent: int | None = None) -> npt.NDA
     if not set(map(type, values)) <= {int}:
         return None
     try:
+        if values and values.count(values[0]) == len(values):
+            return np.full(len(values), values[0], np.int64)
         return np.array(values, np.int64)
     except OverflowError:
         return None
@@ -104,19 +106,16 @@ def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> Sequence[Looku
         given = list(lookups)
     except TypeError as error:
         raise InvalidArgument(f"lookups must be an iterable of Lookup or (topic, key), not {lookups!r:.80}") from error
-    return [one if isinstance(one, Lookup) else _plain(one) or _lookup(number, one) for number, one in enumerate(given)]
+    if given and set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:  # type: ignore[arg-type]
+        # plain pairs, as most are, make no objects: a batch has thousands
+        topics, keys = map(list, zip(*given, strict=True))
+        if set(map(type, topics)) == set(map(type, keys)) == {str}:
+            nothing: list[Any] = [None] * len(given)
+            return LookupColumns(topics, keys, nothing, nothing, [_MOST_OF_A_PAIR] * len(given), nothing)
+    return [one if isinstance(one, Lookup) else _lookup(number, one) for number, one in enumerate(given)]
 
 
-# what the constructor of a lookup stores of a pair: it takes three times as long, and a batch has thousands
-_OF_A_PAIR = {one.name: one.default for one in dataclasses.fields(Lookup)}
-
-
-def _plain(pair: object) -> Lookup | None:
-    if type(pair) is not tuple or len(pair) != 2 or type(pair[0]) is not str or type(pair[1]) is not str:
-        return None
-    lookup = object.__new__(Lookup)
-    lookup.__dict__.update(_OF_A_PAIR, topic=pair[0], key=pair[1])
-    return lookup
+_MOST_OF_A_PAIR: Any = next(one.default for one in dataclasses.fields(Lookup) if one.name == "max_count")
 
 
 def _lookup(number: int, pair: object) -> Lookup:

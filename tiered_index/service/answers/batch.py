@@ -101,10 +101,13 @@ class LookupBatch:
         for topic in place:
             check_topic(topic)
         self.topics = list(place)
-        self.topic_index = np.fromiter(map(place.__getitem__, asked.topics), np.int64, len(lookups))
+        self.topic_index = np.zeros(len(lookups), np.int64)
+        if len(place) > 1:
+            self.topic_index[:] = np.fromiter(map(place.__getitem__, asked.topics), np.int64, len(lookups))
         self.second_min, self.second_max, self.max_count = asked.ranges()
         # the lookups that continue an answer
-        self.continued = [number for number, cursor in enumerate(asked.cursors) if cursor is not None]
+        is_any = asked.cursors.count(None) < len(lookups)
+        self.continued = [at for at, cursor in enumerate(asked.cursors) if cursor is not None] if is_any else []
         try:
             units = code_units(asked.keys)
         except (TypeError, ValueError):  # Arrow's errors are among them; ours names the key

@@ -25,7 +25,7 @@ from tiered_index.format.layout import HEADER_SIZE
 from tiered_index.format.metadata import Metadata, NamedStats
 from tiered_index.format.names import UPLOADED
 from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
-from tiered_index.format.trailer import TAIL_SIZE, Run, Tail, Trailer, parse_trailer
+from tiered_index.format.trailer import TAIL_SIZE, Run, RunTable, Tail, Trailer, parse_trailer
 from tiered_index.kernels import crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import PreparedLookup, concatenate
@@ -68,6 +68,7 @@ class LocalBytes:
                 raise
             raise disk_error(error, f"reading {path}") from error
         self.size_bytes = len(self.data)
+        self.words: npt.NDArray[np.uint64] | None = np.frombuffer(self.data, np.uint64, self.size_bytes // 8)
         tail = Tail.decode(self.data[max(0, self.size_bytes - TAIL_SIZE) :], self.file, self.size_bytes)
         self._trailer = parse_trailer(self.data[tail.directory_position :], self.file, self.size_bytes)
         self._keyed = self._trailer.metadata.layout.schema.keyed
@@ -82,6 +83,7 @@ class LocalBytes:
 
     def let_go(self) -> None:
         """Close the map."""
+        self.words = None
         unmap(self.data)
 
     def search(self, lookup: PreparedLookup) -> Array:
@@ -117,16 +119,14 @@ class LocalBytes:
                 self._filter_crcs = array("I", [zlib.crc32(data[at : at + _FILTER_PIECE_BYTES]) for at in starts])
 
     def verified(self, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes: of one a copy, of several what is mapped. Raises `CorruptFile`."""
-        if len(runs) == 1:
-            # sooner had than a view
-            (run,) = runs
-            data = self.data[run.offset : run.offset + run.length]
-            found = [memoryview(data)]
-            if crc32(data) == run.crc32 and len(data) == run.length:
+        """Return each run's verified bytes, as they are mapped. Raises `CorruptFile`."""
+        whole = memoryview(self.data)
+        if isinstance(runs, RunTable):
+            offsets, lengths, crcs, _ = runs.fields.tolist()
+            found = [whole[offset : offset + length] for offset, length in zip(offsets, lengths, strict=True)]
+            if list(map(crc32, found)) == crcs and list(map(len, found)) == lengths:
                 return found
         else:
-            whole = memoryview(self.data)
             found = [whole[run.offset : run.offset + run.length] for run in runs]
         for run, piece in zip(runs, found, strict=True):
             if crc32(piece) != run.crc32 or len(piece) != run.length:
@@ -142,6 +142,7 @@ class StorageBytes:
         self.file = stored.name
         self.stored = stored
         self.cold = cold
+        self.words = None
         self.gap_bytes = cold.settings.coalesce_gap_bytes
 
     def trailer(self) -> Trailer:

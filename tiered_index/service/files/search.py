@@ -19,7 +19,7 @@ import numpy.typing as npt
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.packed_find import asked_ranks, find_asked
-from tiered_index.format.trailer import Run, Trailer
+from tiered_index.format.trailer import Run, RunTable, Trailer
 from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
@@ -43,6 +43,10 @@ class FileBytes(Protocol):
     def gap_bytes(self) -> int:
         """Bytes between two ranges up to which they are read as one."""
 
+    @property
+    def words(self) -> npt.NDArray[np.uint64] | None:
+        """The whole file, but what fills no word, where it is mapped: what is verified is unpacked where it lies."""
+
     def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
 
 
@@ -61,15 +65,24 @@ def scan_runs(
     window_bytes: int,
     *,
     gap_bytes: int = 0,
-    read: Callable[[FileBytes, list[Run]], Array] = read_items,
-) -> Iterator[tuple[list[Run], Array]]:
+    read: Callable[[FileBytes, Sequence[Run]], Array] = read_items,
+) -> Iterator[tuple[Sequence[Run], Array]]:
     """Yield windows of runs, in order of position, with what `read` returns, their verified items (structured, n)."""
     for window in _windows(runs, window_bytes, gap_bytes):
         yield window, read(source, window)
 
 
-def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iterator[list[Run]]:
+def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iterator[Sequence[Run]]:
     """Yield runs, in order of position, as many at a time as fit `window_bytes` with the gaps read between them."""
+    if isinstance(runs, RunTable) and not gap_bytes:
+        ends = np.cumsum(runs.fields[1])
+        start = 0
+        while start < len(runs):
+            most = int(ends[start] - runs.fields[1, start]) + window_bytes
+            stop = max(start + 1, int(np.searchsorted(ends, most, "right")))
+            yield runs[start:stop]
+            start = stop
+        return
     window: list[Run] = []
     size = end = 0
     for run in runs:
@@ -85,16 +98,22 @@ def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iter
         yield window
 
 
-def read_asked(source: FileBytes, runs: Sequence[Run], ranks: npt.NDArray[np.int64] | None) -> tuple[Array, list[int]]:
+def read_asked(
+    source: FileBytes, runs: Sequence[Run], ranks: npt.NDArray[np.int64] | None
+) -> tuple[Array, Iterable[int]]:
     """Return as `read_items`, and how many items are of each run: of packed ones those whose hash is asked for, by
     `asked_ranks`, as unpacking all takes several times as long.
     """
     packing = source.trailer().metadata.packing
     if packing is None or ranks is None:
         return read_items(source, runs), [run.count for run in runs]
-    pieces = zip(source.verified(runs), (run.count for run in runs), strict=True)
-    items, counts = find_asked(packing, pieces, ranks, source.file)
-    return items, counts.tolist()
+    pieces = source.verified(runs)
+    if isinstance(runs, RunTable):
+        offsets, _, _, of_runs = runs.fields
+    else:
+        offsets, of_runs = (np.array([getattr(run, name) for run in runs], np.int64) for name in ("offset", "count"))
+    words = source.words
+    return find_asked(packing, pieces, of_runs, ranks, source.file, None if words is None else (words, offsets))
 
 
 def scan_matches(
@@ -140,14 +159,14 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
     )
     if len(runs) == 1:
         (data,) = source.verified(runs)
-        return _select(data, runs[0], source.file, metadata, lookup, ids)
+        return _select(data, runs[0], source, metadata, lookup, ids)
     rows, ordered = layout.schema.no_rows, metadata.in_answer_order
     for batch in _newest_first(runs, lookup, ordered=ordered):
         # one answer more than `max_count`, and the rest of the blocks is behind them all: it can't change the page
         if len(rows) > lookup.max_count and (ordered or int(rows["second"][lookup.max_count]) > batch[0].second_max):
             break
         read = zip(batch, source.verified(batch), strict=True)
-        found = [_select(data, run, source.file, metadata, lookup, ids) for run, data in read]
+        found = [_select(data, run, source, metadata, lookup, ids) for run, data in read]
         rows = concatenate([rows, *found], layout.schema)
         if len(runs) > len(batch):
             rows = first_answers(rows, layout.schema, lookup.max_count + 1)
@@ -155,14 +174,19 @@ def search_file(source: FileBytes, lookup: PreparedLookup) -> Array:
 
 
 def _select(
-    data: memoryview, run: Run, file: str, metadata: Metadata, lookup: PreparedLookup, ids: frozenset[int] | None
+    data: memoryview,
+    run: Run,
+    source: FileBytes,
+    metadata: Metadata,
+    lookup: PreparedLookup,
+    ids: frozenset[int] | None,
 ) -> Array:
     """Return the rows of a run that answer `lookup`, unordered."""
     packing, schema = metadata.packing, metadata.layout.schema
     if packing is None:
         items = np.frombuffer(data, schema.item)
     else:
-        items = packing.unpack(data, run.count, file, lookup.key_hash)
+        items = packing.unpack(data, run.count, source.file, lookup.key_hash, source.words, run.offset)
     return select_items(items, metadata.begin_ms // 1000, lookup, ids, schema)
 
 
@@ -299,7 +323,7 @@ def search_file_for_many(
     ranks = asked_ranks(metadata.packing, batch.key_hash[wanted]) if metadata.packing is not None else None
     done: list[int] = []
     while True:
-        chosen = [*runs, *(run for giant in giants for run in giant.next_runs())]
+        chosen = [*runs, *(run for giant in giants for run in giant.next_runs())] if giants else runs
         if not chosen:
             return gathered.found()
         waiting = [run for giant in giants for run in giant.waiting()]
@@ -324,7 +348,7 @@ def search_file_for_many(
             giant.settle(found)
 
 
-def _segments(chosen: list[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
+def _segments(chosen: Sequence[Run], waiting: list[Run], done: list[int], gap_bytes: int) -> Iterator[list[Run]]:
     """Yield the chosen runs in order of position, cut where a range over two of them would read a gap again. Waiting
     runs in a gap that is read anyway are read with it. `done` are the sorted positions of the runs read so far.
     """

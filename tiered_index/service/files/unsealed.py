@@ -18,13 +18,11 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile
-from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.journal import BatchRecord, Journal, encode_batch, encode_open, encode_seal
 from tiered_index.format.layout import Layout, read_header
 from tiered_index.format.metadata import NamedStats, named_stats, topic_stats
 from tiered_index.format.names import UNSEALED
-from tiered_index.format.schema import PREVIOUS
-from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain
+from tiered_index.format.unsealed import UnsealedTable, entries_view, walk_chain, walk_chains
 from tiered_index.kernels import crc32
 from tiered_index.service.answers.batch import LookupBatch, Matches, matching
 from tiered_index.service.answers.rows import PreparedLookup, select_few, select_items
@@ -346,33 +344,15 @@ class UnsealedFile(LocalHandle):
         schema, layout = self.layout.schema, self.layout
         count = self.table.count
         wanted = batch.overlapping(self.second_min, self.second_max)
-        entries = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)
-        hashes, following = entries["key_hash"], entries[PREVIOUS]
-        index = self.table.heads[batch.key_hash[wanted] % layout.slots].astype(np.int64)
-        pairs: list[tuple[Array, Array]] = []
-        broken = False
-        for _ in range(_CHAIN_LIMIT):
-            going = np.flatnonzero(index > 0)
-            if not len(going):
-                break
-            index, wanted = index[going], wanted[going]
-            hit = normal_hashes(hashes[index]) == batch.key_hash[wanted]
-            pairs.append((index[hit], wanted[hit]))
-            older = following[index].astype(np.int64)
-            broken = broken or bool(((older >= index) | (older < 0)).any())
-            index = older
-            if broken:
-                break
-        # chains of hundreds, or ones that run backwards: the scan decides for every lookup
-        if broken or np.any(index > 0):
-            return matching(
-                batch, entries_view(self._map, layout, count), self._seconds_of, tuple(self.topics.items()), schema
-            )
-        items = np.concatenate([found for found, _ in pairs]) if pairs else np.zeros(0, np.int64)
-        lookups = np.concatenate([found for _, found in pairs]) if pairs else np.zeros(0, np.int64)
-        picked = entries[items]
+        found = walk_chains(self._map, layout, self.table.heads, batch.key_hash, wanted, _CHAIN_LIMIT)
         # a tuple: entries of a new topic may be added meanwhile
-        return batch.select(picked, lookups, self._seconds_of(picked), tuple(self.topics.items()), schema)
+        topics = tuple(self.topics.items())
+        if found is None:
+            # chains of hundreds, or ones that run backwards: the scan decides for every lookup
+            return matching(batch, entries_view(self._map, layout, count), self._seconds_of, topics, schema)
+        items, lookups = found
+        picked = np.frombuffer(self._map, schema.entry, layout.items, layout.items_position)[items]
+        return batch.select(picked, lookups, self._seconds_of(picked), topics, schema)
 
     def _seconds_of(self, entries: Array) -> npt.NDArray[np.int64]:
         return self.table.begin_ms // 1000 + entries["time_diff_s"].astype(np.int64)

@@ -118,7 +118,7 @@ class Picked:
         sought: npt.NDArray[np.bool_] = pc.is_in(cells, value_set=self.identities).to_numpy(zero_copy_only=False)
         return likely[sought]
 
-    def runs(self, trailer: Trailer) -> list[Run]:
+    def runs(self, trailer: Trailer) -> Sequence[Run]:
         """Return what must be read of an object."""
         if self.hashes is None:
             return trailer.directory.all_runs()
@@ -181,7 +181,7 @@ def stored_entries(stored: StoredObject, storage: Storage, schema: Schema, picke
             yield Unread(stored.name)
             return
 
-        def readable(_: FileBytes, runs: list[Run]) -> npt.NDArray[Any]:
+        def readable(_: FileBytes, runs: Sequence[Run]) -> npt.NDArray[Any]:
             """Return the items of those runs that are as they should be."""
             nonlocal unread
             try:

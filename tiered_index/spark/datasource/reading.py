@@ -302,13 +302,13 @@ def _topics_here(part: ObjectPart, names: set[str], selection: Selection) -> set
     return selection.topics
 
 
-def _runs_of(trailer: Trailer, hashes: Array, selection: Selection) -> list[Run]:
+def _runs_of(trailer: Trailer, hashes: Array, selection: Selection) -> Sequence[Run]:
     low, high = trailer.metadata.slot_range
     slots = trailer.metadata.slot_map.slots_of(hashes)
     return trailer.directory.runs_of(slots[(slots >= low) & (slots < high)], selection.second_min, selection.second_max)
 
 
-def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> list[Run]:
+def _share(trailer: Trailer, part: ObjectPart, selection: Selection) -> Sequence[Run]:
     """Return the runs that begin in this part's share of the bytes: each is in one share."""
     runs = trailer.directory.all_runs()
     ends = np.cumsum([run.length for run in runs], dtype=np.int64)

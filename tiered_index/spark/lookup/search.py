@@ -14,7 +14,7 @@ the cold path. Memory: the task's lookups, 16 MiB of ranges, half a million rows
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -116,7 +116,7 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
         yield Matches(batch.places[found.lookups], found.rows)
 
 
-def _runs_of(trailer: Trailer, batch: PackedBatch) -> list[Run]:
+def _runs_of(trailer: Trailer, batch: PackedBatch) -> Sequence[Run]:
     if not len(batch):
         return []
     slots = trailer.metadata.slot_map.slots_of(batch.key_hash)
