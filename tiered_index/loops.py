@@ -12,13 +12,15 @@ from typing import Any
 import numpy as np
 from numba import boolean, int32, int64, njit, types, uint8, uint16, uint32, uint64, void
 
-from tiered_index.packed_loops import bits_at, line_at
+from tiered_index.packed_loops import find_items as find_items
+from tiered_index.packed_loops import find_one as find_one
 from tiered_index.packed_loops import pack_items as pack_items
 from tiered_index.packed_loops import unpack_items as unpack_items
 
 _IN = {kind: types.Array(kind, 1, "C", readonly=True) for kind in (int32, int64, uint8, uint16, uint32, uint64)}
 _IN_MATRIX = types.Array(uint64, 2, "C", readonly=True)
 _IN_ROWS = types.Array(int64, 2, "C", readonly=True)
+_BYTES = types.Bytes(uint8, 1, "C", readonly=True)
 _I32, _I64, _U64 = int32[::1], int64[::1], uint64[::1]
 # where every schema has these columns
 _OFFSET, _TIME = uint64(12), uint64(24)
@@ -49,6 +51,16 @@ def _long(data, at):
     return int64(_word(data, at) << uint64(32) | _word(data, at + uint64(4)))
 
 
+@njit(uint32(uint32), **_OPTIONS)
+def _mixed(value):
+    """Return a fingerprint's sum, mixed."""
+    value = uint32(value ^ value >> uint32(16))
+    value = uint32(value * uint32(0x85EBCA6B))
+    value = uint32(value ^ value >> uint32(13))
+    value = uint32(value * uint32(0xC2B2AE35))
+    return uint32(value ^ value >> uint32(16))
+
+
 @njit(
     [void(_IN[kind], _IN[int64], _IN[int64], *4 * [_IN[uint32]], uint32[::1], uint32[::1]) for kind in (uint8, uint16)],
     **_OPTIONS,
@@ -74,11 +86,17 @@ def hash_rows(units, offsets, topic_index, java_of_topic, second_of_topic, java_
                 b = uint32(b * uint32(0x9E3779B1) + uint32(units[at]))
         java[row] = uint32(a)
         if len(second):
-            b = uint32(b ^ b >> uint32(16))
-            b = uint32(b * uint32(0x85EBCA6B))
-            b = uint32(b ^ b >> uint32(13))
-            b = uint32(b * uint32(0xC2B2AE35))
-            second[row] = uint32(b ^ b >> uint32(16))
+            second[row] = _mixed(b)
+
+
+@njit(int64(_BYTES, int64, int64), **_OPTIONS)
+def hash_key(units, a, b):
+    """Return Java's hash of one topic#key in ASCII, and 32 bits higher its fingerprint, given the sums of topic#."""
+    java, second = uint32(a), uint32(b)
+    for unit in units:
+        java = uint32(java * uint32(31) + uint32(unit))
+        second = uint32(second * uint32(0x9E3779B1) + uint32(unit))
+    return int64(uint64(java) | uint64(_mixed(second)) << uint64(32))
 
 
 @njit(int64(_IN[int32], int64, int64, _I32, _I32, _I64, _I32), **_OPTIONS)
@@ -134,6 +152,27 @@ def walk_chains(data, begin, size, previous, entries, heads, slots, hashes, want
             return -1
         left = still
     return -1 if left else found
+
+
+@njit(int64(_IN[uint8], int64, int64, int64, int64, int64, int64, _I64), **_OPTIONS)
+def walk_chain(data, begin, size, previous, entries, index, key_hash, items):
+    """Set which entries of a chain from entry `index` on have a hash, the newest first, as `walk_chains` finds them;
+    return how many, -1 where it has more entries than there is room, or runs backwards.
+    """
+    found = 0
+    for _ in range(len(items)):
+        if index <= 0:
+            return found
+        if index >= entries:
+            return -1
+        at = uint64(begin + size * index)
+        items[found] = index
+        found += _normal(data, at) == uint64(key_hash)
+        older = int64(int32(_word(data, at + uint64(previous))))
+        if older >= index or older < 0:
+            return -1
+        index = older
+    return found if index <= 0 else -1
 
 
 @njit(void(_IN[uint8], int64, int64, uint32[::1], _I64), **_OPTIONS)
@@ -248,6 +287,28 @@ def set_bits(hashes, salts, words):
             words[block, word] |= uint32(uint64(1) << bit)
 
 
+@njit(uint64(int64), **_OPTIONS)
+def filter_hash(value):
+    """Return what filters hold for a key's hash and, in the lower 32 bits, its fingerprint."""
+    mixed = uint64(value)
+    mixed = (mixed ^ mixed >> uint64(33)) * uint64(0xFF51AFD7ED558CCD)
+    mixed = (mixed ^ mixed >> uint64(33)) * uint64(0xC4CEB9FE1A85EC53)
+    return mixed ^ mixed >> uint64(33)
+
+
+@njit(boolean(_BYTES, int64, _IN[uint32]), **_OPTIONS)
+def block_may_hold(block, low, salts):
+    """Return whether the bits of the lower half of a hash are all set in a block of a filter."""
+    for number in range(8):
+        word = uint64(0)
+        for byte in range(4):
+            word |= uint64(block[4 * number + byte]) << uint64(8 * byte)
+        bit = (uint64(low) * uint64(salts[number]) & uint64(0xFFFFFFFF)) >> uint64(27)
+        if not word >> bit & uint64(1):
+            return False
+    return True
+
+
 @njit(int64(_IN[int32], _IN[int32], _IN[int64], _I64, _I64, _I64), **_OPTIONS)
 def match(stored, wanted, starts, items, first, counts):
     """Set which stored hashes occur in the sorted `wanted`, and of each its first place there and how often it does;
@@ -293,142 +354,3 @@ def unpack_bits(packed, begin, widths, least, start, stop, columns, to):
                 value |= (word >> (bit & uint64(7)) & ((uint64(1) << some) - uint64(1))) << done
                 bit, done, left = bit + some, done + some, left - some
             columns[column, place] = value + least[column]
-
-
-@njit(uint64(_IN[uint64], uint64, int64), **_OPTIONS)
-def _number(words, at, size):
-    """Return the big-endian number of `size` bytes at byte `at` of little-endian words."""
-    value = uint64(0)
-    for _ in range(size):
-        value = value << uint64(8) | words[at >> uint64(3)] >> ((at & uint64(7)) << uint64(3)) & uint64(255)
-        at += uint64(1)
-    return value
-
-
-@njit(uint64(uint64), **_OPTIONS)
-def _ones(word):
-    """Return how many bits are set."""
-    word -= word >> uint64(1) & uint64(0x5555555555555555)
-    word = (word & uint64(0x3333333333333333)) + (word >> uint64(2) & uint64(0x3333333333333333))
-    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
-    return (word * uint64(0x0101010101010101)) >> uint64(56)
-
-
-@njit(int64(_IN[uint64], uint64, int64, int64), **_OPTIONS)
-def _marked(words, bit, count, number):
-    """Return the place of mark `number` of `count` bits; `count` where there are fewer marks."""
-    for at in range(0, count, 64):
-        word = bits_at(words, bit + uint64(at), ~uint64(0) >> uint64(max(0, 64 + at - count)))
-        ones = int64(_ones(word))
-        if number >= ones:
-            number -= ones
-            continue
-        for place in range(at, at + 64):
-            number -= int64(word & uint64(1))
-            if number < 0:
-                return place
-            word >>= uint64(1)
-    return count
-
-
-@njit(
-    int64(_IN[uint64], _IN_ROWS, _IN[int64], int64, int64, int64, _IN_ROWS, _IN[int64], uint8[:, ::1], _I64), **_OPTIONS
-)
-def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts):
-    """Set the items of packed runs whose key's rank is among the rising `wanted`, as they stand there, and how many
-    each run has; return how many there are, or -1 where a run is not as it should be or its hashes are not by rank.
-    A run is (begin, bytes, items, of which it has at most `most`), a column, of which the first `of_keys` are stored
-    once a key, (bytes of its least value, less than 0 where that has a sign; place and bytes in an item). There must be
-    room for all items of the runs, and a word behind them.
-    """
-    quotients = (2**31 - 1) // base + 1
-    header = 5 + len(columns) + np.abs(columns[:, 0]).sum()
-    widths, masks, least, values = np.empty((4, len(columns)), np.uint64)
-    total = 0
-    for run in range(len(runs)):
-        begin, size, count = runs[run]
-        counts[run] = 0
-        if begin < 0 or size < header or begin + size > 8 * len(words) - 8:
-            return -1
-        keys = int64(_number(words, uint64(begin + 1), 4))
-        at, key_bits, item_bits = uint64(begin + 5), 0, 0
-        for column in range(len(columns)):
-            width, value = _number(words, at, 1), _number(words, at + uint64(1), abs(columns[column, 0]))
-            at += uint64(1 + abs(columns[column, 0]))
-            if columns[column, 0] < 0:
-                shift = uint64(64 + 8 * columns[column, 0])
-                value = uint64(int64(value << shift) >> shift)
-            if width > (64 if column else 32):
-                return -1
-            widths[column], least[column] = width, value
-            masks[column] = ~uint64(0) >> (uint64(64) - width) if width else uint64(0)
-            if column < of_keys:
-                key_bits += int64(width)
-            else:
-                item_bits += int64(width)
-        marks_at = begin + header + (keys * key_bits + 7 >> 3)
-        items_at = marks_at + (count + 7 >> 3 if keys < count else 0)
-        rank = int64(least[0])
-        if _number(words, uint64(begin), 1) != 1 or not -(2**31) <= rank < quotients * base:
-            return -1
-        if not 0 < keys <= count <= most or items_at + (count * item_bits + 7 >> 3) != begin + size:
-            return -1
-        marks = uint64(8 * marks_at)
-        if keys < count and (
-            _marked(words, marks, count, 0) != 0
-            or _marked(words, marks, count, keys - 1) == count
-            or _marked(words, marks, 8 * (items_at - marks_at), keys) != 8 * (items_at - marks_at)
-        ):
-            return -1
-        low, high = 0, len(wanted)
-        while low < high:
-            middle = (low + high) >> 1
-            if wanted[middle] < rank:
-                low = middle + 1
-            else:
-                high = middle
-        asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
-        bit, step, mask = uint64(8 * (begin + header)), uint64(key_bits), masks[0]
-        for key in range(keys):
-            rank += int64(bits_at(words, bit, mask))
-            while asked < rank:
-                low += 1
-                asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
-            if asked == rank:
-                first, stop = key, key + 1
-                if keys < count:
-                    first, stop = _marked(words, marks, count, key), _marked(words, marks, count, key + 1)
-                slot, above = rank // quotients, rank % quotients
-                values[0] = uint64(above * base + slot)
-                at = bit + widths[0]
-                for column in range(1, of_keys):
-                    values[column] = bits_at(words, at, masks[column]) + least[column]
-                    at += widths[column]
-                counts[run] += stop - first
-                for item in range(first, stop):
-                    at = uint64(8 * items_at + item * item_bits)
-                    for column in range(of_keys, len(columns)):
-                        values[column] = bits_at(words, at, masks[column]) + least[column]
-                        at += widths[column]
-                    values[len(columns) - 1] += uint64(line_at(line, int64(values[len(columns) - 2])))
-                    for column in range(len(columns)):
-                        to, value = columns[column, 1] + columns[column, 2], values[column]
-                        for byte in range(columns[column, 2]):
-                            items[total + item - first, to - 1 - byte] = uint8(value)
-                            value >>= uint64(8)
-                total += stop - first
-            bit += step
-        if rank >= quotients * base:
-            return -1
-    return total
-
-
-@njit(
-    int64(_IN[uint64], int64, int64, int64, int64, int64, int64, int64, _IN_ROWS, _IN[int64], uint8[:, ::1]), **_OPTIONS
-)
-def find_one(words, begin, size, count, key_hash, base, most, of_keys, columns, line, items):
-    """Do as `find_items` for one normal hash in one run: arrays made here cost less than a caller's."""
-    runs, wanted, counts = np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(1, np.int64)
-    runs[0, 0], runs[0, 1], runs[0, 2] = begin, size, count
-    wanted[0] = key_hash % base * ((2**31 - 1) // base + 1) + key_hash // base
-    return find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts)

@@ -188,3 +188,138 @@ def pack_items(data, starts, base, of_keys, columns, line, packed, ends):
                 at += 1
         at = _pack_rows(of_items, count, of_keys, len(columns), least, widths, packed, at)
         ends[run] = at
+
+
+@njit(uint64(_WORDS, uint64, int64), **_OPTIONS)
+def _number(words, at, size):
+    """Return the big-endian number of `size` bytes at byte `at` of little-endian words."""
+    value = uint64(0)
+    for _ in range(size):
+        value = value << uint64(8) | words[at >> uint64(3)] >> ((at & uint64(7)) << uint64(3)) & uint64(255)
+        at += uint64(1)
+    return value
+
+
+@njit(uint64(uint64), **_OPTIONS)
+def _ones(word):
+    """Return how many bits are set."""
+    word -= word >> uint64(1) & uint64(0x5555555555555555)
+    word = (word & uint64(0x3333333333333333)) + (word >> uint64(2) & uint64(0x3333333333333333))
+    word = (word + (word >> uint64(4))) & uint64(0x0F0F0F0F0F0F0F0F)
+    return (word * uint64(0x0101010101010101)) >> uint64(56)
+
+
+@njit(int64(_WORDS, uint64, int64, int64), **_OPTIONS)
+def _marked(words, bit, count, number):
+    """Return the place of mark `number` of `count` bits; `count` where there are fewer marks."""
+    for at in range(0, count, 64):
+        word = bits_at(words, bit + uint64(at), ~uint64(0) >> uint64(max(0, 64 + at - count)))
+        ones = int64(_ones(word))
+        if number >= ones:
+            number -= ones
+            continue
+        for place in range(at, at + 64):
+            number -= int64(word & uint64(1))
+            if number < 0:
+                return place
+            word >>= uint64(1)
+    return count
+
+
+@njit(int64(_WORDS, _ROWS, _NUMBERS, int64, int64, int64, _ROWS, _NUMBERS, uint8[:, ::1], int64[::1]), **_OPTIONS)
+def find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts):
+    """Set the items of packed runs whose key's rank is among the rising `wanted`, as they stand there, and how many
+    each run has; return how many there are, or -1 where a run is not as it should be or its hashes are not by rank.
+    A run is (begin, bytes, items, of which it has at most `most`), a column, of which the first `of_keys` are stored
+    once a key, (bytes of its least value, less than 0 where that has a sign; place and bytes in an item). There must be
+    room for all items of the runs, and a word behind them.
+    """
+    quotients = (2**31 - 1) // base + 1
+    header = 5 + len(columns) + np.abs(columns[:, 0]).sum()
+    widths, masks, least, values = np.empty((4, len(columns)), np.uint64)
+    total = 0
+    for run in range(len(runs)):
+        begin, size, count = runs[run]
+        counts[run] = 0
+        if begin < 0 or size < header or begin + size > 8 * len(words) - 8:
+            return -1
+        keys = int64(_number(words, uint64(begin + 1), 4))
+        at, key_bits, item_bits = uint64(begin + 5), 0, 0
+        for column in range(len(columns)):
+            width, value = _number(words, at, 1), _number(words, at + uint64(1), abs(columns[column, 0]))
+            at += uint64(1 + abs(columns[column, 0]))
+            if columns[column, 0] < 0:
+                shift = uint64(64 + 8 * columns[column, 0])
+                value = uint64(int64(value << shift) >> shift)
+            if width > (64 if column else 32):
+                return -1
+            widths[column], least[column] = width, value
+            masks[column] = ~uint64(0) >> (uint64(64) - width) if width else uint64(0)
+            if column < of_keys:
+                key_bits += int64(width)
+            else:
+                item_bits += int64(width)
+        marks_at = begin + header + (keys * key_bits + 7 >> 3)
+        items_at = marks_at + (count + 7 >> 3 if keys < count else 0)
+        rank = int64(least[0])
+        if _number(words, uint64(begin), 1) != 1 or not -(2**31) <= rank < quotients * base:
+            return -1
+        if not 0 < keys <= count <= most or items_at + (count * item_bits + 7 >> 3) != begin + size:
+            return -1
+        marks = uint64(8 * marks_at)
+        if keys < count and (
+            _marked(words, marks, count, 0) != 0
+            or _marked(words, marks, count, keys - 1) == count
+            or _marked(words, marks, 8 * (items_at - marks_at), keys) != 8 * (items_at - marks_at)
+        ):
+            return -1
+        low, high = 0, len(wanted)
+        while low < high:
+            middle = (low + high) >> 1
+            if wanted[middle] < rank:
+                low = middle + 1
+            else:
+                high = middle
+        asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
+        bit, step, mask = uint64(8 * (begin + header)), uint64(key_bits), masks[0]
+        for key in range(keys):
+            rank += int64(bits_at(words, bit, mask))
+            while asked < rank:
+                low += 1
+                asked = wanted[low] if low < len(wanted) else np.iinfo(np.int64).max
+            if asked == rank:
+                first, stop = key, key + 1
+                if keys < count:
+                    first, stop = _marked(words, marks, count, key), _marked(words, marks, count, key + 1)
+                slot, above = rank // quotients, rank % quotients
+                values[0] = uint64(above * base + slot)
+                at = bit + widths[0]
+                for column in range(1, of_keys):
+                    values[column] = bits_at(words, at, masks[column]) + least[column]
+                    at += widths[column]
+                counts[run] += stop - first
+                for item in range(first, stop):
+                    at = uint64(8 * items_at + item * item_bits)
+                    for column in range(of_keys, len(columns)):
+                        values[column] = bits_at(words, at, masks[column]) + least[column]
+                        at += widths[column]
+                    values[len(columns) - 1] += uint64(line_at(line, int64(values[len(columns) - 2])))
+                    for column in range(len(columns)):
+                        to, value = columns[column, 1] + columns[column, 2], values[column]
+                        for byte in range(columns[column, 2]):
+                            items[total + item - first, to - 1 - byte] = uint8(value)
+                            value >>= uint64(8)
+                total += stop - first
+            bit += step
+        if rank >= quotients * base:
+            return -1
+    return total
+
+
+@njit(int64(_WORDS, int64, int64, int64, int64, int64, int64, int64, _ROWS, _NUMBERS, uint8[:, ::1]), **_OPTIONS)
+def find_one(words, begin, size, count, key_hash, base, most, of_keys, columns, line, items):
+    """Do as `find_items` for one normal hash in one run: arrays made here cost less than a caller's."""
+    runs, wanted, counts = np.empty((1, 3), np.int64), np.empty(1, np.int64), np.empty(1, np.int64)
+    runs[0, 0], runs[0, 1], runs[0, 2] = begin, size, count
+    wanted[0] = key_hash % base * ((2**31 - 1) // base + 1) + key_hash // base
+    return find_items(words, runs, wanted, base, most, of_keys, columns, line, items, counts)

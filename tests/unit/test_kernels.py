@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tiered_index import kernels
-from tiered_index.format.bloom import FilterBuilder
+from tiered_index.format.bloom import FilterBuilder, block_may_hold, filter_hash
 from tiered_index.format.compacted import Compaction
-from tiered_index.format.hashing import code_units, hash_batch
+from tiered_index.format.hashing import code_units, hash_batch, lookup_numbers
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 from tiered_index.format.packed import Packing
 from tiered_index.format.packed_find import asked_ranks, find_asked
@@ -71,6 +71,22 @@ def listed(arrays):
 def test_hashes(loops, keys, topics, fingerprints):
     index = np.arange(len(keys), dtype=np.int8) % len(topics)
     both(loops, lambda: listed(hash_batch(topics, index, code_units(keys), fingerprints=fingerprints)))
+
+
+@settings(max_examples=100)
+@given(
+    topic=st.text(st.characters(exclude_categories=()), max_size=9),
+    key=st.one_of(st.text(st.characters(exclude_categories=()), max_size=40), st.text(st.characters(codec="ascii"))),
+    block=st.lists(st.integers(1, 2**8 - 1), min_size=32, max_size=32),
+)
+def test_one_key(loops, topic, key, block):
+    def make():
+        key_hash, masked, fingerprint = lookup_numbers(topic, key)
+        mixed = filter_hash.__wrapped__(key_hash, fingerprint)
+        held = [block_may_hold(bytes(b | fill for b in block), mixed) for fill in (0, 0xEE, 0xFE, 0xFF)]
+        return key_hash, masked, fingerprint, mixed, held, type(mixed), {type(one) for one in held}
+
+    both(loops, make)
 
 
 @settings(max_examples=30)

@@ -15,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled, compiled_for_one
 
 FILTER_BLOCK_BYTES = 32
 # Bits a distinct key: some 1.1% false positives
 BITS_PER_KEY = 10.5
 
 SALTS = (0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31)
-_SALT_COLUMN = np.array(SALTS, np.uint32)[:, None]
+_SALTS = np.array(SALTS, np.uint32)
+_SALT_COLUMN = _SALTS[:, None]
 _WORDS = struct.Struct("<8I")
 # MurmurHash3's fmix64: shift and multiply, twice, then a last shift
 _MIX = ((33, 0xFF51AFD7ED558CCD), (33, 0xC4CEB9FE1A85EC53))
@@ -40,6 +41,8 @@ UInt64 = npt.NDArray[np.uint64]
 def filter_hash(key_hash: int, fingerprint: int) -> int:
     """Return the 64-bit number (u64) that a filter holds for a key; `fingerprint` is 0 where the schema has none."""
     value = (0 if key_hash == -(2**31) else key_hash) << 32 | fingerprint
+    if (loops := compiled_for_one(0)) is not None:
+        return loops.filter_hash(value)  # type: ignore[no-any-return]
     for shift, factor in _MIX:
         value ^= value >> shift
         value = value * factor & 0xFFFFFFFFFFFFFFFF
@@ -99,7 +102,7 @@ class FilterBuilder:
         blocks = max(1, math.ceil(BITS_PER_KEY * len(ordered) / (8 * FILTER_BLOCK_BYTES)))
         words = np.zeros((blocks, 8), "<u4")
         if self._loops is not None:
-            self._loops.set_bits(ordered, np.array(SALTS, np.uint32), words)
+            self._loops.set_bits(ordered, _SALTS, words)
             return words.tobytes()
         for start in range(0, len(ordered), _MASKED):
             part = ordered[start : start + _MASKED]
@@ -148,6 +151,8 @@ def block_number(hash64: int, blocks: int) -> int:
 def block_may_hold(block: bytes | memoryview, hash64: int) -> bool:
     """Return whether `block` (32 bytes, the one of `block_number`) may hold `hash64`; False is certain."""
     low = hash64 & 0xFFFFFFFF
+    if (loops := compiled_for_one(0)) is not None and type(block) is bytes:
+        return loops.block_may_hold(block, low, _SALTS)  # type: ignore[no-any-return]
     for word, salt in zip(_WORDS.unpack(block), SALTS, strict=True):
         if not word >> ((low * salt & 0xFFFFFFFF) >> 27) & 1:
             return False

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled, compiled_for_one
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -250,17 +250,23 @@ def lookup_numbers(topic: str, key: str) -> tuple[int, int, int]:
 
     Since hash(topic#key) = hash(topic#) * m**len(key) + hash(key), a topic is hashed once for all keys of a length.
     """
-    value, length = _both_polynomials(key)
-    value += _of_prefix(topic, length)
-    java, second = value & 0xFFFFFFFF, value >> 64 & 0xFFFFFFFF
+    if key.isascii() and (loops := compiled_for_one(0)) is not None:
+        prefix = _of_prefix(topic, 0)
+        value = loops.hash_key(key.encode(), prefix & 0xFFFFFFFF, prefix >> 64)
+        java, second = value & 0xFFFFFFFF, value >> 32 & 0xFFFFFFFF
+    else:
+        value, length = _both_polynomials(key)
+        value += _of_prefix(topic, length)
+        java, second = value & 0xFFFFFFFF, value >> 64 & 0xFFFFFFFF
+        # as `_mix` does
+        second ^= second >> 16
+        second = (second * 0x85EBCA6B) & 0xFFFFFFFF
+        second ^= second >> 13
+        second = (second * 0xC2B2AE35) & 0xFFFFFFFF
+        second ^= second >> 16
     mask = java & 0x7FFFFFFF
-    # as `_mix` does
-    second ^= second >> 16
-    second = (second * 0x85EBCA6B) & 0xFFFFFFFF
-    second ^= second >> 13
-    second = (second * 0xC2B2AE35) & 0xFFFFFFFF
     # the absolute value of a negative number, modulo 2**31: Integer.MIN_VALUE, which has none, becomes 0
-    return mask if java == mask else -java & 0x7FFFFFFF, mask, second ^ (second >> 16)
+    return mask if java == mask else -java & 0x7FFFFFFF, mask, second
 
 
 def absolute_hash(text: str) -> int:

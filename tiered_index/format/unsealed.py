@@ -21,7 +21,7 @@ from tiered_index.format.hashing import normal_hashes
 from tiered_index.format.layout import Header, Layout
 from tiered_index.format.schema import PREVIOUS
 from tiered_index.format.slots import same_slot_rows
-from tiered_index.kernels import compiled
+from tiered_index.kernels import compiled, compiled_for_one
 
 Array = npt.NDArray[Any]
 # Entries inserted at a time: a sort that fits the cache is twice as fast as one of a whole batch
@@ -186,6 +186,11 @@ def walk_chain(data: memoryview | Any, layout: Layout, head: int, key_hash: int,
     """
     size = layout.schema.entry.itemsize
     base = layout.items_position
+    if (loops := compiled_for_one(0)) is not None:
+        items = np.empty(limit, np.int64)
+        whole = np.frombuffer(data, np.uint8)
+        count = loops.walk_chain(whole, base, size, size - 4, layout.items, head, key_hash, items)
+        return items[:count].tolist() if count >= 0 else None
     view = memoryview(data)
     found: list[int] = []
     index = head
@@ -221,12 +226,12 @@ def walk_chains(
     """
     schema = layout.schema
     if (loops := compiled(len(wanted))) is not None:
-        place = schema.entry.fields[PREVIOUS][1]  # type: ignore[index]
+        size = schema.entry.itemsize
         whole, room = np.frombuffer(data, np.uint8), 2 * len(wanted)
         while True:
             items, lookups = np.empty((2, room), np.int64)
             count = loops.walk_chains(
-                *(whole, layout.items_position, schema.entry.itemsize, place, layout.items, heads, layout.slots),
+                *(whole, layout.items_position, size, size - 4, layout.items, heads, layout.slots),
                 *(hashes, wanted, limit, items, lookups),
             )
             if count != -2:

@@ -125,6 +125,7 @@ def test_refusals_change_nothing():
     assert (table.count, table.free) == (2, 1)
 
 
+@pytest.mark.usefixtures("way")
 def test_walk_chain_gives_up_on_its_limit_and_on_chains_that_do_not_fall():
     layout = Layout(ROCKETMQ, ROCKETMQ.schema, 1, 6)
     table = UnsealedTable(layout, BEGIN_MS)

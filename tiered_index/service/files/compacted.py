@@ -106,7 +106,7 @@ class LocalBytes:
         number, within = divmod(at, _FILTER_PIECE_BYTES)
         start = tail.position + number * _FILTER_PIECE_BYTES
         piece = self.data[start : min(start + _FILTER_PIECE_BYTES, tail.directory_position)]
-        if zlib.crc32(piece) != self._filter_crcs[number]:
+        if crc32(piece) != self._filter_crcs[number]:
             return False  # the items have checksums of their own
         return not block_may_hold(piece[within : within + FILTER_BLOCK_BYTES], hash64)
 
