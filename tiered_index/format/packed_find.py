@@ -32,7 +32,11 @@ _ONE, _LAST_BIT = np.uint64(1), np.uint64(63)
 
 def asked_ranks(packing: Packing, hashes: npt.NDArray[np.int32]) -> Int64:
     """Return normal hashes (n), in any order, as `find_asked` takes them: ranks (m), rising, each once."""
-    return np.unique(hash_rank(hashes, packing.base).astype(np.int64))
+    ranks: Int64 = hash_rank(hashes, packing.base).astype(np.int64)
+    ranks.sort()
+    new = np.ones(len(ranks), bool)
+    np.not_equal(ranks[1:], ranks[:-1], out=new[1:])
+    return ranks[new]
 
 
 def find_asked(

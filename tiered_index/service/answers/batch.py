@@ -31,6 +31,7 @@ from tiered_index.service.answers.rows import (
     concatenate,
     differing,
     in_answer_order,
+    stable_order,
     tie_keys,
 )
 from tiered_index.types import MAX_KEY_UNITS, Lookup
@@ -94,20 +95,13 @@ class LookupBatch:
         asked = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
         self.lookups = lookups
         self.queues: Mapping[tuple[int, int], int] = {}
-        if not set(map(type, asked.topics)) <= {str}:
-            for topic in asked.topics:
-                check_topic(topic)
-        place = {topic: i for i, topic in enumerate(dict.fromkeys(asked.topics))}
-        for topic in place:
+        for topic in asked.topics if not set(map(type, asked.topics)) <= {str} else ():
             check_topic(topic)
-        self.topics = list(place)
-        self.topic_index = np.zeros(len(lookups), np.int64)
-        if len(place) > 1:
-            self.topic_index[:] = np.fromiter(map(place.__getitem__, asked.topics), np.int64, len(lookups))
+        self.topics = list(map(check_topic, dict.fromkeys(asked.topics)))
+        self.topic_index = np.fromiter(map(self._topic_places.__getitem__, asked.topics), np.int64, len(lookups))
         self.second_min, self.second_max, self.max_count = asked.ranges()
         # the lookups that continue an answer
-        is_any = asked.cursors.count(None) < len(lookups)
-        self.continued = [at for at, cursor in enumerate(asked.cursors) if cursor is not None] if is_any else []
+        self.continued = [number for number, cursor in enumerate(asked.cursors) if cursor is not None]
         try:
             units = code_units(asked.keys)
         except (TypeError, ValueError):  # Arrow's errors are among them; ours names the key
@@ -179,7 +173,7 @@ class LookupBatch:
 
     @cached_property
     def _by_hash(self) -> npt.NDArray[np.int64]:
-        return np.argsort(self.key_hash, kind="stable")
+        return stable_order(self.key_hash)
 
     @cached_property
     def keyed_filter_hashes(self) -> npt.NDArray[np.uint64]:
@@ -222,7 +216,7 @@ class LookupBatch:
     def _ordered(self, among: npt.NDArray[np.int64] | None) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int32]]:
         if among is None:
             return self._by_hash, self._sorted_hashes
-        by_hash = among[np.argsort(self.key_hash[among], kind="stable")]
+        by_hash = among[stable_order(self.key_hash[among])]
         return by_hash, self.key_hash[by_hash]
 
     def _matches(
@@ -318,10 +312,11 @@ def first_rows(
     """
     lookups = np.concatenate([part.lookups for part in parts]) if parts else np.zeros(0, np.int64)
     rows = concatenate([part.rows for part in parts], schema)
-    order = np.argsort(lookups, kind="stable")
+    order = stable_order(lookups)
     lookups, rows = lookups[order], rows[order]
+    counts = np.bincount(lookups, minlength=len(limits))
     # a lookup with one row needs neither order nor identity, and most have one
-    shared = np.flatnonzero(np.bincount(lookups, minlength=len(limits))[lookups] > 1)
+    shared = np.flatnonzero(counts[lookups] > 1)
     if len(shared) and not in_answer_order(rows, lookups):
         part, owner = rows[shared], lookups[shared]
         identity = [part[name] for name in reversed(schema.identity_extra)]
@@ -342,10 +337,12 @@ def first_rows(
             stay = same[begins][np.cumsum(begins) - 1]
             folded(differing(part[same[1:][equal]], part[stay[1:][equal]], schema))
         lookups, rows = lookups[kept], rows[kept]
-    starts = np.searchsorted(lookups, np.arange(len(limits) + 1))
-    rank = np.arange(len(rows)) - starts[:-1][lookups]
-    kept = rank < limits[lookups]
-    return Matches(lookups[kept], rows[kept]), np.diff(starts)
+        counts = np.bincount(lookups, minlength=len(limits))
+    if (counts > limits).any():
+        rank = np.arange(len(rows)) - (np.cumsum(counts) - counts)[lookups]
+        kept = rank < limits[lookups]
+        lookups, rows = lookups[kept], rows[kept]
+    return Matches(lookups, rows), counts
 
 
 @dataclass(eq=False)

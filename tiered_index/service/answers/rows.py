@@ -298,6 +298,15 @@ def in_answer_order(rows: Array, owners: npt.NDArray[np.int64]) -> bool:
     return bool((falls | (owners[1:] != owners[:-1])).all())
 
 
+def stable_order(numbers: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
+    """Return the stable order (i64, n) of numbers (n) from 0 to 2**31 - 1: each with its place behind it is a number of
+    its own, and numbers are sorted in a fraction of the time of their `argsort`.
+    """
+    keys: npt.NDArray[np.int64] = numbers.astype(np.int64) << 32 | np.arange(len(numbers))
+    keys.sort()
+    return keys & 0xFFFFFFFF
+
+
 def differing(rows: Array, kept: Array, schema: Schema) -> int:
     """Return how many rows (n) differ from those of the same identity that stay (n) in more than the topic's id."""
     differ = np.zeros(len(rows), bool)
