@@ -313,6 +313,14 @@ MUTANTS = (
         (f"{FOUND}[loops]",),
     ),
     Mutant(
+        "windows-of-columns-too-large",
+        "runs that are given as columns are read a window's bytes behind the first one at a time",
+        "service/files/search.py",
+        "int(ends[start] - runs.fields[1, start]) + window_bytes",
+        "int(ends[start]) + window_bytes",
+        ("tests/unit/service/test_windows_of_runs.py::test_windows_are_those_of_single_runs",),
+    ),
+    Mutant(
         "compiled-walk-of-one-cut",
         "a compiled loop cuts one lookup's long chain instead of leaving it for a scan",
         "loops.py",
