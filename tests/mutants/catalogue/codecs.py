@@ -305,14 +305,6 @@ MUTANTS = (
         (f"{FOUND}[loops]",),
     ),
     Mutant(
-        "mapped-runs-at-the-first-ones-place",
-        "runs of a mapped file are searched where one of them lies",
-        "format/packed_find.py",
-        "(mapped[0], mapped[1][some])",
-        "(mapped[0], mapped[1][:1].repeat(len(pieces[some])))",
-        (f"{FOUND}[loops]",),
-    ),
-    Mutant(
         "windows-of-columns-too-large",
         "runs that are given as columns are read a window's bytes behind the first one at a time",
         "service/files/search.py",
