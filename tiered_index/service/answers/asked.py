@@ -108,7 +108,8 @@ def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> Sequence[Looku
         raise InvalidArgument(f"lookups must be an iterable of Lookup or (topic, key), not {lookups!r:.80}") from error
     if given and set(map(type, given)) == {tuple} and set(map(len, given)) == {2}:  # type: ignore[arg-type]
         # plain pairs, as most are, make no objects: a batch has thousands
-        topics, keys = map(list, zip(*given, strict=True))
+        pairs: list[tuple[Any, Any]] = given  # type: ignore[assignment]
+        topics, keys = [topic for topic, _ in pairs], [key for _, key in pairs]
         if set(map(type, topics)) == set(map(type, keys)) == {str}:
             nothing: list[Any] = [None] * len(given)
             return LookupColumns(topics, keys, nothing, nothing, [_MOST_OF_A_PAIR] * len(given), nothing)
