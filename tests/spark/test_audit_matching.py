@@ -169,6 +169,18 @@ def test_what_a_task_reads_again_among_other_values_is_told_once(monkeypatch: py
     assert [(int(one["offset"][0]), int(value["size"][0])) for one, value in rows] == [(1, 1), (1, 2), (2, 1)]
 
 
+def test_one_entry_by_two_keys_or_of_two_objects_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`Aa` and `BB` have one hash; of two objects one has no table of topics."""
+    monkeypatch.setattr(alone, "HELD", 1)
+    columns = {name: np.ones(1, np.int64) for name in (*(IDENTITY.names or ()), *(VALUE.names or ()))}
+    topic = pa.array(["t"]).dictionary_encode()
+    said = [Part(0, columns, topic, pa.array([key])) for key in ("BB", "Aa", "BB")]
+    held = [Part(1, columns, topics, None, name) for topics, name in ((topic, "b"), (None, "a"), (topic, "c"))]
+    [missing] = alone._Teller(SCHEMA, 0, 3)(iter(said)).listed[0].to_pylist()
+    [extra] = alone._Teller(SCHEMA, 1, 3)(iter(held)).listed[1].to_pylist()
+    assert (missing["topic"], missing["key"], extra["topic"], extra["object"]) == ("t", "Aa", None, "a")
+
+
 @pytest.mark.parametrize("values", [1, 3, 500, 2**63])
 def test_rows_are_ordered_as_a_stable_sort_does(values: int) -> None:
     """From all rows alike, by groups of some and pairs, to all rows apart."""

@@ -103,6 +103,14 @@ MUTANTS = (
         ("tests/spark/test_audit_matching.py::test_what_differs_is_laid_side_by_side",),
     ),
     Mutant(
+        "audit-one-entry-by-two-keys",
+        "an entry that tasks read by two keys of one hash is listed twice",
+        "spark/audit/pairing.py",
+        "if name not in _NAMES], pc.Scalar",
+        "if name != 'object'], pc.Scalar",
+        ("tests/spark/test_audit_matching.py::test_one_entry_by_two_keys_or_of_two_objects_is_told_once",),
+    ),
+    Mutant(
         "audit-pairs-unordered",
         "of two entries of one key the later value may come first",
         "spark/audit/pairing.py",
@@ -162,8 +170,8 @@ MUTANTS = (
         "told-alone-in-the-last-object",
         "an entry that several objects hold is told with the last of them by those that read one side",
         "spark/audit/pairing.py",
-        'both.aggregate([("object", "min")])',
-        'both.aggregate([("object", "max")])',
-        (f"{TESTS}::test_what_one_side_has_alone_is_told_as_a_comparison_tells_it[extra]",),
+        '"said", "held", "object")]',
+        '"said", "held")]',
+        ("tests/spark/test_audit_matching.py::test_one_entry_by_two_keys_or_of_two_objects_is_told_once",),
     ),
 )
