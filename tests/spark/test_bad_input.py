@@ -34,7 +34,7 @@ from tiered_index.spark import build, merge
 from tiered_index.spark import session as session_module
 from tiered_index.spark.build.log_sources import SKIPPED, _entries
 from tiered_index.spark.build.plan import CENSUS_COLUMNS, Census, WindowScale, count_batches, plan_build
-from tiered_index.spark.build.shards import pack_batches
+from tiered_index.spark.build.shards import pack_batches, widened
 from tiered_index.spark.build.sources import frame_of
 from tiered_index.spark.executors import StorageAddress, typed_errors
 from tiered_index.storage.opening import open_storage
@@ -160,7 +160,7 @@ def test_a_topic_id_is_optional_row_by_row():
     ]
     (blocks,) = look(rows)
     dtype = IndexConfig(slots=64, items=100).geometry().schema.item
-    items = np.concatenate([np.frombuffer(cell, dtype) for cell in blocks["items"].to_pylist()])
+    items = np.concatenate([widened(r["items"], r["widths"], r["least"], dtype) for r in blocks.to_pylist()])
     by_name = {name: assigned_topic_id(name) for name in "ab"}
     assert sorted(items["topic_id"].tolist()) == sorted([7, 8, *by_name.values()])
     with pytest.raises(InvalidArgument, match=r"topic id 7 of 'b'.*'a'"):

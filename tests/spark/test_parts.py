@@ -17,7 +17,7 @@ from tiered_index.format.shard import entry_checksum
 from tiered_index.service.log.log import StorageLog
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import QUARANTINE_S, BuildPlan, WindowScale, window_seconds
-from tiered_index.spark.build.shards import Spool
+from tiered_index.spark.build.shards import Spool, narrowed, widened
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel
 
@@ -69,6 +69,31 @@ def test_every_entry_has_one_piece_within_its_shard_and_its_partition():
         plan.pieces_of(seconds + 86400 * 400, hashes)
 
 
+NUMBERS = [
+    *((f">i{size}", -(1 << 8 * size - 1), (1 << 8 * size - 1) - 1) for size in (4, 8)),
+    *((f">u{size}", 0, (1 << 8 * size) - 1) for size in (1, 2, 4, 8)),
+]
+
+
+@pytest.mark.parametrize("span", [0, 1, 255, 256, 2**16, 2**24 + 1, 2**32, 2**40, 2**48, 2**56, 2**64 - 1])
+def test_items_become_what_they_were_of_as_few_bytes_as_their_numbers_need(span):
+    """At the least numbers of their types and at the greatest, beside columns that are no integers."""
+    dtype = np.dtype([("key_hash", ">i4"), *((kind, kind) for kind, _, _ in NUMBERS), ("f", ">f8"), ("s", "S3")])
+    rng = np.random.default_rng(span)
+    for at_end in (False, True):
+        items, widths = np.zeros(50, dtype), [1]
+        items["f"], items["s"] = rng.standard_normal(50), rng.integers(0, 256, (50, 3), np.uint8).view("S3")[:, 0]
+        for kind, low, high in NUMBERS:
+            reach = min(span, high - low)
+            first = high - reach if at_end else low
+            items[kind] = [first, first + reach, *(first + int(x * reach) for x in rng.random(48) * 0.99)]
+            widths.append(next(size for size in range(9) if reach < 1 << 8 * size))
+        columns = {name: items[name].astype(items[name].dtype.newbyteorder("=")) for name in dtype.names}
+        records, told, least = narrowed(columns | {"second": np.zeros(50)}, dtype)
+        assert list(told) == [*widths, 0, 0] and records.dtype.itemsize == sum(widths) + 11
+        assert widened(records.tobytes(), told, least, dtype).tobytes() == items.tobytes()
+
+
 def test_small_windows_share_partitions_and_large_ones_do_not():
     table = messages(3_000, days=30)
     assert planned(table, shards="auto").partitions == 1
@@ -82,7 +107,7 @@ def test_blocks_carry_every_entry_once_and_their_checksum():
     expected = 0
     for blocks in gathered(table, plan).values():
         for row in blocks.to_pylist():
-            items = np.frombuffer(row["items"], ITEM)
+            items = widened(row["items"], row["widths"], row["least"], ITEM)
             begin = plan.tables[plan.table_of(row["piece"])].window.begin_s
             total += len(items)
             checksum += entry_checksum(items, items["time_diff_s"].astype(np.int64) + begin)

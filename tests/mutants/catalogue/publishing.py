@@ -145,6 +145,14 @@ MUTANTS = (
         (f"{PARTS}::test_shards_answer_as_the_model_whatever_the_size_of_pieces[4-10000]",),
     ),
     Mutant(
+        "block-numbers-of-too-few-bytes",
+        "on its way to the tasks that write a number loses the byte that it needs beyond 2, 4 or 6",
+        "spark/build/shards.py",
+        "for size in (8, 4, 2, 1) if width & size]",
+        "for size in (8, 4, 2) if width & size]",
+        (f"{PARTS}::test_items_become_what_they_were_of_as_few_bytes_as_their_numbers_need",),
+    ),
+    Mutant(
         "piece-begins-on-disk",
         "the oldest part of a hot key's piece, which is cut by time, is lost",
         "spark/build/shards.py",

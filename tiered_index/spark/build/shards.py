@@ -1,8 +1,9 @@
 """The tasks of a build: entries packed into blocks of one piece, then each partition's pieces sorted into shards.
 
-A block is a binary cell of up to 2 MiB, so Spark moves few large rows. Shards are uploaded under names of their own and
-not published. A piece that a hot key makes too large is cut by time on local disk (`Spool`); a second is never divided.
-One thread a task. Memory: a million entries, packed and sorted, before the shuffle; two pieces and their sort after it.
+A block is a binary cell of up to 2 MiB, so Spark moves few large rows; of a number it has the bytes in which it differs
+from the least one. Shards are uploaded under names of their own and not published. A piece that a hot key makes too
+large is cut by time on local disk (`Spool`); a second is never divided. One thread a task. Memory: a million entries,
+packed and sorted, before the shuffle; two pieces and their sort after it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import IO, Any
 
 import numpy as np
@@ -22,7 +24,7 @@ import pyarrow.compute as pc
 
 from tiered_index.errors import CorruptFile
 from tiered_index.format.hashing import normal_hashes
-from tiered_index.format.shard import entry_checksum
+from tiered_index.format.shard import mixed_columns
 from tiered_index.service.answers.validation import Columns, TopicTable, batch_columns
 from tiered_index.service.merge.task import FinishedShard, Piece, TableRun
 from tiered_index.spark.build.log_sources import SKIPPED
@@ -165,14 +167,14 @@ def write_shards(entries: Entries, plan: BuildPlan, address: StorageAddress, now
 
         packed = entries.mapped(pack, names, BLOCK_SCHEMA).repartitionById(plan.partitions, "partition")
         blocks = packed.sortWithinPartitions("piece")
-        rows = blocks.select("piece", "items", "checksum").mapInArrow(write, "result binary").collect()
+        rows = blocks.drop("partition").mapInArrow(write, "result binary").collect()
     return [pickle.loads(row[0]) for row in rows]
 
 
 def write_partition(
     batches: Iterable[pa.RecordBatch], plan: BuildPlan, address: StorageAddress, now_ms: int
 ) -> Iterator[pa.RecordBatch]:
-    """Yield one row with the `PartitionResult` of blocks (columns piece, items, checksum; sorted by piece)."""
+    """Yield one row with the `PartitionResult` of blocks (`BLOCK_SCHEMA`, sorted by piece)."""
     with between_tasks():
         result = write_blocks(batches, plan, address, now_ms)
     yield pa.record_batch({"result": pa.array([pickle.dumps(result)], pa.binary())})
@@ -189,11 +191,9 @@ def write_blocks(
         for batch in batches:
             checksums = _cells(batch.column("checksum"), np.dtype(">u8"))
             checksum += int(checksums.astype(np.uint64).sum(dtype=np.uint64))
-            pieces = batch.column("piece").to_numpy()
-            firsts = np.flatnonzero(np.diff(pieces, prepend=-1)).tolist()
-            for first, stop in itertools.pairwise([*firsts, len(pieces)]):
-                cells = batch.column("items").slice(first, stop - first)
-                writer.add(int(pieces[first]), _cells(cells, plan.genesis.layout.schema.item))
+            told = (batch.column(name).to_pylist() for name in ("piece", "widths", "least"))
+            for cell, piece, widths, least in zip(batch.column("items"), *told, strict=True):
+                writer.add(piece, widened(cell.as_buffer(), widths, least, plan.genesis.layout.schema.item))
         shards = writer.finish()
         failing.pop_all()
     return PartitionResult(writer.entries, checksum % 2**64, shards)
@@ -261,10 +261,13 @@ class _PartitionWriter:
         self._spool = None
 
 
-BLOCK_SCHEMA = "partition int, piece long, items binary, checksum binary"
+# `widths` and `least` are of each column of the items, as `narrowed` says
+BLOCK_SCHEMA = "partition int, piece long, items binary, widths binary, least binary, checksum binary"
 Seen = Callable[[npt.NDArray[Any], npt.NDArray[np.int64]], None]
 _HELD_ITEMS = 1 << 20
 _BLOCK_ITEMS = 1 << 16
+# As many are mixed at a time as fit the cache
+_MIXED = 1 << 14
 _ARROW = arrow_schema(BLOCK_SCHEMA)
 
 
@@ -309,24 +312,89 @@ def _with_topic_ids(batch: pa.RecordBatch, topics: TopicTable) -> pa.RecordBatch
 
 def _blocks(held: list[Columns], plan: BuildPlan, seen: Seen | None) -> pa.RecordBatch:
     dtype = plan.genesis.layout.schema.item
-    seconds = np.concatenate([columns["second"] for columns in held])
-    hashes = normal_hashes(np.concatenate([columns["key_hash"] for columns in held]))
-    pieces, begins = plan.pieces_of(seconds, hashes)
-    count = len(seconds)
-    items = np.empty(count, dtype)
-    for name in dtype.names or ():
-        items[name] = seconds - begins if name == "time_diff_s" else np.concatenate([columns[name] for columns in held])
-    checksum = entry_checksum(items, seconds)
+    columns = {name: np.concatenate([some[name] for some in held]) for name in held[0]}
+    seconds = columns["second"]
+    pieces, begins = plan.pieces_of(seconds, normal_hashes(columns["key_hash"]))
+    columns["time_diff_s"] = seconds - begins
+    records, widths, least = narrowed(columns, dtype)
     if seen is not None:
-        seen(items, seconds)
+        seen(widened(records.view(np.uint8), widths, least, dtype), seconds)
     # short numbers are sorted by counting
     order = np.argsort(pieces.astype(np.uint16) if pieces.max() < 1 << 16 else pieces, kind="stable")
-    pieces, packed = pieces[order], items.take(order)
+    pieces = pieces[order]
     # a block ends where a piece does, and after so many items
-    firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), np.arange(0, count, _BLOCK_ITEMS)]))
-    number = pieces[firsts]
+    starts = np.arange(0, len(pieces), _BLOCK_ITEMS)
+    firsts = np.unique(np.concatenate([np.flatnonzero(np.diff(pieces, prepend=-1)), starts]))
+    number, count = pieces[firsts], len(firsts)
     # of all in the first row: sums are compared
-    checksums = [checksum.to_bytes(8, "big")] + [bytes(8)] * (len(firsts) - 1)
+    checksums = [_checksum(columns, seconds, dtype).to_bytes(8, "big")] + [bytes(8)] * (count - 1)
+    rows = [cells_of(records.take(order), firsts), pa.repeat(widths, count), pa.repeat(least, count)]
     where = [pa.array(plan.partition_of_piece[number]), pa.array(number)]
-    columns = [*where, cells_of(packed, firsts), pa.array(checksums, pa.binary())]
-    return pa.RecordBatch.from_arrays(columns, schema=_ARROW)
+    return pa.RecordBatch.from_arrays([*where, *rows, pa.array(checksums, pa.binary())], schema=_ARROW)
+
+
+def _checksum(columns: Columns, seconds: Int64, dtype: np.dtype[Any]) -> int:
+    """Return the `entry_checksum` of items of these columns."""
+    # integers are mixed by their values, others by their bytes
+    told = {n: columns[n] if dtype[n].kind in "iu" else columns[n].astype(dtype[n]) for n in dtype.names or ()}
+    checksum, _ = 0, told.pop("time_diff_s")
+    for at in range(0, len(seconds), _MIXED):
+        some = slice(at, at + _MIXED)
+        checksum += int(mixed_columns((column[some] for column in told.values()), seconds[some]).sum(dtype=np.uint64))
+    return checksum % 2**64
+
+
+def narrowed(columns: Columns, dtype: np.dtype[Any]) -> tuple[Array, bytes, bytes]:
+    """Return items of `dtype`, given as native columns (n each, at least one), as records (n) that have of each number
+    only the bytes in which they differ: how many these are, and each column's least number (u64 each, modulo 2**64).
+
+    What is no integer stays as it is, with a width and a least number of 0.
+    """
+    numbers = {name: columns[name] for name in dtype.names or () if dtype[name].kind in "iu"}
+    least = {name: int(column.min()) for name, column in numbers.items()}
+    widths = {name: -(-(int(numbers[name].max()) - least[name]).bit_length() // 8) for name in numbers}
+    # no record is empty
+    widths["key_hash"] = max(1, widths["key_hash"])
+    told = bytes(widths.get(name, 0) for name in dtype.names or ())
+    records = np.empty(len(columns["second"]), _record(told, dtype))
+    for name in dtype.names or ():
+        if name not in numbers:
+            records[name] = columns[name]
+            continue
+        # modulo 2**bits: a difference has no sign
+        above = (numbers[name] - numbers[name].dtype.type(least[name])).view(f"u{numbers[name].dtype.itemsize}")
+        for first, _ in _parts(widths[name]):
+            records[f"{name} {first}"] = above >> above.dtype.type(8 * first) if first else above
+    return records, told, np.array([least.get(name, 0) % 2**64 for name in dtype.names or ()], np.uint64).tobytes()
+
+
+def widened(cell: Any, widths: bytes, least: bytes, dtype: np.dtype[Any]) -> Array:
+    """Return the items (n) of records, given as bytes, that `narrowed` made."""
+    records = np.frombuffer(cell, _record(widths, dtype))
+    items = np.empty(len(records), dtype)
+    for name, width, lowest in zip(dtype.names or (), widths, np.frombuffer(least, np.uint64), strict=True):
+        if dtype[name].kind not in "iu":
+            items[name] = records[name]
+            continue
+        # modulo 2**bits, as they were narrowed
+        kind = np.dtype(f"u{dtype[name].itemsize}").type
+        numbers = lowest.astype(kind)
+        for first, _ in _parts(width):
+            part = records[f"{name} {first}"].astype(kind)
+            numbers = numbers + (part << kind(8 * first) if first else part)
+        items[name] = numbers.view(dtype[name].newbyteorder("="))
+    return items
+
+
+@lru_cache(maxsize=64)
+def _record(widths: bytes, dtype: np.dtype[Any]) -> np.dtype[Any]:
+    fields: list[tuple[str, Any]] = []
+    for name, width in zip(dtype.names or (), widths, strict=True):
+        parts = [(f"{name} {first}", f"<u{size}") for first, size in _parts(width)]
+        fields += parts if dtype[name].kind in "iu" else [(name, dtype[name])]
+    return np.dtype(fields)
+
+
+def _parts(width: int) -> list[tuple[int, int]]:
+    """Return (first byte, bytes) of the numbers of 4, 2 and 1 bytes, or of 8, that `width` bytes are."""
+    return [(width & -(2 * size) & 15, size) for size in (8, 4, 2, 1) if width & size]
