@@ -24,7 +24,7 @@ ASK = {
 # what each kind of look-up calls inside a search, by the state of the file that it reads
 INSIDE = {
     ("unsealed", "query"): (unsealed, "walk_chain"),
-    ("unsealed", "query_many"): (unsealed, "normal_hashes"),
+    ("unsealed", "query_many"): (unsealed, "walk_chains"),
     ("compacted", "query"): (compacted, "crc32"),
     ("compacted", "query_many"): (compacted, "crc32"),
 }
