@@ -27,8 +27,6 @@ from tests.benchmarks.bulk import look_up_many
 from tests.benchmarks.memory import ProcessWatch
 from tests.benchmarks.messages import (
     DAY_S,
-    PLAIN,
-    TUNED,
     hashes_of,
     keys_folder,
     message_frame,
@@ -39,7 +37,20 @@ from tests.benchmarks.messages import (
     write_keys,
     write_parquet,
 )
-from tests.benchmarks.setting import AUDIT, BUILD, BUILD_FRAME, DUCK, HASH_KEY, JOIN, LOOKUP, MERGE, XXHASH, cores_of
+from tests.benchmarks.setting import (
+    AUDIT,
+    BUILD,
+    BUILD_FRAME,
+    DUCK,
+    HASH_KEY,
+    JOIN,
+    LOOKUP,
+    MERGE,
+    PLAIN,
+    TUNED,
+    XXHASH,
+    cores_of,
+)
 from tiered_index.cli.bench.setting import require
 from tiered_index.config import IndexConfig
 from tiered_index.service.merge.run import MergeOptions
@@ -65,7 +76,8 @@ class Job:
     instead, of builds and merges, or of bulk lookups of `counts` keys.
 
     `prepare`: write the source, the index that merges are measured on, and what is joined. `counts` keys are looked up
-    and joined; `keys` are asked for by their hashes; with `duck` DuckDB writes Parquet, too.
+    and joined; `keys` are asked for by their hashes; with `duck` DuckDB writes Parquet, too; without `all_ways` what is
+    `LEFT_OUT` is.
     """
 
     master: str
@@ -81,6 +93,7 @@ class Job:
     topic: str = ""
     keys: Sequence[str] = ()
     duck: bool = True
+    all_ways: bool = True
 
 
 def run_process(job: Job, told: Callable[[str, dict[str, Any]], None]) -> None:
@@ -194,17 +207,20 @@ def _measure_all(spark: SparkSession, job: Job, watch: ProcessWatch, tell: Tell,
         built = measure(BUILD, lambda: build(spark, source, storage=index, window="1d", config=config))
         tell(name="stored", way="tiered_index", bytes=built.written_bytes)
         frame = spark.read.parquet(source)
-        measure(BUILD_FRAME, lambda: build(spark, frame, storage=f"file://{round_}/frame", window="1d", config=config))
+        if job.all_ways:
+            place = f"file://{round_}/frame"
+            measure(BUILD_FRAME, lambda: build(spark, frame, storage=place, window="1d", config=config))
         audited = measure(AUDIT, lambda: audit(spark, source, storage=index, config=config))
         require(audited.status, "ok", "an audit")
         with copy_of(folder, "parts") as parts:
             measure(MERGE, lambda: merge(spark, storage=f"file://{parts}", window="1d", options=options))
-        for layout in (PLAIN, TUNED):
+        for layout in (PLAIN, TUNED) if job.all_ways else (TUNED,):
             measure(layout, partial(write_parquet, frame, kept / layout, layout, job.days, job.entries // job.days))
             tell(name="stored", way=layout, bytes=_size(kept / layout))
         if job.duck:
             measure(DUCK, lambda: write_by_duckdb(source, kept / DUCK, cores_of(job.master)))
-        for name, column in ((HASH_KEY, hash_key("topic", "key")), (XXHASH, F.xxhash64("topic", "key"))):
+        hashes = ((HASH_KEY, hash_key("topic", "key")), (XXHASH, F.xxhash64("topic", "key")))
+        for name, column in hashes if job.all_ways else ():
             measure(name, frame.agg(F.bit_xor(column)).collect)
         for count in job.counts:
             keys = spark.read.parquet(keys_folder(folder, count))

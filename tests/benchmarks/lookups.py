@@ -21,8 +21,8 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
-from tests.benchmarks.messages import ABSENT, BEGIN_S, DAY_S, PLAIN, TOPIC, TUNED, key_in_all, key_in_one
-from tests.benchmarks.setting import SparkAmounts
+from tests.benchmarks.messages import ABSENT, BEGIN_S, DAY_S, TOPIC, key_in_all, key_in_one
+from tests.benchmarks.setting import PLAIN, TUNED, SparkAmounts
 from tests.support.counting_proxy import CountingProxy, counting_proxy
 from tiered_index.cli.bench.figures import Table
 from tiered_index.cli.bench.setting import require

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from tests.benchmarks.setting import SHARED
+from tests.benchmarks.setting import SHARED, TUNED
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -28,9 +28,7 @@ __all__ = [
     "ABSENT",
     "BEGIN_S",
     "DAY_S",
-    "PLAIN",
     "TOPIC",
-    "TUNED",
     "hashes_of",
     "key_in_all",
     "key_in_one",
@@ -97,7 +95,6 @@ def message_columns(entries: int, days: int, number: Any) -> dict[str, Column]:
     return {name: column.alias(name) for name, column in columns.items()}
 
 
-PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
 _FILE_ROWS = 8_000_000
 # a file of some 128 to 256 MiB
 _GROUP_BYTES, _GROUP_ROWS = 1 << 20, 32_768

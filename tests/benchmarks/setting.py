@@ -16,11 +16,14 @@ __all__ = [
     "DUCK",
     "HASH_KEY",
     "JOIN",
+    "LEFT_OUT",
     "LOOKUP",
     "MASTERS",
     "MERGE",
+    "PLAIN",
     "SCALE_MASTER",
     "SHARED",
+    "TUNED",
     "XXHASH",
     "SparkAmounts",
     "SparkSetting",
@@ -39,6 +42,9 @@ _KEYS, _QUICK_KEYS = (1_000, 10_000, 1_000_000), (1_000, 10_000)
 BUILD, BUILD_FRAME, MERGE, AUDIT = "build", "build of a DataFrame", "merge", "audit"
 LOOKUP, JOIN = "lookup", "join with sorted buckets"
 HASH_KEY, XXHASH = "hash_key of a column", "xxhash64 of a column"
+PLAIN, TUNED = "Parquet, plain", "Parquet, tuned"
+LEFT_OUT = (BUILD_FRAME, PLAIN, HASH_KEY, XXHASH)
+"""What is not measured with many entries."""
 DUCK = "Parquet by hash, DuckDB"
 _YEAR_WEEKS, _QUICK_WEEKS = 52, 6
 _LOCAL = re.compile(r"local\[([0-9]+)\]")
@@ -97,8 +103,10 @@ class SparkAmounts:
         return self.entries // self.days
 
     @property
-    def counts_requests(self) -> bool:
-        """Whether requests of lookups are counted, too: with more messages these would be the same, and take long."""
+    def measures_all(self) -> bool:
+        """Whether requests of lookups are counted, and `LEFT_OUT` measured, too: with more messages these would be the
+        same, or as many times as much, and take long.
+        """
         return self.entries <= _FULL
 
     @property

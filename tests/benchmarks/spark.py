@@ -26,7 +26,7 @@ from typing import Any
 
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
 from tests.benchmarks.lookups import LookupKeys, keys_by_kind, lookups_table, measure_lookups, place_of_uri
-from tests.benchmarks.messages import PLAIN, TOPIC, TUNED
+from tests.benchmarks.messages import TOPIC
 from tests.benchmarks.setting import (
     AUDIT,
     BUILD,
@@ -34,8 +34,11 @@ from tests.benchmarks.setting import (
     DUCK,
     HASH_KEY,
     JOIN,
+    LEFT_OUT,
     LOOKUP,
     MERGE,
+    PLAIN,
+    TUNED,
     XXHASH,
     SparkAmounts,
     SparkSetting,
@@ -104,11 +107,13 @@ class Spark:
             goal = at_most(_MOST_GROWTH) if len(amounts.scale) > 1 else None
             return [Spec(_growth(kind), "ratio", goal) for kind in ("build", "merge")]
         ways = [BUILD, BUILD_FRAME, AUDIT, MERGE, PLAIN, TUNED, DUCK, HASH_KEY, XXHASH]
+        ways = [way for way in ways if amounts.measures_all or way not in LEFT_OUT]
         ways += [_named(way, count) for count in amounts.counts for way in (LOOKUP, JOIN)]
         specs = [Spec(f"{way}, {master}", _CPU) for master in amounts.masters for way in ways]
         specs += [Spec(f"{way}, {_ALONE}", _CPU) for way in _ALONE_WAYS]
-        specs += [Spec(f"{name}: bytes an entry", "bytes") for name in ("tiered_index", PLAIN, TUNED)]
-        if amounts.counts_requests:
+        layouts = [way for way in ways if way in (PLAIN, TUNED)]
+        specs += [Spec(f"{name}: bytes an entry", "bytes") for name in ("tiered_index", *layouts)]
+        if amounts.measures_all:
             specs.append(Spec(_YEAR_EXACT, "count", at_most(0)))
         return specs
 
@@ -145,7 +150,7 @@ class Spark:
             meter.record(f"{_ALONE_WAYS[0]}, {_ALONE}", _build_alone(folder, config, amounts.entries))
             for threads, way in enumerate(_ALONE_WAYS[1:], 1):
                 meter.record(f"{way}, {_ALONE}", _merge_alone(folder, config, amounts.entries, amounts.days, threads))
-        if not amounts.counts_requests:
+        if not amounts.measures_all:
             return
         with place_of(_s3_or_none(setting), folder) as place:
             os.environ.update(place.environment)
@@ -171,6 +176,7 @@ def _job(amounts: SparkAmounts, folder: Path, master: str, **more: Any) -> Job:
         amounts.preset,
         amounts.slots,
         topic=TOPIC,
+        all_ways=amounts.measures_all,
         **more,
     )
 
