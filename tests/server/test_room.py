@@ -13,6 +13,7 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
 from tiered_index import IndexItem, IndexService
+from tiered_index.server import calls
 from tiered_index.server.calls import Allowance, Calls, Caps
 from tiered_index.server.health import HealthRoutes
 from tiered_index.server.problems import Refused
@@ -93,9 +94,14 @@ def test_a_call_whose_request_has_ended_is_not_begun():
     asyncio.run(main())
 
 
-def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread():
+@pytest.mark.parametrize("soon_s", [calls._SOON_S, 0])
+def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread(monkeypatch, soon_s):
+    """Also where it finds no room only after a while: made again, it may request as much as before."""
+    monkeypatch.setattr(calls, "_SOON_S", soon_s)
+    allowance = Allowance(Caps(), PriceTable())
+
     async def main():
-        room, begun, go_on = Room(800), threading.Event(), threading.Event()
+        room, begun, go_on, looked = Room(800), threading.Event(), threading.Event(), threading.Event()
         routes = object.__new__(HealthRoutes)
         routes.calls = Calls(1, 9)
 
@@ -103,11 +109,12 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread()
             held = Held(room)
 
             async def receive():
+                looked.set()
                 await (gone or asyncio.Event()).wait()
                 return {"type": "http.disconnect"}
 
             request = SimpleNamespace(state=SimpleNamespace(held=held), receive=receive)
-            return held, asyncio.ensure_future(routes.made(request, Allowance(Caps(), PriceTable()), act, claim))
+            return held, asyncio.ensure_future(routes.made(request, allowance, act, claim))
 
         first, answer = made(lambda: begun.set() or (go_on.wait(PATIENCE_S) and room.held_bytes), 300)
         await asyncio.to_thread(begun.wait, PATIENCE_S)
@@ -116,21 +123,30 @@ def test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread()
         go_on.set()
         # what waits for the one thread holds nothing
         assert (await answer, await waiting) == (300, 800)
-        calls = []
-        third, waiting = made(lambda: calls.append("third") or third.hold(200) or room.held_bytes, 100)
+        called = []
+        third, waiting = made(lambda: called.append("third") or third.hold(200) or room.held_bytes, 100)
         while not room._waiting:
             await asyncio.sleep(0)
         # the thread is free meanwhile
-        assert await made(lambda: "free", 0)[1] == "free" and not calls
+        assert await made(lambda: "free", 0)[1] == "free" and not called
         first.end()
-        assert (await waiting, calls) == (700, ["third"])
+        assert (await waiting, called) == (700, ["third"])
         second.end()
         # what a call finds no room for it waits for, too, and is made again
-        again, waiting = made(lambda: calls.append("again") or again.hold(650) or room.held_bytes, 100)
+        looked.clear()
+
+        def act():
+            called.append("again")
+            assert soon_s or looked.wait(PATIENCE_S)
+            again.hold(650)
+            return room.held_bytes
+
+        again, waiting = made(act, 100)
         while not room._waiting:
             await asyncio.sleep(0)
         third.end()
-        assert (await waiting, calls) == (650, ["third", "again", "again"])
+        assert (await waiting, called) == (650, ["third", "again", "again"])
+        assert allowance.usage.max_requests == Caps().max_requests
         # whose client goes waits no longer, and nothing is claimed for it
         gone = asyncio.Event()
         _, waiting = made(lambda: None, 500, gone)

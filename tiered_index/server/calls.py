@@ -140,8 +140,8 @@ class Calls:
         self._pool.close()
 
 
-async def while_there(request: Request, awaited: asyncio.Future[T]) -> T:
-    """Return what is awaited. Raises as it does, and `Refused` where the client goes before."""
+async def while_there(request: Request, awaited: asyncio.Future[Any]) -> None:
+    """Return once what is awaited has ended, however it did. Raises `Refused` where the client goes before."""
     gone = asyncio.ensure_future(_disconnected(request))
     try:
         both: list[asyncio.Future[Any]] = [awaited, gone]
@@ -150,7 +150,6 @@ async def while_there(request: Request, awaited: asyncio.Future[T]) -> T:
         gone.cancel()
     if not awaited.done():
         raise Refused(CLIENT_GONE, "the client has gone")
-    return awaited.result()
 
 
 async def _disconnected(request: Request) -> None:

@@ -65,6 +65,8 @@ class HealthRoutes:
                     await while_there(request, claiming)
                 finally:
                     claiming.cancel()
+                # raises where there was no room
+                claiming.result()
 
     async def metrics(self, request: Request) -> Response:
         """Metrics for Prometheus."""

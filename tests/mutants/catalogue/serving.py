@@ -195,6 +195,17 @@ MUTANTS = (
         (f"{KEYS}::test_long_keys_go_to_a_service_in_several_requests",),
     ),
     Mutant(
+        "call-made-again-with-no-budget",
+        "a call that finds no room after a while is made again without a budget",
+        "server/calls.py",
+        """        raise Refused(CLIENT_GONE, "the client has gone")
+""",
+        """        raise Refused(CLIENT_GONE, "the client has gone")
+    awaited.result()
+""",
+        ("tests/server/test_room.py::test_a_call_holds_its_room_once_it_has_begun_and_waits_for_it_in_no_thread",),
+    ),
+    Mutant(
         "keys-url-nothing",
         "of a batch that a bound ends nothing is given",
         "cli/keys.py",
