@@ -34,8 +34,13 @@ from tiered_index.clock import SystemClock
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.merge.plan import MergeJob
 from tiered_index.service.merge.run import MergeOptions, merge
-from tiered_index.service.merge.task import TaskResult, run_task
 from tiered_index.storage.opening import open_storage
+
+try:
+    from tiered_index.service.merge.task import TaskResult, run_task
+except ModuleNotFoundError:
+    # where they were before files were packed
+    from tiered_index.service.merge.writing import TaskResult, run_task  # type: ignore[attr-defined,no-redef]
 
 _HOME = str(Path(tiered_index.__file__).parent) + os.sep
 _S3_CLIENT = ("botocore", "boto3", "urllib3")
