@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -330,14 +331,20 @@ class IndexReader(Lookups[ItemT]):
         if left_s is None and len(self._views) == 1:
             self._views[0].catch_up(self._views[0].tries, begun_s)
         else:
+            until_s = None if left_s is None else time.monotonic() + left_s / 2
             tries = [view.tries for view in self._views]
             begun = self._begin_refreshes()
             ended, _ = wait(begun.values(), left_s / 2 if left_s is not None else None)
             for future in ended:
                 future.result()
             for view, before in zip(self._views, tries, strict=True):
-                if left_s is None and view not in begun:
+                if view in begun:
+                    continue
+                if until_s is None:
                     view.catch_up(before, begun_s)
+                elif view.fails(begun_s):
+                    # by an error of an earlier refresh, or its age, while another thread may be reading the log anew
+                    view.join_refresh(until_s)
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:

@@ -208,8 +208,8 @@ MUTANTS = (
         "complete-however-old",
         "an answer is complete though the log has been hanging for hours",
         "service/reading/views.py",
-        "return begun_s - self._refreshed_s > interval_s + max(interval_s, _OVERDUE_S)",
-        "return False",
+        "return interval_s + max(interval_s, _OVERDUE_S)",
+        "return 1e9",
         (f"{OVERDUE}::test_one_that_may_make_no_request_is_not_complete_either",),
     ),
     Mutant(

@@ -227,6 +227,16 @@ class IndexView:
         """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
         return self._root_view is not None or begun_s - self._refreshed_s >= self._config.refresh_interval_s
 
+    def fails(self, begun_s: float) -> bool:
+        """Return whether a lookup that began at `begun_s` fails unless the log is read anew."""
+        away = self._root_view is not None and isinstance(self._log_error, StorageError)
+        return self._is_too_old(begun_s) or (self._log_error is not None and not away)
+
+    def join_refresh(self, until_s: float) -> None:
+        """Wait for the refresh of another thread, if there is one, until `until_s` of the monotonic clock at most."""
+        if self._refreshing.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            self._refreshing.release()
+
     def catch_up(self, tries: int, begun_s: float) -> None:
         """Wait for a due refresh, or run it, for a lookup that began at `begun_s` after `tries` tries."""
         if self._is_wanted(tries, begun_s):
@@ -240,8 +250,12 @@ class IndexView:
 
     def _is_too_old(self, begun_s: float) -> bool:
         """Return whether no answer to a lookup that began at `begun_s` is complete."""
+        return begun_s - self._refreshed_s > self._oldest_s()
+
+    def _oldest_s(self) -> float:
+        """Return how long ago the log may have been read for a complete answer."""
         interval_s = self._config.refresh_interval_s
-        return begun_s - self._refreshed_s > interval_s + max(interval_s, _OVERDUE_S)
+        return interval_s + max(interval_s, _OVERDUE_S)
 
     def _refresh_due(self) -> None:
         """Read the log by at most half of the lookup's requests, but a listing and a record at least."""
@@ -289,7 +303,9 @@ class IndexView:
     def handles(self, second_min: int, second_max: int, begun_s: float) -> Sequence[Handle]:
         """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""
         if self._root_view is None:
-            found, error = self.catalog.overlapping(second_min, second_max), self._log_error
+            # before the files: a refresh that ends in between vouches for later ones
+            error, refreshed_s = self._log_error, self._refreshed_s
+            found = self.catalog.overlapping(second_min, second_max)
         else:
             stored = partial(self.catalog.overlapping, second_min, second_max)
             handles, error, away = self._local_and_stored(self._root_view, stored)
@@ -298,11 +314,12 @@ class IndexView:
             ]
             if away is not None:
                 return RootOnly(found, away.freshness)
+            refreshed_s = self._refreshed_s
         # what is too old is so by more than this
-        if error is None and begun_s - self._refreshed_s > _OVERDUE_S and self._is_too_old(begun_s):
+        late_s = begun_s - refreshed_s
+        if error is None and late_s > _OVERDUE_S and late_s > self._oldest_s():
             error = BudgetExceeded(
-                f"the log of {self.storage.uri} was last read {begun_s - self._refreshed_s:.0f} s ago, "
-                "and this lookup could not wait for it"
+                f"the log of {self.storage.uri} was last read {late_s:.0f} s ago, and this lookup could not wait for it"
             )
         return found if error is None else found + _unread(error)
 

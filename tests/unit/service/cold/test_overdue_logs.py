@@ -14,7 +14,8 @@ import pytest
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, InvalidArgument
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
+from tiered_index.service.reading.views import IndexView
 from tiered_index.storage.base import ObjectInfo, WrapperStorage
 from tiered_index.testing.model import Answer
 from tiered_index.testing.storage_faults import FaultStorage
@@ -234,3 +235,48 @@ def test_who_joins_a_refresh_that_began_long_before_reads_again(made: ColdIndex)
         reader.query("t", "all")
         joining.join(30)
         assert [Answer.of(item) for item in found[0]] == made.expected("t", "all")
+
+
+@pytest.mark.parametrize("failed", [True, False], ids=["after an outage", "after a long rest"])
+def test_no_lookup_fails_while_another_one_reads_the_log_anew(
+    made: ColdIndex, monkeypatch: pytest.MonkeyPatch, failed: bool
+) -> None:
+    """It answered with the error of the refresh before, or that the log was too old, though the storage was back."""
+    monkeypatch.undo()  # they wait for as long as they need
+    clock, storage = ManualClock(BASE_MS), FaultStorage(made.inner)
+    with made.reader(storage, clock=clock, refresh_interval_s=10) as reader:
+        if failed:
+            storage.fail("list", name_prefix="log/", times=None)
+            clock.advance(11)
+            with pytest.raises(StorageUnavailable):
+                reader.query("t", "all", timeout_s=LONG_S)
+            storage.clear()
+        publish_more(made)
+        clock.advance(100)
+        hang = storage.hang("list", name_prefix="log/")
+        found: list[Any] = []
+
+        def ask() -> None:
+            try:
+                found.append([Answer.of(item) for item in reader.query("t", "all", timeout_s=LONG_S)])
+            except Exception as error:  # noqa: BLE001 - the test looks at it
+                found.append(error)
+
+        asking = [threading.Thread(target=ask, daemon=True) for _ in range(2)]
+        asking[0].start()
+        assert hang.entered.wait(30)
+        real, met = IndexView.claim_refresh, threading.Event()
+
+        def claim(view: IndexView) -> bool:
+            claimed = real(view)
+            met.set()
+            return claimed
+
+        monkeypatch.setattr(IndexView, "claim_refresh", claim)
+        asking[1].start()
+        assert met.wait(30)
+        asking[1].join(0.02)
+        hang.release.set()
+        for one in asking:
+            one.join(30)
+        assert found == [made.expected("t", "all")] * 2
