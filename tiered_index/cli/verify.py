@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,6 @@ from tiered_index.cli.session import Session, asked_service, command, open_store
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
-from tiered_index.rocketmq.archive.archive import entries_of_messages
 from tiered_index.rocketmq.archive.repair import SegmentRepairs
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.checks.index import check_index
@@ -30,7 +28,6 @@ from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Defect, Missing, Report
 from tiered_index.service.files.compacted import CompactedFile
 from tiered_index.service.lifecycle.copying import COPY_OF
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
 from tiered_index.service.root import Root
@@ -63,7 +60,7 @@ def verify(
     deep: bool = Option(False, "--deep", help="Read every byte of every object, and compare it with the local copy."),
     repair: bool = Option(False, "--repair", help="With --deep: say what restores what is damaged or missing."),
     source: Path | None = Option(
-        None, metavar="STORE", help="With --repair: the RocketMQ store, which still has messages.", show_default=False
+        None, metavar="STORE", help="With --repair: the RocketMQ store of archived segments.", show_default=False
     ),
     store_name: str | None = Option(None, help="What that store is called in the index; by default its path."),
     standby: str | None = Option(
@@ -91,14 +88,13 @@ def verify(
     size and trailer are checked, with it every byte. Objects that the log does not name are notes.
 
     --repair says what can be done, and with --yes does it: an object is put back from the root's copy (--root), another
-    upload of it or a copy of the index (--copy), else made anew of the messages of archived segments or of --source,
-    where these are exactly what it held; else what verifies of it is written anew. An archived segment is put back from
-    another upload, --copy or --source, without messages that were erased; one that has no good copy stays, since what
-    is whole of it is still read, until --give-up-segments removes it by a log record. A damaged local copy is fetched
-    from its object. Of an object without a good copy it says which topics and times answers will miss; with --yes a log
-    record gives it up, for good, and answers say so from then on. What was sent is verified before a log record names
-    it. Writers, readers and jobs may be at work, but for the writer of a root whose files are repaired. The exit code
-    is 0 once nothing is left to be repaired.
+    upload of it or a copy of the index (--copy); else what verifies of it is written anew, and the rest is given up.
+    An archived segment is put back from another upload, --copy or --source, if the bytes are exactly those that the log
+    names. One that has no good copy stays, since what is whole of it is still read, until --give-up-segments removes it
+    by a log record. A damaged local copy is fetched from its object. Of what is given up it says which topics and times
+    answers will miss; with --yes a log record gives it up, for good, and answers say so from then on. What was sent is
+    verified before a log record names it. Writers, readers and jobs may be at work, but for the writer of a root whose
+    files are repaired. The exit code is 0 once nothing is left to be repaired.
 
     [bold]Examples[/bold]
 
@@ -136,6 +132,7 @@ def verify(
     document = report.to_dict()
     if repair:
         document |= {
+            "status": _status_of(report, left) if yes else report.status,
             "repaired": yes,
             "repairs": [asdict(one) for one in repairs],
             "not_repaired": [asdict(one) for one in left],
@@ -146,9 +143,10 @@ def verify(
         _write_repairs(session.out, repairs, left, yes=yes, has_root=config.root is not None)
     counts = [counted(report.checked[name], text) for name, text in _NAMES.items() if report.checked[name]]
     read = report.checked["bytes"] + report.checked["object_bytes"]
+    found = f"{counted(len(left), 'finding')} left after" if yes else counted(len(report.findings), "finding")
+    found += f" {counted(len(repairs), 'repair')}" if yes else ""
     session.out.line(
-        f"{report.status}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, "
-        f"{counted(len(report.findings), 'finding')}"
+        f"{document['status']}: {', '.join(counts) or 'nothing'} checked, {human_bytes(read)} read, {found}"
     )
     if left if yes else report.findings:
         return _FOUND
@@ -222,7 +220,6 @@ def missing_text(one: Missing) -> str:
 
 _DOING = {
     "restore": "put back from {source}",
-    "rebuild": "made anew of the source's messages",
     "salvage": "written anew of what verifies of it",
     "fetch": "fetched again from {source}",
     "recompact": "dropped; the writer's next start compacts {source} again",
@@ -249,24 +246,11 @@ def _mend(
         if yes:
             # whose put-if-absent isn't one would let a writer's record and this one have the same number
             probe_put_if_absent(index.storage)
-        archive = SegmentArchive(index.storage, lambda: index.log.state, index.log.refresh)
         root = Root(config.root, Disk()) if config.root is not None else None
         copied = stack.enter_context(_opened_copy(config, standby, index.log.state)) if standby is not None else None
         progress = stack.enter_context(session.progress("repairing", None))
-        # first, since files are made anew of their messages
-        segments = SegmentRepairs(index.storage, index.log, copied, source, give_up)
-        done = segments.run(report, yes=yes)
-        # a dry run judges by what the segments will be
-        archive, state = segments.mended(archive, index.log.refresh())
-        return done + Repairs(
-            index.storage,
-            index.log,
-            root,
-            local,
-            partial(entries_of_messages, archive, state, source) if state.stores or source is not None else None,
-            copied,
-            progress.update,
-        ).run(report, yes=yes)
+        done = SegmentRepairs(index.storage, index.log, copied, source, give_up).run(report, yes=yes)
+        return done + Repairs(index.storage, index.log, root, local, copied, progress.update).run(report, yes=yes)
 
 
 @contextlib.contextmanager
@@ -321,6 +305,13 @@ def _left_over(report: Report, repairs: Sequence[Repair]) -> list[Defect]:
         for one in report.findings
         if one.file not in done and (one.part != "copy" or _file_id(one.file) not in files)
     ]
+
+
+def _status_of(report: Report, left: Sequence[Defect]) -> str:
+    """Return the status once repairs were made, with what is `left` of the findings."""
+    if left or not report.findings:
+        return report.status
+    return "incomplete" if report.unchecked else "repaired"
 
 
 def _write_repairs(

@@ -9,7 +9,6 @@ __all__ = ["MUTANTS"]
 REPAIR = "tests/unit/service/test_repair.py"
 REBUILD = "tests/integration/cli/test_repair.py"
 FILE = "service/checks/repair.py"
-REMAKING = "service/checks/remaking.py"
 SALVAGE = "service/checks/salvage.py"
 SEGMENTS = "rocketmq/archive/repair.py"
 ERASED = "tests/rocketmq/test_archive_erased.py"
@@ -61,23 +60,7 @@ MUTANTS = (
         FILE,
         '        if yes:\n            self.log.append("what was lost", None, make)',
         '        self.log.append("what was lost", None, make)',
-        (f"{REPAIR}::test_messages_that_are_not_all_there_make_nothing",),
-    ),
-    Mutant(
-        "repair-of-too-few-messages",
-        "a shard is made anew of fewer entries than it had",
-        REMAKING,
-        "            if len(items) != sum(stored.count for stored in group):\n                return {}\n",
-        "",
-        (f"{REPAIR}::test_messages_that_are_not_all_there_make_nothing",),
-    ),
-    Mutant(
-        "repair-forgets-the-files-beside",
-        "entries that another file holds are put twice",
-        REMAKING,
-        "kept = _without(hashes, self._held_elsewhere(group, bad, topics))",
-        "kept = _without(hashes, ())",
-        (f"{REPAIR}::test_files_are_made_anew_of_their_messages",),
+        (f"{REPAIR}::test_what_was_never_hidden_or_ingested_makes_no_entries",),
     ),
     Mutant(
         "salvage-forgets-what-is-lost",
@@ -104,20 +87,12 @@ MUTANTS = (
         (f"{REPAIR}::test_a_reader_that_stood_before_reads_the_object_that_took_the_place",),
     ),
     Mutant(
-        "repair-brings-back-what-was-erased",
-        "a segment is sent again as the source has it, with the messages that were erased",
+        "repair-believes-hashes",
+        "a segment is sent again without messages whose key has the hash of an erased one",
         SEGMENTS,
-        "lambda part_bytes: patched(pieces(part_bytes), patches)",
-        "lambda part_bytes: patched(pieces(part_bytes), ())",
-        (f"{ERASED}::test_segments_are_put_back_without_what_was_erased",),
-    ),
-    Mutant(
-        "repair-guesses-what-was-erased",
-        "a segment whose erasures another log states is sent with the messages that were erased",
-        SEGMENTS,
-        'one.source is not None and record.kind not in ("erase", "repair")',
-        "one.source is not None and record.number == 0",
-        (f"{ERASED}::test_a_copied_index_that_does_not_know_what_was_erased_is_left_alone",),
+        "if copy.crc32(patches) == segment.crc32:",
+        "if copy.crc32(patches) is not None:",
+        (f"{ERASED}::test_a_repair_from_the_source_leaves_keys_of_an_equal_hash_whole",),
     ),
     Mutant(
         "repair-segment-from-any-copy",
@@ -136,14 +111,6 @@ MUTANTS = (
         (f"{REPAIR}::test_a_record_that_puts_other_entries_in_the_place_is_found",),
     ),
     Mutant(
-        "repair-counts-what-merges-left-out",
-        "a table of which a merge left out what was erased is not made anew",
-        REMAKING,
-        "shown = expired.keeps(items, seconds, names)",
-        "shown = np.ones(len(items), np.bool_)",
-        (f"{REPAIR}::test_a_table_without_what_was_erased_is_made_anew",),
-    ),
-    Mutant(
         "rebuild-brings-back-the-erased",
         "a rebuilt index takes what was erased out of the archive again",
         "cli/recovery.py",
@@ -160,14 +127,6 @@ MUTANTS = (
         (f"{REBUILD}::test_a_rebuilt_index_brings_back_nothing_that_was_erased",),
     ),
     Mutant(
-        "repair-judges-by-damage",
-        "a dry run gives up files whose messages lie in segments that will have been put back",
-        "rocketmq/archive/repair.py",
-        "mended = _MendedArchive(archive.storage, archive.state, archive.refresh, copies)",
-        "mended = _MendedArchive(archive.storage, archive.state, archive.refresh, {})",
-        (f"{REBUILD}::test_a_dry_run_judges_by_the_segments_as_they_will_be",),
-    ),
-    Mutant(
         "repair-gives-up-unasked",
         "a damaged segment is given up though most of its messages can be read",
         "rocketmq/archive/repair.py",
@@ -182,14 +141,6 @@ MUTANTS = (
         "if state is not None and not _origins(state) & _origins(other):",
         "if not other.genesis:",
         (f"{REBUILD}::test_places_that_are_none_are_refused_by_name[another]",),
-    ),
-    Mutant(
-        "repair-knows-the-present-alone",
-        "a table is not made anew whose merge left out less than has expired by now",
-        "service/checks/repair.py",
-        "return stated[::-1]",
-        "return []",
-        (f"{REPAIR}::test_a_table_without_what_was_erased_is_made_anew[merged between]",),
     ),
     Mutant(
         "lost-without-a-dry-run",

@@ -12,19 +12,15 @@ from typing import Any
 
 import pytest
 
-from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, HOUR_S, Merging
+from tests.support.merging import BASE_MS, DAY_S, HOUR_MS, Merging
 from tiered_index import IndexConfig, IndexReader
-from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, LockHeld, StorageUnavailable
 from tiered_index.format.trailer import FORMAT_VERSION, TAIL_SIZE
-from tiered_index.retention import Retention
 from tiered_index.service.checks import repair
 from tiered_index.service.checks.checks import check_root, check_storage
-from tiered_index.service.checks.remaking import Entries
 from tiered_index.service.checks.repair import Repair, Repairs
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.erase import EraseRequest, erase
-from tiered_index.service.lifecycle.expiry import record_expiry
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import LogRecord, StoredObject
@@ -36,46 +32,26 @@ from tiered_index.testing.storage_faults import FaultStorage
 WRITING = ("put", "put_if_absent", "head", "get_range", "get", "list", "get_suffix")
 
 
-class Log:
-    """The messages that were put, as a source that still has them."""
-
-    def __init__(self) -> None:
-        self.rows: list[dict[str, Any]] = []
-
-    def entries(self, second_min: int, second_max: int) -> Iterator[dict[str, Any]]:
-        """Yield them in batches."""
-        for start in range(0, len(self.rows), 70):
-            rows = self.rows[start : start + 70]
-            yield {name: [row[name] for row in rows] for name in rows[0]}
-
-
 @pytest.fixture
-def log() -> Log:
-    return Log()
-
-
-@pytest.fixture
-def life(tmp_path: Path, log: Log) -> Iterator[Merging]:
+def life(tmp_path: Path) -> Iterator[Merging]:
     """Four files of three hours, beside each other, of which two have a second in common."""
     life = Merging(tmp_path, settings={"local_keep_s": 10**9})
     for number in range(4):
         for hour in range(3):
             at = BASE_MS + (number * 2 + hour) * HOUR_MS
-            put(life, log, [(at + step * 60_000, f"k{step % 5}") for step in range(30)])
+            put(life, [(at + step * 60_000, f"k{step % 5}") for step in range(30)])
         life.publish()
     yield life
     life.close()
 
 
-def put(life: Merging, log: Log, rows: list[tuple[int, str]], topic: str = "t") -> None:
+def put(life: Merging, rows: list[tuple[int, str]], topic: str = "t") -> None:
     for timestamp_ms, key in rows:
-        message = {"topic": topic, "queue_id": 1, "key": key, "offset": life.messages, "size": 9}
-        message["timestamp_ms"] = timestamp_ms
+        offset = life.messages
         life.messages += 1
-        life.model.put(topic, 1, key, message["offset"], 9, timestamp_ms)
+        life.model.put(topic, 1, key, offset, 9, timestamp_ms)
         life.asked.add((topic, key))
-        life.index.put(topic, 1, key, message["offset"], 9, timestamp_ms)
-        log.rows.append(message)
+        life.index.put(topic, 1, key, offset, 9, timestamp_ms)
 
 
 def flip(life: Merging, stored: StoredObject, position: int | None = None) -> None:
@@ -95,13 +71,11 @@ def checked(life: Merging, root: Root | None) -> tuple[Report, Any]:
     return report, local
 
 
-def mend(
-    life: Merging, root: str | None = None, entries: Entries | None = None, storage: Any = None, *, yes: bool = True
-) -> list[Repair]:
+def mend(life: Merging, root: str | None = None, storage: Any = None, *, yes: bool = True) -> list[Repair]:
     folder = Root(life.folder / root, Disk()) if root is not None else None
     report, local = checked(life, folder)
     log = life.log() if storage is None else type(life.log())(storage, life.clock)
-    return Repairs(storage or life.storage, log, folder, local, entries).run(report, yes=yes)
+    return Repairs(storage or life.storage, log, folder, local).run(report, yes=yes)
 
 
 def sound(life: Merging) -> None:
@@ -114,7 +88,7 @@ def sound(life: Merging) -> None:
 
 
 @pytest.mark.parametrize("harm", [flip, remove])
-def test_an_object_is_put_back_from_the_roots_copy(life, log, harm):
+def test_an_object_is_put_back_from_the_roots_copy(life, harm):
     first, *others = life.state.objects.values()
     number = life.state.number
     with IndexReader.open(config=life.index.config, storage_backend=life.storage, clock=life.clock) as beside:
@@ -131,7 +105,7 @@ def test_an_object_is_put_back_from_the_roots_copy(life, log, harm):
         assert beside.query("t", "k1", max_count=1000).items == before
     sound(life)
     assert mend(life, "root") == [] and life.state.number == number + 1
-    put(life, log, [(BASE_MS + 20 * HOUR_MS, "k1")])
+    put(life, [(BASE_MS + 20 * HOUR_MS, "k1")])
     life.publish()
     life.later(3)
     delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
@@ -162,7 +136,7 @@ def test_what_was_damaged_for_a_moment_is_left_alone(life):
     assert life.state.number == number
 
 
-def test_what_a_newer_version_wrote_is_left_alone(life, log):
+def test_what_a_newer_version_wrote_is_left_alone(life):
     """Readers of this version refuse it by name; it is no damage, and nothing of it may be thrown away."""
     first, *_ = life.state.objects.values()
     data = bytearray(life.storage.get(first.name))
@@ -171,7 +145,7 @@ def test_what_a_newer_version_wrote_is_left_alone(life, log):
     life.storage.put(first.name, bytes(data))
     number = life.state.number
     assert [one.file for one in checked(life, None)[0].findings] == [first.name]
-    assert mend(life, None, log.entries) == [] and life.state.number == number
+    assert mend(life) == [] and life.state.number == number
 
 
 def test_a_copy_that_does_not_verify_is_none(life):
@@ -186,95 +160,25 @@ def test_a_copy_that_does_not_verify_is_none(life):
     assert planned.action == "give up"
 
 
-@pytest.mark.parametrize("gone", [(1,), (0, 1), (0, 1, 2, 3), (1, 3)])
-def test_files_are_made_anew_of_their_messages(life, log, gone):
-    names = [stored.name for stored in sorted(life.state.objects.values(), key=lambda one: one.sequence)]
-    put(life, log, [(BASE_MS + 5 * HOUR_MS + step * 60_000, "late") for step in range(5)])
-    life.index.flush()
-    files = {name: stored.file_id for name, stored in life.state.objects.items()}
-    for number in gone:
-        remove(life, life.state.objects[names[number]])
-        (life.folder / "root" / "uploaded" / f"{files[names[number]]}.index").unlink()
-    done = mend(life, "root", log.entries)
-    assert [one.action for one in done] == ["rebuild"] * len(gone)
-    report, _ = checked(life, None)
-    assert not report.findings
-    assert {stored.file_id for stored in life.state.objects.values()} == set(files.values())
-    life.index.abandon()
-    life.index = life.open("root")
-    life.check(life.index)
-
-
-def test_shards_are_made_anew_of_their_messages(tmp_path, log):
-    life = Merging(tmp_path, settings={"items": 1 << 17})
-    count = 90_000
-    log.rows = [
-        {"topic": f"t{n % 3}", "queue_id": n % 4, "key": f"k{n}", "offset": n, "size": 9, "timestamp_ms": BASE_MS + n}
-        for n in range(count)
-    ]
-    life.index.put_batch({name: [row[name] for row in log.rows] for name in log.rows[0]})
-    life.publish()
+def test_what_was_never_hidden_or_ingested_makes_no_entries(life):
+    """Of a table of which a merge left out hidden entries nothing is guessed: it is lost, and answers say so."""
+    request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
+    erase(life.storage, life.log(), EraseRequest("t", queue_id=7), life.clock, yes=True)
+    erase(life.storage, life.log(), request, life.clock, yes=True)
     life.later()
     life.merge(DAY_S)
-    shards = list(life.state.objects.values())
-    assert len(shards) > 2 and len({stored.part.slot_low for stored in shards}) == len(shards)
-    remove(life, shards[0])
-    flip(life, shards[-1])
-
-    def entries(second_min: int, second_max: int) -> Iterator[dict[str, Any]]:
-        yield {name: [row[name] for row in log.rows] for name in log.rows[0]}
-
-    assert [one.action for one in mend(life, None, entries)] == ["rebuild", "rebuild"]
-    report, _ = checked(life, None)
-    assert not report.findings and sum(stored.count for stored in life.state.objects.values()) == count
-    life.index._lifecycle.refresh()
-    found = life.index.query_many([(f"t{n % 3}", f"k{n}") for n in range(0, count, 97)])
-    assert [[item.offset for item in answer.items] for answer in found] == [[n] for n in range(0, count, 97)]
-    life.close()
-
-
-@pytest.mark.parametrize("when", ["merged before", "merged after", "merged between"])
-def test_a_table_without_what_was_erased_is_made_anew(life, log, when):
-    """A merge has left out what was erased; the messages still have it, and what has expired since the merge, too."""
-    shown = when == "merged before"
-
-    def hide() -> None:
-        request = EraseRequest("t", keys=("k1",), before_ms=BASE_MS + 24 * HOUR_MS)
-        erase(life.storage, life.log(), request, life.clock, yes=True)
-
-    if not shown:
-        hide()
-    life.later()
-    life.merge(DAY_S)
-    if shown:
-        hide()
-    if when == "merged between":
-        later = ManualClock(BASE_MS + 24 * HOUR_MS)
-        assert record_expiry(life.log(), Retention(age_s=21 * HOUR_S), later).mixed
     (table,) = life.state.objects.values()
-    assert table.count == (life.messages if shown else life.messages * 4 // 5)
     remove(life, table)
-    assert [one.action for one in mend(life, None, log.entries)] == ["rebuild"]
-    report, _ = checked(life, None)
-    assert not report.findings
-    (again,) = life.state.objects.values()
-    assert again.count == table.count
-    life.index._lifecycle.refresh()
-    expired = 3 * 6 if when == "merged between" else 0
-    assert not len(life.index.query("t", "k1")) and len(life.index.query("t", "k2", max_count=1000)) == 72 - expired
-
-
-def test_messages_that_are_not_all_there_make_nothing(life, log):
-    first, *_ = sorted(life.state.objects.values(), key=lambda one: one.sequence)
-    remove(life, first)
-    del log.rows[3]
     number = life.state.number
-    (planned,) = mend(life, None, log.entries, yes=False)
-    assert life.state.number == number
-    assert planned.action == "give up"
-    assert planned.missing is not None
+    (planned,) = mend(life, yes=False)
+    assert life.state.number == number, "a dry run changes nothing"
     told = planned.missing
-    assert (told.entries, told.begin_ms, told.end_ms) == (first.count, first.second_min * 1000, first.second_max * 1000)
+    assert planned.action == "give up" and told is not None
+    assert (told.entries, told.begin_ms, told.end_ms) == (table.count, table.second_min * 1000, table.second_max * 1000)
+    assert [one.action for one in mend(life)] == ["give up"]
+    life.index._lifecycle.refresh()
+    answer = life.index.query("t", "k2", max_count=1000)
+    assert [one.entries for one in answer.lost] == [table.count] and not len(answer)
 
 
 @pytest.mark.parametrize("harm", ["gone", "trailer"])
@@ -418,8 +322,8 @@ def test_a_storage_that_fails_at_any_call_leaves_the_old_state_or_the_new_one(li
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-@pytest.mark.parametrize("how", ["rebuild", "salvage", "give up"])
-def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(life, log, how, when):
+@pytest.mark.parametrize("how", ["salvage", "give up"])
+def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(life, how, when):
     if how == "salvage":
         # of several groups of slots, one of which is damaged
         rows = {"queue_id": [1] * 4000, "size": [9] * 4000, "timestamp_ms": [BASE_MS] * 4000, "topic": ["t"] * 4000}
@@ -434,7 +338,6 @@ def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(li
         begun[first.name] = bytes(data)
     else:
         del begun[first.name]
-    entries = log.entries if how == "rebuild" else None
     nth, struck = 0, True
     while struck:
         nth += 1
@@ -449,7 +352,7 @@ def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(li
             check_storage(storage, {}, found, lambda *_: None, deep=True, threads=1)
             with contextlib.suppress(StorageUnavailable):
                 records.open()
-                done = Repairs(on, records, entries=entries).run(found, yes=True)
+                done = Repairs(on, records).run(found, yes=True)
                 assert on is faulty or all(one.action == how for one in done)
             state = StorageLog(storage, life.clock).open()
             assert {name: state.objects[name] for name in state.objects if name in {o.name for o in others}} == {
@@ -459,7 +362,7 @@ def test_a_repair_that_dies_at_any_write_leaves_the_rest_as_it_is_and_goes_on(li
             # of what a record replaced or gave up nothing is unsaid
             assert sum(stored.count for stored in state.objects.values()) + lost == life.messages
         assert first.name not in state.objects
-        assert bool(lost) == (how != "rebuild")
+        assert lost
         struck = faulty.calls("put") >= nth or faulty.calls("put_if_absent") >= nth
     assert nth > 1
 

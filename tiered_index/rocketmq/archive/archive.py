@@ -25,11 +25,9 @@ from tiered_index.rocketmq.log.columns import ALL_TOPICS, IndexBatch, Selection,
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import BLANK_BYTES
 from tiered_index.rocketmq.log.segments import Segment, list_segments, local_errors, pread
-from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.records import ArchivedSegment
-from tiered_index.service.log.state import LogState
 
 Stamp = tuple[int, ...]
 
@@ -298,33 +296,3 @@ def trusted(columns: Any, log: CommitLogReader) -> Any:
             bad |= (begin < piece.end) & (end > piece.begin)
         columns = columns.filter(pa.array(~bad))
     return columns
-
-
-def entries_of_messages(
-    archive: SegmentArchive, state: LogState, store: StoreDirectory | None, second_min: int, second_max: int
-) -> Iterator[Any]:
-    """Yield columns of the messages of an inclusive range of epoch seconds, and of others, each once: those of archived
-    segments, and of a local `store`, which is read where both have them.
-    """
-    reader = CommitLogReader(store.commitlog, check_crc=True, selection=Selection()) if store is not None else None
-    local = reader.begin_offset() if reader is not None else None
-    for name in state.stores:
-        is_local = store is not None and name == store.name and local is not None
-        segments = [
-            segment
-            for segment in state.segments_of(name)
-            # what it holds is older than its upload
-            if segment.published_ms >= second_min * 1000 and not (is_local and segment.start >= (local or 0))
-        ]
-        for segment in segments:
-            passed = False
-            for batch in archived_batches(archive, [segment], None, Selection()):
-                yield batch.columns
-                passed = batch.last_store_ms is not None and batch.last_store_ms > second_max * 1000 + _BACK_MS
-                if passed:
-                    break
-            if passed:
-                break
-    if reader is not None and local is not None:
-        for batch in reader.batches(local):
-            yield batch.columns

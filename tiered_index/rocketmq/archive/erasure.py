@@ -35,7 +35,9 @@ from tiered_index.service.log.records import ArchivedSegment
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
-_BODY_CRC_AT, _SYS_FLAG_AT = 8, 36
+_BODY_CRC_AT = 8
+SYS_FLAG_AT = 36
+"""Where the sys flag lies in a message."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def overwritten(columns: MessageColumns, places: npt.NDArray[Any], base: int) ->
         flag = int(head["sys_flag"][place]) & ~(COMPRESSED | COMPRESSION_MASK) | ERASED
         yield [
             Patch(at + _BODY_CRC_AT, body_crc(bytes(body_bytes)).to_bytes(4, "big")),
-            Patch(at + _SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True)),
+            Patch(at + SYS_FLAG_AT, flag.to_bytes(4, "big", signed=True)),
             *([Patch(body_at, b"\0", body_bytes)] if body_bytes else []),
             *([Patch(properties_at, VALUE_END.encode(), end - properties_at)] if end > properties_at else []),
         ]

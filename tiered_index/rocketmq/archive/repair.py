@@ -1,28 +1,27 @@
 """Damaged and missing archived segments, put back under new names: from other uploads, a copied index or the source.
 
-A copy is good where its bytes have the CRC32 that the log keeps. Of a segment out of which messages were erased the
-source's file, or an upload of before, is one too: the log keeps that one's CRC32 for followers. Then all messages are
-overwritten that any tombstone the log ever stated hides: those that were erased, and those that were hidden only. Where
-the log can't tell all of them, since it began as a copy of another, the segment is left and named. What has no good
-copy is given up if that is asked for. One thread.
+A copy counts only where its bytes have the CRC32 that the log keeps of the segment. A segment can have erased messages,
+and then the source's file, or an upload of before, still has these. The repair overwrites in such a copy the messages
+that the damaged object marks as erased, or those that the tombstones of that time hide. The result counts only if it
+has the segment's CRC32: a tombstone knows a key by its hash, and another key can have the same one. A segment without a
+good copy is given up if you ask for that. One thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import zlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.format.archived import SegmentSums, SegmentTable
 from tiered_index.format.hashing import code_units, hash_batch
 from tiered_index.format.names import store_prefix
-from tiered_index.rocketmq.archive.erasure import overwritten
+from tiered_index.rocketmq.archive.erasure import SYS_FLAG_AT, overwritten
 from tiered_index.rocketmq.log.columns import IndexBatch, MessageColumns
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import ERASED
@@ -33,7 +32,6 @@ from tiered_index.service.checks.checks import check_segments
 from tiered_index.service.checks.repair import Repair
 from tiered_index.service.checks.report import Report
 from tiered_index.service.erasure.segments import Patch, patched, put_in_place
-from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
@@ -54,8 +52,6 @@ class SegmentRepairs:
     standby: Storage | None = None
     source: StoreDirectory | None = None
     give_up: bool = False
-    # what the last run found, or put in its place: by the names of segments, None for those that were given up
-    _found: dict[str, tuple[_Copy, tuple[Patch, ...]] | None] = field(default_factory=dict)
 
     def run(self, report: Report, *, yes: bool) -> list[Repair]:
         """Return what is done about the findings of a deep `report` in archived segments; without `yes` nothing is.
@@ -74,13 +70,6 @@ class SegmentRepairs:
                 done.append(self._given_up(segment, yes=yes))
         return done
 
-    def mended(self, archive: SegmentArchive, state: LogState) -> tuple[SegmentArchive, LogState]:
-        """Return the archive and the state of the log as they are after the last run, or would be."""
-        kept = {name: one for name, one in state.archive.items() if self._found.get(name, ()) is not None}
-        copies = {name: known for name, known in self._found.items() if known is not None}
-        mended = _MendedArchive(archive.storage, archive.state, archive.refresh, copies)
-        return mended, replace(state, archive=kept)
-
     def _given_up(self, segment: ArchivedSegment, *, yes: bool) -> Repair:
         def make(state: LogState) -> LogRecord | None:
             if segment.name not in state.archive:
@@ -89,7 +78,6 @@ class SegmentRepairs:
 
         if yes:
             self.log.append("an archived segment that was lost", None, make)
-        self._found[segment.name] = None
         return Repair(segment.name, "give up", f"offsets {segment.start:,} to {segment.end:,} of {segment.store}")
 
     def _repaired(self, segment: ArchivedSegment, report: Report, *, yes: bool) -> Repair | None:
@@ -97,22 +85,29 @@ class SegmentRepairs:
         for copy in self._copies(segment):
             crc32 = copy.crc32()
             if crc32 == segment.crc32:
-                self._found[segment.name] = copy, ()
-                name = self._put_in_place(segment, copy, crc32, ()) if yes else None
+                name = self._put_in_place(segment, copy, ()) if yes else None
                 return Repair(segment.name, "restore", copy.name, name)
             if segment.source is not None and crc32 == segment.source[0]:
                 originals.append(copy)
         for copy in originals[:1]:
-            try:
-                stones = self._stated(segment)
-                patches = _patches_of(copy, stones)
-            except CorruptFile as error:
-                report.note(f"{segment.name} is not restored from {copy.name}: {error}")
-                return None
-            self._found[segment.name] = copy, patches
-            name = self._put_in_place(segment, copy, copy.crc32(), patches) if yes else None
-            return Repair(segment.name, "restore", f"{copy.name}, erased messages left out", name)
+            for patches in self._erasures(segment, copy):
+                if copy.crc32(patches) == segment.crc32:
+                    name = self._put_in_place(segment, copy, patches) if yes else None
+                    return Repair(segment.name, "restore", f"{copy.name}, erased messages left out", name)
+            report.note(
+                f"{segment.name} is not restored from {copy.name}: the log and the damaged object do not tell exactly "
+                f"which of its messages were erased; --copy with a copy of the index that has the segment restores it"
+            )
         return None
+
+    def _erasures(self, segment: ArchivedSegment, copy: _Copy) -> Iterator[tuple[Patch, ...]]:
+        """Yield what may have been overwritten in a segment, as patches of the source's bytes; the caller checks."""
+        damaged = _Copy.of_object(self.storage, segment.name, segment.name, segment)
+        with contextlib.suppress(ObjectNotFound, InvalidArgument):
+            yield _patches_of(copy, lambda batch, columns: _marked(batch, damaged))
+        with contextlib.suppress(CorruptFile):
+            stones = self._stated(segment)
+            yield _patches_of(copy, lambda batch, columns: _hidden(batch, columns, stones))
 
     def _copies(self, segment: ArchivedSegment) -> Iterator[_Copy]:
         """Yield what may have the bytes of a segment."""
@@ -129,33 +124,28 @@ class SegmentRepairs:
                     yield _Copy(str(file.path), segment, file.read)
 
     def _stated(self, segment: ArchivedSegment) -> Tombstones:
-        """Return all tombstones that the log ever stated. Raises `CorruptFile` where more may have been erased."""
-        stones = Tombstones()
+        """Return the tombstones that the log had stated when messages of the segment were erased last."""
+        stones = erased = Tombstones()
         for number in range(1, self.log.refresh().number + 1):
             record = self.log.record(number)
             if record.expired:
                 stones = stones.joined(record.expired.tombstones)
-            for one in record.archive:
-                if one.place == segment.place and one.source is not None and record.kind not in ("erase", "repair"):
-                    problem = f"record {number} has it from another index, whose log says what was erased out of it"
-                    raise CorruptFile(segment.name, problem)
-        return stones
+            # a repair puts the same bytes in place, so that what was stated meanwhile is not overwritten there
+            if record.kind != "repair" and any(one.place == segment.place for one in record.archive):
+                erased = stones
+        return erased
 
-    def _put_in_place(
-        self, segment: ArchivedSegment, copy: _Copy, crc32: int | None, patches: tuple[Patch, ...]
-    ) -> str | None:
+    def _put_in_place(self, segment: ArchivedSegment, copy: _Copy, patches: tuple[Patch, ...]) -> str | None:
         """Send the copy; None: the segment was replaced or removed meanwhile."""
 
         def pieces(part_bytes: int) -> Iterator[bytes]:
             sent = 0
-            for data in copy.pieces(part_bytes):
+            for data in patched(copy.pieces(part_bytes), patches):
                 sent = zlib.crc32(data, sent)
                 yield data
-            CorruptFile.unless_equal(copy.name, "changed while it was read", crc32, sent)
+            CorruptFile.unless_equal(copy.name, "changed while it was read", segment.crc32, sent)
 
-        state = put_in_place(
-            self.storage, self.log, segment, lambda part_bytes: patched(pieces(part_bytes), patches), "repair"
-        )
+        state = put_in_place(self.storage, self.log, segment, pieces, "repair")
         there = state.segment_at(*segment.place)
         return there.name if there is not None else None
 
@@ -184,36 +174,13 @@ class _Copy(Segment):
         for position in range(0, self.file_size, length):
             yield self.read(length, position)
 
-    def crc32(self) -> int | None:
-        """Return the CRC32 of the bytes, None where they are fewer than the segment's or gone."""
+    def crc32(self, patches: tuple[Patch, ...] = ()) -> int | None:
+        """Return the CRC32 of the bytes with `patches` in them, None where bytes are gone."""
         crc32 = read = 0
         with contextlib.suppress(ObjectNotFound, InvalidArgument, FileNotFoundError):
-            for data in self.pieces(_STEP_BYTES):
+            for data in patched(self.pieces(_STEP_BYTES), patches):
                 crc32, read = zlib.crc32(data, crc32), read + len(data)
         return crc32 if read == self.file_size else None
-
-
-@dataclass(frozen=True)
-class _MendedArchive(SegmentArchive):
-    """An archive of which some segments are read from their copies, by name."""
-
-    copies: Mapping[str, tuple[_Copy, tuple[Patch, ...]]]
-
-    def read(self, segment: ArchivedSegment, offset: int, length: int) -> bytes:
-        if (known := self.copies.get(segment.name)) is None:
-            return super().read(segment, offset, length)
-        copy, patches = known
-        position = offset - segment.start
-        return b"".join(patched([copy.read(length, position)], patches, position))
-
-    def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """As that of the archive; a copy is read whole."""
-        if (known := self.copies.get(segment.name)) is None:
-            return super().table(segment)
-        sums = SegmentSums()
-        for data in patched(known[0].pieces(_STEP_BYTES), known[1]):
-            sums.update(data)
-        return sums.table(segment.start)
 
 
 class _CopyLog(CommitLogReader):
@@ -228,15 +195,24 @@ class _CopyLog(CommitLogReader):
         return (self._copy,)
 
 
-def _patches_of(copy: _Copy, stones: Tombstones) -> tuple[Patch, ...]:
-    """Return what overwrites all messages of a copy that are hidden. Raises `CorruptFile` where some can't be told."""
+def _patches_of(
+    copy: _Copy, erased: Callable[[IndexBatch, MessageColumns], npt.NDArray[np.int64]]
+) -> tuple[Patch, ...]:
+    """Return what overwrites the messages of a copy that `erased` places (i64, n)."""
     patches: list[Patch] = []
     for batch in _CopyLog(copy).batches():
         if len(batch.positions):
             columns = MessageColumns(np.frombuffer(batch.data, np.uint8), batch.positions, batch.begin)
-            for message in overwritten(columns, _hidden(batch, columns, stones), batch.begin - copy.start):
+            for message in overwritten(columns, erased(batch, columns), batch.begin - copy.start):
                 patches += message
     return tuple(patches)
+
+
+def _marked(batch: IndexBatch, damaged: _Copy) -> npt.NDArray[np.int64]:
+    """Return the places (i64, n) of the messages that a damaged copy marks as erased. Nothing is sure of it."""
+    data = damaged.read(len(batch.data), batch.begin - damaged.start)
+    flags = [data[at + SYS_FLAG_AT : at + SYS_FLAG_AT + 4] for at in np.asarray(batch.positions).tolist()]
+    return np.flatnonzero([int.from_bytes(flag, "big") & ERASED for flag in flags])
 
 
 def _hidden(batch: IndexBatch, columns: MessageColumns, stones: Tombstones) -> npt.NDArray[np.int64]:

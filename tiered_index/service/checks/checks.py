@@ -13,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+import numpy as np
+
 from tiered_index.errors import CorruptFile, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
 from tiered_index.format.archived import SegmentTable
 from tiered_index.format.metadata import Metadata
@@ -350,8 +352,9 @@ def _check_bytes(storage: Storage, stored: StoredObject, local: CompactedFile | 
     different: list[int] = []
 
     def compare(start: int, window: bytes) -> None:
-        if mirror is not None and mirror[start : start + len(window)] != window:
-            different.append(start)
+        if mirror is not None and (copied := mirror[start : start + len(window)]) != window:
+            unequal = np.frombuffer(copied, np.uint8) != np.frombuffer(window, np.uint8)
+            different.append(start + int(np.argmax(unequal)))
 
     read = WindowedRead(lambda position, length: storage.get_range(name, position, length), size, compare)
     found = (verify_shard if stored.shard is not None else verify_compacted)(read, size, name)

@@ -1,17 +1,17 @@
-"""Repairs of what `verify` found: each damaged or missing object is restored from a good copy, else given up by name.
+"""Repairs of `verify`'s findings: each damaged or missing object is restored from a good copy, else given up by name.
 
-A good copy is the root's file, another upload of the same object, that of a copied index, or one made anew of the
-source's messages; what still verifies of an object is one of that part. What is sent is read back, every byte, before
-one log record puts it in the place of the bad object; nothing else of the index changes, and where that was merged or
-removed meanwhile nothing does. So a crash leaves the old state or the new one, and repeating a repair is harmless,
-beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are fetched anew. One thread.
+A good copy is the root's file, another upload of the same object, or that of a copied index; an object's own parts that
+still verify are a copy of that part. The rest is lost, and the log says so for ever. What is sent is read back, every
+byte, before one log record puts it in the place of the bad object. Nothing else of the index changes; if the object was
+merged or removed meanwhile, nothing does. So a crash leaves the old state or the new one, and repeating a repair is
+harmless, beside writers, readers and jobs. In a root, whose lock is taken, damaged copies are fetched anew. One thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -19,9 +19,7 @@ from typing import Literal
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, UnsupportedVersion
 from tiered_index.format.names import COMPACTED, UPLOADED, data_name, data_prefix
 from tiered_index.format.verify import WindowedRead, verify_compacted, verify_shard
-from tiered_index.retention import NOTHING, Expired
 from tiered_index.service.checks.checks import check_object
-from tiered_index.service.checks.remaking import Entries, Pieces, Remaking, groups_of
 from tiered_index.service.checks.report import Missing, Progress, Report
 from tiered_index.service.checks.salvage import salvage, trailer_of
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local, verify_runs, verify_tables
@@ -33,16 +31,16 @@ from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import Root, RootLock
 from tiered_index.storage.base import Storage
 
-Action = Literal["restore", "rebuild", "salvage", "fetch", "recompact", "drop", "give up"]
+Action = Literal["restore", "salvage", "fetch", "recompact", "drop", "give up"]
 _WINDOW_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What is done about `object` (or a local file, or a checkpoint), and from what: ``restore`` of a `source` copy,
-    ``rebuild`` of messages, ``salvage`` of what still verifies of it, ``give up``; `missing` says what answers miss for
-    ever. Of local files ``fetch``
-    from the object and ``recompact`` of the unsealed form; ``drop`` of a checkpoint. `replaced_by` is the new object.
+    """One repair of `object` (an object, a local file or a checkpoint), and its `source`: ``restore`` of a copy,
+    ``salvage`` of what still verifies of it, ``give up``; `missing` says what answers miss for ever. Of local files
+    ``fetch`` from the object and ``recompact`` of the unsealed form; ``drop`` of a checkpoint. `replaced_by` is the new
+    object.
     """
 
     object: str
@@ -54,15 +52,14 @@ class Repair:
 
 @dataclass(frozen=True)
 class Repairs:
-    """Repairs one index. `local` are the root's compacted files, `standby` has a copy of the index; `entries` makes
-    entries anew, where there is a source of messages; `progress` is told what is being looked at.
+    """Repairs one index. `local` are the root's compacted files, `standby` has a copy of the index; `progress` gets the
+    name of the object at work.
     """
 
     storage: Storage
     log: StorageLog
     root: Root | None = None
     local: Mapping[str, CompactedFile] | None = None
-    entries: Entries | None = None
     standby: Storage | None = None
     progress: Progress = lambda number, what: None
 
@@ -75,49 +72,21 @@ class Repairs:
         found = {one.file for one in report.findings if one.part != "copy"} | {one.object for one in report.missing}
         bad = [stored for name, stored in state.objects.items() if name in found and self._is_bad(stored)]
         done: list[Repair] = []
-        left: list[StoredObject] = []
         for stored in bad:
             self.progress(len(done), stored.name)
-            if (repaired := self._restored(stored, yes=yes)) is None:
-                left.append(stored)
-            else:
+            if (repaired := self._restored(stored, yes=yes)) is not None:
                 done.append(repaired)
-        copies = {one.object: str(one.replaced_by or one.source) for one in done}
-        names = {stored.name for stored in bad}
-        for group in groups_of(left):
-            anew: Mapping[str, Callable[[], Pieces]] = {}
-            if self.entries is not None:
-                self.progress(len(done), group[0].name)
-                remaking = Remaking(self.storage, state, self.root, self.entries, copies, self._stated)
-                anew = remaking.pieces(group, names)
-            for stored in group:
-                if (pieces := anew.get(stored.name)) is not None:
-                    name = self._put_in_place(stored, pieces()) if yes else None
-                    done.append(Repair(stored.name, "rebuild", "messages", name))
-                elif (rest := salvage(self.storage, stored)) is not None:
-                    name = self._put_in_place(stored, rest.pieces(), rest.kept, rest.lost) if yes else None
-                    done.append(Repair(stored.name, "salvage", stored.name, name, rest.missing))
-                else:
-                    done.append(self._give_up(stored, report, yes=yes))
+            elif (rest := salvage(self.storage, stored)) is not None:
+                name = self._put_in_place(stored, rest.pieces(), rest.kept, rest.lost) if yes else None
+                done.append(Repair(stored.name, "salvage", stored.name, name, rest.missing))
+            else:
+                done.append(self._give_up(stored, report, yes=yes))
         for one in report.findings:
             if one.part == "checkpoint":
                 if yes:
                     self.storage.delete(one.file)
                 done.append(Repair(one.file, "drop"))
-        return done + self._repair_root(found, names, yes=yes)
-
-    def _stated(self, table: str) -> list[Expired]:
-        """Return what the log said had expired or was erased when a window table was added, and before, newest first:
-        a merge may have been planned some records before its own.
-        """
-        stated = [NOTHING]
-        for number in range(1, self.log.state.number + 1):
-            record = self.log.record(number)
-            if record.expired and (joined := stated[-1].joined(record.expired)) is not stated[-1]:
-                stated.append(joined)
-            if any(stored.shard is not None and stored.shard.table == table for stored in record.add):
-                break
-        return stated[::-1]
+        return done + self._repair_root(found, {stored.name for stored in bad}, yes=yes)
 
     def _is_bad(self, stored: StoredObject) -> bool:
         """Return whether an object is damaged: damage on the way is none of it, and neither is a newer version."""
@@ -157,7 +126,11 @@ class Repairs:
                 yield f"{self.standby.uri}: {info.name}", info.size_bytes, partial(self.standby.get_range, info.name)
 
     def _put_in_place(
-        self, old: StoredObject, pieces: Pieces, wanted: StoredObject | None = None, lost: LostObject | None = None
+        self,
+        old: StoredObject,
+        pieces: Iterable[bytes | memoryview],
+        wanted: StoredObject | None = None,
+        lost: LostObject | None = None,
     ) -> str | None:
         """Send an object, verify it, and record it in the place of `old`, with what is `lost` of that; None: that was
         merged or removed meanwhile. It must be like `wanted`, by default like `old`. What was sent before an error is
