@@ -2,7 +2,7 @@
 
 The working tree is only read. First the named tests must be green without any defect. A defect counts as noticed where
 its own test fails (or never ends); one that keeps Python from importing proves nothing and is called invalid, as is one
-whose snippet isn't in the code exactly once any more.
+whose snippet isn't in its function exactly once any more.
 
 examples:
   python -m tests.mutants                            all of them, two at a time (make mutants)
@@ -86,10 +86,14 @@ def _positive(text: str) -> int:
 def _show_list(out: Output, mutants: Sequence[Mutant]) -> None:
     if out.as_json:
         out.answer(
-            {"mutants": [{"name": m.name, "why": m.why, "file": m.path, "tests": list(m.tests)} for m in mutants]}
+            {
+                "mutants": [
+                    {"name": m.name, "why": m.why, "function": m.function, "tests": list(m.tests)} for m in mutants
+                ]
+            }
         )
         return
-    out.table(("name", "file", "the defect"), [(m.name, m.file, m.why) for m in mutants])
+    out.table(("name", "function", "the defect"), [(m.name, m.function, m.why) for m in mutants])
     out.line(f"{len(mutants)} mutants")
 
 
@@ -100,7 +104,7 @@ def _show(out: Output, results: Sequence[Result], seconds: float) -> None:
             {
                 "name": r.mutant.name,
                 "why": r.mutant.why,
-                "file": r.mutant.path,
+                "function": r.mutant.function,
                 "line": r.line,
                 "tests": list(r.mutant.tests),
                 "verdict": r.verdict.value,
@@ -120,14 +124,14 @@ def _show(out: Output, results: Sequence[Result], seconds: float) -> None:
     table = [
         (
             r.mutant.name,
-            f"{r.mutant.file}:{r.line}",
+            f"{r.mutant.function}:{r.line}",
             r.detail if r.verdict is Verdict.RED else r.mutant.tests[0],
             r.verdict.value,
             f"{r.seconds:.1f}",
         )
         for r in results
     ]
-    out.table(("name", "file", "test", "verdict", "seconds"), table, right="seconds")
+    out.table(("name", "function", "test", "verdict", "seconds"), table, right="seconds")
     for result in results:
         if not result.verdict.is_red:
             out.line(f"{result.mutant.name}: {result.verdict.value}: {result.mutant.why} ({result.detail})")

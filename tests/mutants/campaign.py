@@ -123,7 +123,7 @@ def try_mutant(mutant: Mutant, copy: Copy, timeout_s: float, sick: dict[str, str
                     return Result(mutant, Verdict.INVALID, f"{test} {sick[test]}", 0.0, line)
             verdict, detail = judge(mutant, copy.run(mutant.tests, timeout_s))
             return Result(mutant, verdict, detail, time.monotonic() - started_s, line)
-    except (OutOfDate, FileNotFoundError) as error:
+    except OutOfDate as error:
         return Result(mutant, Verdict.INVALID, str(error), 0.0)
 
 

@@ -76,9 +76,8 @@ class Copy:
     @contextmanager
     def mutated(self, mutant: Mutant) -> Iterator[int]:
         """Put the defect in, yield the line that it is at, and take it out again. Raises `OutOfDate`."""
-        path = self.folder / mutant.path
+        path, bad, line = mutate(mutant, self.folder / PACKAGE)
         good = path.read_text()
-        bad, line = mutate(mutant, good)
         path.write_text(bad)
         try:
             yield line

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
+from pathlib import Path
 
 __all__ = ["Mutant", "OutOfDate", "Result", "Verdict", "mutate"]
 
@@ -12,28 +15,23 @@ PACKAGE = "tiered_index"
 
 
 class OutOfDate(Exception):
-    """The mutant's snippet isn't in the code exactly once, or what comes of a module is no Python: the catalogue must
-    follow the code.
-    """
+    """The mutant's function or its snippet is not in the code exactly once, or the result is no Python."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mutant:
-    """`old`, which occurs exactly once in `file` (below the package), becomes `new`; then one of `tests` (pytest node
-    ids) fails.
+    """In `function`, `old` becomes `new`; then one of `tests` (pytest node ids) fails.
+
+    `function` is a qualified name (`StorageLog.append`), wherever its module lies; `module.py:name` tells apart
+    functions of one name. `old` occurs once in it, whatever its white space; an empty `new` deletes a statement.
     """
 
     name: str
     why: str
-    file: str
+    function: str
     old: str
     new: str
     tests: tuple[str, ...]
-
-    @property
-    def path(self) -> str:
-        """Path of the file below the top of the tree."""
-        return f"{PACKAGE}/{self.file}"
 
 
 class Verdict(Enum):
@@ -61,17 +59,68 @@ class Result:
     line: int = 0
 
 
-def mutate(mutant: Mutant, source: str) -> tuple[str, int]:
-    """Return `source` with the defect in it, and the line it begins at. Raises `OutOfDate`."""
-    count = source.count(mutant.old)
-    if count != 1:
-        raise OutOfDate(f"out of date: {mutant.path} holds its snippet {count} times, not once")
-    if mutant.old == mutant.new:
+def mutate(mutant: Mutant, package: Path) -> tuple[Path, str, int]:
+    """Return the file of the defect below `package`, its text with the defect in it, and the defect's line.
+
+    Raises `OutOfDate`.
+    """
+    module, _, name = mutant.function.rpartition(":")
+    found = [
+        (path, node)
+        for path in sorted(package.rglob("*.py"))
+        if str(path).endswith(module)
+        for qualified, node in _functions(path)
+        if qualified == name
+    ]
+    if len(found) != 1:
+        raise OutOfDate(f"out of date: {len(found)} functions are called {mutant.function}, not one")
+    path, node = found[0]
+    source = path.read_text()
+    lines = source.splitlines(keepends=True)
+    start, end = (sum(map(len, lines[:at])) for at in (node.lineno - 1, node.end_lineno or node.lineno))
+    snippet = re.compile(r"\s*".join(re.escape(token) for token in re.findall(r"\w+|[^\w\s]", mutant.old)))
+    places = list(snippet.finditer(source, start, end))
+    if len(places) != 1:
+        raise OutOfDate(f"out of date: {mutant.function} holds its snippet {len(places)} times, not once")
+    first, last = places[0].span()
+    indent = re.match(r"[ \t]*", source[source.rfind("\n", 0, first) + 1 :])
+    assert indent is not None
+    # an empty body is no Python: `pass` stands in for a deleted statement where it was the only one
+    for new in (mutant.new, *(["pass"] if not mutant.new else [])):
+        mutated = source[:first] + new.replace("\n", "\n" + indent[0]) + source[last:]
+        if _is_python(mutated):
+            break
+    else:
+        raise OutOfDate("out of date: no Python with the defect in it")
+    if mutated == source:
         raise OutOfDate("out of date: it changes nothing")
-    mutated = source.replace(mutant.old, mutant.new)
+    return path, mutated, source[:first].count("\n") + 1
+
+
+def _is_python(text: str) -> bool:
     try:
-        if mutant.file.endswith(".py"):
-            ast.parse(mutated)
-    except SyntaxError as error:
-        raise OutOfDate(f"out of date: no Python with the defect in it ({error})") from error
-    return mutated, source[: source.index(mutant.old)].count("\n") + 1
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1024)
+def _parsed(text: str) -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
+    found: list[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef]] = []
+
+    def walk(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+                if not isinstance(child, ast.ClassDef):
+                    found.append((prefix + child.name, child))
+                walk(child, f"{prefix}{child.name}.")
+            else:
+                walk(child, prefix)
+
+    walk(ast.parse(text), "")
+    return tuple(found)
+
+
+def _functions(path: Path) -> tuple[tuple[str, ast.FunctionDef | ast.AsyncFunctionDef], ...]:
+    return _parsed(path.read_text())

@@ -14,7 +14,10 @@ from tests.mutants import __main__ as program
 from tests.mutants.campaign import judge, prepared_copies, run_campaign, try_mutant
 from tests.mutants.catalogue import MUTANTS
 from tests.mutants.copies import NotTheCopy, Run
-from tests.mutants.mutant import Mutant, Verdict
+from tests.mutants.mutant import PACKAGE, Mutant, Verdict, mutate
+
+# `make test-all` runs these and the mutants themselves
+pytestmark = pytest.mark.slow
 
 SUM = "def add(a, b):\n    return a + b\n\n\ndef twice(a):\n    while a < 0:\n        a = -a\n    return a * 2\n"
 TESTS = """
@@ -48,20 +51,20 @@ SETTINGS = (
 OUTSIDE = "def test_nothing_of_ours():\n    pass\n"
 
 
-def a_mutant(name: str, old: str, new: str, test: str, file: str = "sums.py") -> Mutant:
-    return Mutant(name, "for a test", file, old, new, (f"tests/test_sums.py::{test}",))
+def a_mutant(name: str, old: str, new: str, test: str, function: str = "add") -> Mutant:
+    return Mutant(name, "for a test", function, old, new, (f"tests/test_sums.py::{test}",))
 
 
 MADE_UP = {
     a_mutant("red", "a + b", "a - b", "test_add"): Verdict.RED,
     a_mutant("red again", "a + b", "a + b + 1", "test_add[3]"): Verdict.RED,
-    a_mutant("survivor", "a * 2", "a + 2", "test_twice"): Verdict.SURVIVED,
+    a_mutant("survivor", "a * 2", "a + 2", "test_twice", "sums.py:twice"): Verdict.SURVIVED,
     a_mutant("import error", "def add(a, b)", "import nowhere\ndef add(a, b)", "test_add"): Verdict.INVALID,
     a_mutant("no Python", "def add(a, b):", "def add(a, b)", "test_add"): Verdict.INVALID,
     a_mutant("changes nothing", "a + b", "a + b", "test_add"): Verdict.INVALID,
     a_mutant("out of date", "a / b", "a - b", "test_add"): Verdict.INVALID,
-    a_mutant("snippet twice", "return a", "return b", "test_add"): Verdict.INVALID,
-    a_mutant("no such file", "a + b", "a - b", "test_add", "gone.py"): Verdict.INVALID,
+    a_mutant("snippet twice", "b", "a", "test_add"): Verdict.INVALID,
+    a_mutant("no such function", "a + b", "a - b", "test_add", "gone"): Verdict.INVALID,
     a_mutant("red in a fixture", "a + b", "a * b", "test_fixture"): Verdict.INVALID,
     a_mutant("red before", "a + b", "a - b", "test_red"): Verdict.INVALID,
     a_mutant("no such test", "a + b", "a - b", "test_gone"): Verdict.INVALID,
@@ -102,7 +105,7 @@ def test_each_verdict(tree: Path) -> None:
     assert by_name["red"].detail == "tests/test_sums.py::test_add[2]"
     assert (by_name["red"].line, by_name["survivor"].line) == (2, 8)
     assert "holds its snippet 0 times" in by_name["out of date"].detail
-    assert "holds its snippet 2 times" in by_name["snippet twice"].detail
+    assert "add holds its snippet 2 times" in by_name["snippet twice"].detail
     assert "not green without any defect" in by_name["red before"].detail
     assert told == list(range(len(MADE_UP) + 1))
     assert not any(copy.folder.exists() for copy in copies)
@@ -110,7 +113,7 @@ def test_each_verdict(tree: Path) -> None:
 
 
 def test_a_run_without_end_is_ended(tree: Path) -> None:
-    endless = a_mutant("endless", "a = -a", "a = a", "test_twice")
+    endless = a_mutant("endless", "a=-a", "a = a", "test_twice", "twice")
     with prepared_copies(tree, 1) as (copy,):
         result = try_mutant(endless, copy, 2, {})
         assert result.verdict is Verdict.TIMEOUT
@@ -153,9 +156,12 @@ def test_red_is_a_failed_call_of_a_named_test(run: Run, verdict: Verdict) -> Non
     assert verdict.is_red is (verdict in (Verdict.RED, Verdict.TIMEOUT))
 
 
-def test_names_are_given_once() -> None:
+def test_names_are_given_once_and_each_defect_finds_its_place() -> None:
     names = [mutant.name for mutant in MUTANTS]
-    assert len(names) == len(set(names)) >= 30
+    assert len(names) == len(set(names)) >= 100
+    for mutant in MUTANTS:
+        mutate(mutant, program.TOP / PACKAGE)
+        assert all((program.TOP / test.split("::")[0]).is_file() for test in mutant.tests)
 
 
 def test_the_list_needs_no_run(capsys: pytest.CaptureFixture[str]) -> None:
