@@ -96,7 +96,10 @@ class Metadata:
     @cached_property
     def ids_by_topic(self) -> dict[str, frozenset[int]]:
         """The ids that mean each topic."""
-        return {name: frozenset(one for one, other in self.topics if other == name) for name in self.topic_names}
+        ids: dict[str, list[int]] = {}
+        for topic_id, name in self.topics:
+            ids.setdefault(name, []).append(topic_id)
+        return {name: frozenset(of_name) for name, of_name in ids.items()}
 
     def stats_by_topic(self) -> NamedStats:
         """Return the name of each topic and what the file holds of it; None: it doesn't say."""

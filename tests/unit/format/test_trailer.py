@@ -154,3 +154,20 @@ def test_directory_and_metadata_with_sound_crc_but_wrong_content():
     ):
         with pytest.raises(TieredIndexError):
             Metadata.decode(data, "file")
+
+
+def test_ids_of_many_topics_are_gathered_in_one_pass(small):
+    class Counted(tuple):
+        passes = 0
+
+        def __iter__(self):
+            Counted.passes += 1
+            return super().__iter__()
+
+    meta = parse_trailer(small, "file", len(small)).metadata
+    topics = Counted((number, f"topic-{number % 400}") for number in range(500))
+    many = dataclasses.replace(meta, topics=topics)
+    Counted.passes = 0
+    assert many.ids_by_topic["topic-7"] == {7, 407}
+    assert len(many.ids_by_topic) == 400
+    assert Counted.passes == 1
