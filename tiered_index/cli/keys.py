@@ -166,6 +166,11 @@ def _once(tables: Sequence[pa.Table]) -> pa.Table:
 def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
     """Return the answers to lookups, a row an entry; the columns of a lookup without entries are null."""
     counts, entries = found.counts, found.entries
+    if clash := [name for name in entries.column_names if name.lower() in _ASKED.names]:
+        raise InvalidArgument(
+            f"the index's entries have a column {clash[0]!r}, which is the name of a column of answers: look the keys "
+            "up from Python, by query_many"
+        )
     lookup = np.repeat(np.arange(len(lookups)), np.maximum(counts, 1))
     first = np.cumsum(np.maximum(counts, 1)) - np.maximum(counts, 1)
     position = np.arange(len(lookup)) - first[lookup]

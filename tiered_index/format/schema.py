@@ -10,6 +10,7 @@ import dataclasses
 import inspect
 import keyword
 import struct
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -18,7 +19,7 @@ import numpy as np
 
 from tiered_index.documents import Malformed, flag, list_of, record, text, tuple_of
 from tiered_index.errors import ConfigError, SchemaMismatch
-from tiered_index.types import IndexItem, KeyedIndexItem, column
+from tiered_index.types import IndexItem, KeyedIndexItem, Lookup, QueryResult, column
 
 PREVIOUS = "previous"
 
@@ -43,6 +44,13 @@ BASE_COLUMNS = (
 _NOT_STORED = {"topic", "second", "timestamp_ms", "keys", "key", "source", "source_position"}
 _FORMATS = dict(zip(["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8"], "bhiqBHIQefd", strict=True))
 _RESERVED = {c.name for c in BASE_COLUMNS} | {PREVIOUS} | _NOT_STORED
+# in the order in which tables have them: of a lookup, of an answer, of its messages
+_TABLE_FIELDS = "lookup _lookup position entries to_dict as_of_ms message_state message_body message_tags"
+_TABLE_FIELDS += " message_properties message_problem"
+ANSWER_FIELDS = frozenset(
+    [*_TABLE_FIELDS.split(), *(f.name for kind in (Lookup, QueryResult) for f in dataclasses.fields(kind))]
+)
+"""The names that answers have beside those of entries: in JSON, streams and tables they stand side by side."""
 
 
 def struct_format(dtype: np.dtype[Any]) -> str:
@@ -160,6 +168,10 @@ class Schema:
     def identity_extra(self) -> tuple[str, ...]:
         """Names of further identity columns, in order of declaration."""
         return tuple(c.name for c in self.extra if c.identity)
+
+    def clashing(self, names: Collection[str] = ANSWER_FIELDS) -> str | None:
+        """Return the first further column that has one of these lower-case names, in any case; None: no column has."""
+        return next((c.name for c in self.extra if c.name.lower() in names), None)
 
     @cached_property
     def caller_columns(self) -> tuple[Column, ...]:

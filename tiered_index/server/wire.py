@@ -15,6 +15,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from tiered_index.errors import InvalidArgument
 from tiered_index.server.problems import Redaction
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.types import Answer, QueryResult, TopicsResult
@@ -116,7 +117,12 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
 
 
 def batch_table(results: QueryResults, redaction: Redaction) -> pa.Table:
-    """Return a batch's entries as one table: `lookup` (i32, the lookup's number, from 0), then the items' columns."""
+    """Return a batch's entries as one table: `lookup` (i32, the lookup's number, from 0), then the items' columns.
+
+    Raises `InvalidArgument` where entries of an older index have a column `lookup` themselves.
+    """
+    if (clash := results.schema.clashing(("lookup",))) is not None:
+        raise InvalidArgument(f"the index's entries have a column {clash!r}, as the table of answers has: ask for JSON")
     if results.pages:
         tables = [result.to_arrow() for result in results]
         counts = np.array([len(table) for table in tables], np.int64)

@@ -273,9 +273,18 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
 
 
 def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> IndexDescriptor:
-    """Return what the index must be: as `config` sets, else as `stored` (None: a new index), else as the preset."""
+    """Return what the index must be: as `config` sets, else as `stored` (None: a new index), else as the preset.
+
+    Raises `ConfigError` for a new index of columns that have names of fields of answers.
+    """
     if stored is None:
-        return IndexDescriptor("", config.geometry(), config.offset_space)
+        geometry = config.geometry()
+        if (clash := geometry.schema.clashing()) is not None:
+            raise ConfigError(
+                f"{geometry.schema.name}.{clash} has the name of a field of answers, which it would hide: "
+                "give the column another name"
+            )
+        return IndexDescriptor("", geometry, config.offset_space)
     given = config.model_fields_set
     layout = stored.layout
     preset = PRESETS[config.preset] if "preset" in given else layout.preset

@@ -13,7 +13,11 @@ import pyarrow as pa
 import pytest
 
 from tiered_index import IndexItem, IndexReader, KeyedIndexItem, Lookup, column
+from tiered_index.cli.keys import _Found, _table
 from tiered_index.errors import ConfigError, InvalidArgument, SchemaMismatch
+from tiered_index.format.schema import Schema
+from tiered_index.server.problems import Redaction
+from tiered_index.server.wire import batch_table
 from tiered_index.types import items_table
 
 T = 1_700_000_000_000
@@ -268,3 +272,34 @@ def test_documents_have_the_fields_however_a_class_keeps_them(slots):
         # such as what a cached property leaves
         object.__setattr__(item, "beside", 1)
         assert item.to_dict() == expected | {"tag": "6162"}
+
+
+@pytest.mark.parametrize("name", ["status", "Failed", "position", "begin_ms", "end_ms", "cursor", "lookup", "to_dict"])
+def test_a_column_with_the_name_of_a_field_of_answers(open_index, name):
+    made = type("Named", (KeyedIndexItem,), {"__annotations__": {name: int}, name: column(">u4")})
+    with pytest.raises(ConfigError, match=rf"Named\.{name} has the name of a field of answers"):
+        open_index(item_type=dataclass(frozen=True, kw_only=True)(made))
+
+
+def test_an_older_index_with_such_a_column_stays_readable_and_writable(open_index, storage, clock, monkeypatch):
+    @dataclass(frozen=True, kw_only=True)
+    class Older(KeyedIndexItem):
+        status: int = column(">u2")
+        lookup: int = column(">u2")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Schema, "clashing", lambda *_: None)
+        open_index("root", item_type=Older).close()
+    index = open_index("root", item_type=Older)
+    index.put("t", 0, "k", 1, 2, T, status=3, lookup=4)
+    index.seal()
+    index.run_lifecycle()
+    for kind in (Older, None):
+        with IndexReader.open(storage_backend=storage, clock=clock, item_type=kind) as reader:
+            (answer,) = results = reader.query_many([("t", "k")])
+            assert (answer.status, answer.items[0].status, answer.items[0].lookup) == ("complete", 3, 4)
+            # a table has one column of a name
+            with pytest.raises(InvalidArgument, match="have a column 'status', which is the name of a column of answ"):
+                _table([Lookup(topic="t", key="k")], _Found.of(results))
+            with pytest.raises(InvalidArgument, match="have a column 'lookup'"):
+                batch_table(results, Redaction())

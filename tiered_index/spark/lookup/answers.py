@@ -52,9 +52,9 @@ def column_names(schema: Schema, *, nested: bool, messages: str | None) -> list[
     """Return the names of answers' columns. Raises `InvalidArgument` where a further column of entries has one too."""
     joined = MESSAGE_COLUMNS if messages is not None else ()
     own = {"status", "failed", "position", *joined}
-    if not nested and (clash := [column.name for column in schema.extra if column.name.lower() in own]):
+    if not nested and (clash := schema.clashing(own)) is not None:
         other = "look up with nested=True" if messages is None else "look up without messages"
-        has = f"the index's entries have a column {clash[0]!r}"
+        has = f"the index's entries have a column {clash!r}"
         raise InvalidArgument(f"{has}, which is the name of a column of answers: {other}")
     entry = ["entries"] if nested else ["position", *(name for name, _ in entry_columns(schema))]
     return ["_lookup", "status", "failed", *entry, *joined]
