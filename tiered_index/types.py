@@ -266,6 +266,10 @@ class QueryResult(Answer, Generic[ItemT]):
     `items` are in answer order: second descending, offset descending, queue_id ascending. `status` is ``complete``
     (nothing is missing), ``truncated`` (not proven complete: pass `cursor` to go on; the last page may be empty), or
     ``partial`` (only where the caller allowed it: `failed` names each file that could not be read, and why).
+
+    Of entries of one identity the newest is answered; within a second the one of the greatest `size`, then of the
+    greatest further columns. Each page is folded by itself: an identity that was put at two times can be on two pages.
+    `query_all` answers it once.
     """
 
     items: tuple[ItemT, ...]

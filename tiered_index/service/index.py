@@ -167,8 +167,9 @@ class IndexService(Lookups[ItemT]):
         schema's further columns by name.
 
         (topic, queue_id, offset), and the schema's identity columns, are an entry's identity: of entries of one key
-        that agree in them only the newest is answered, so that putting a message again is harmless. What has no
-        position of its own needs a number that is unique (`column(identity=True)`), or it is lost to lookups.
+        that agree in them only the newest is answered, so that putting a message again is harmless. Within a second the
+        greatest `size` wins, not the last put. What has no position of its own needs a number that is unique
+        (`column(identity=True)`), or it is lost to lookups.
 
         The call is accepted whole or refused whole and never waits for a disk. Raises `InvalidArgument` (fix the call),
         `BackPressure` (slow down and repeat it), `WriterFenced`. Any thread.

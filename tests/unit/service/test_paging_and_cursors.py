@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.support.merging import DAY_S, Merging
 from tiered_index import IndexReader, Lookup
 from tiered_index.errors import InvalidArgument, InvalidCursor
 from tiered_index.format.layout import NATIVE
@@ -213,6 +214,41 @@ def test_an_identity_put_at_two_times_is_one_answer_at_its_newest(open_index):
         [Lookup(topic="t", key="k", max_count=1), Lookup(topic="t", key="k", begin_ms=0, end_ms=T + 8_999)]
     )
     assert [[i.timestamp_ms for i in result] for result in many] == [[T + 9_000], [T + 1_000]]
+
+
+@pytest.mark.parametrize("sizes", [(3, 7), (7, 3)])
+def test_within_a_second_the_greatest_size_is_the_answer_whatever_was_put_last(tmp_path, sizes):
+    """The same in every state of the files: buffered, unsealed, uploaded by two writers' rounds, merged."""
+    life = Merging(tmp_path)
+    try:
+        for size in sizes:
+            life.index.put("t", 0, "k", 5, size, T)
+        life.index.put("t", 0, "l", 5, sizes[0], T)
+        for _ in states(life.index):
+            (many,) = life.index.query_many([("t", "k")])
+            assert [i.size for i in life.index.query("t", "k")] == [i.size for i in many] == [7]
+        life.index.put("t", 0, "l", 5, sizes[1], T)
+        life.publish()
+        assert [i.size for i in life.index.query("t", "l")] == [7]
+        life.later()
+        assert life.merge(DAY_S).sources
+        assert [[i.size for i in life.index.query("t", key)] for key in "kl"] == [[7], [7]]
+    finally:
+        life.close()
+
+
+def test_pages_are_folded_each_by_itself_and_all_of_them_together(index):
+    for offset in range(5):
+        for second in (0, 10):
+            index.put("t", 0, "k", offset, 1, T + 1000 * (second + offset))
+    assert [i.offset for i in index.query("t", "k")] == [4, 3, 2, 1, 0]
+    for count in range(1, 5):
+        assert [i.offset for page in index.query_all("t", "k", max_count=count) for i in page] == [4, 3, 2, 1, 0]
+        cursor, offsets = None, []
+        while cursor is not None or not offsets:
+            page = index.query("t", "k", max_count=count, cursor=cursor)
+            offsets, cursor = [*offsets, *(i.offset for i in page)], page.cursor
+        assert offsets == [4, 3, 2, 1, 0] * 2
 
 
 def test_a_wide_range_has_one_cursor_for_one_and_for_many(index):
