@@ -17,7 +17,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, overload
 
 from typing_extensions import TypeVar
@@ -420,6 +420,7 @@ def table_of(columns: Mapping[str, Any], item_type: type[IndexItem]) -> pa.Table
 
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY_MS = 86_400_000
 
 
 def format_time(time_ms: int | None) -> str:
@@ -430,12 +431,13 @@ def format_time(time_ms: int | None) -> str:
     return moment.isoformat(timespec="milliseconds" if time_ms % 1000 else "seconds").replace("+00:00", "Z")
 
 
-def parse_time(text: str) -> int:
+def parse_time(text: str, *, end: bool = False) -> int:
     """Return the epoch milliseconds of a time as people write it, a bound of a range: a number of them, or ISO 8601.
 
     What lies outside 1970 to 9999 becomes the nearest time within, so that 0 and 2^63 - 1 are no bounds. For example
-    ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14`` (its midnight); UTC
-    where no zone is given. Raises `ValueError` naming the text.
+    ``1700000000000``, ``2023-11-14T22:13:20Z``, ``2023-11-14 22:13:20+08:00`` or ``2023-11-14``; UTC where no zone is
+    given. A date alone is its midnight; as the inclusive `end` of a range it is the day's last millisecond. Raises
+    `ValueError` naming the text.
     """
     text = text.strip()
     if text.isascii() and text.removeprefix("-").isdigit():
@@ -450,4 +452,14 @@ def parse_time(text: str) -> int:
         if moment.tzinfo is None:
             moment = moment.replace(tzinfo=UTC)
         time_ms = (moment - EPOCH) // timedelta(milliseconds=1)
+        if end and _is_date(text):
+            time_ms += _DAY_MS - 1
     return min(max(time_ms, 0), MAX_TIMESTAMP_MS)
+
+
+def _is_date(text: str) -> bool:
+    try:
+        date.fromisoformat(text)
+    except ValueError:
+        return False
+    return True

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from tiered_index.cli.output import Output, counted, error_document, human_bytes
+from tiered_index.cli.output import Output, counted, error_document, human_bytes, likely_seconds
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.names import short_id
 from tiered_index.service.files.compacted import DamagedFile
@@ -176,8 +176,6 @@ def _is_skipped(report: FileReport) -> bool:
 # The time given to a page when the command's time is up: it names what it would have read.
 _MOMENT_S = 1e-6
 
-# Times that are in 1970 as milliseconds, and from 2001 to 2286 as seconds
-_LIKE_SECONDS = range(10**9, 10**10)
 # Unknown topics that are named
 _MOST_TOPICS = 5
 
@@ -327,13 +325,15 @@ class Pages(Generic[R]):
     def _hints(self) -> list[str]:
         """Why nothing was found, where that may surprise."""
         unknown = self.last.unknown_topics
+        seconds = None if self._found or self.end_ms is None else likely_seconds("the range", self.end_ms)
+        asked: list[str] = [] if seconds is None else [seconds]
         if (self._found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
-            return []
+            return asked
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]
         if not files:
             # what it had may have been given up, or have expired
             gone = self.last.lost or self.last.expired_before_ms is not None
-            return [] if gone or self.last.as_of_ms is not None else ["the index has no entries yet"]
+            return asked if gone or self.last.as_of_ms is not None else ["the index has no entries yet", *asked]
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = []
         for topic in unknown[:_MOST_TOPICS]:
@@ -348,12 +348,7 @@ class Pages(Generic[R]):
         first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
         if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
             hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")
-            if self.end_ms is not None and self.end_ms in _LIKE_SECONDS:
-                hints.append(
-                    f"--end {self.end_ms} is {format_time(self.end_ms)}, in milliseconds; did you mean seconds? "
-                    f"Then give {self.end_ms * 1000}"
-                )
-        return hints
+        return hints + asked
 
     @property
     def status(self) -> str:

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from typer import Option
 
-from tiered_index.cli.options import time_option
+from tiered_index.cli.options import LAST, TIME, end_option, time_option
 from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import DiskFull, InvalidArgument
@@ -143,12 +143,10 @@ def export(
     form: Annotated[Format, Option("--format", help="What is written.")] = "parquet",
     topic: Annotated[list[str] | None, Option(help="Only this topic; several times.", show_default=False)] = None,
     begin: Annotated[
-        int | None,
-        Option(parser=time_option, metavar="T", help="Only from here on: epoch ms or ISO 8601.", show_default=False),
+        int | None, Option(parser=time_option, metavar="T", help=f"Only from here on: {TIME}.", show_default=False)
     ] = None,
     end: Annotated[
-        int | None,
-        Option(parser=time_option, metavar="T", help="Only up to here, inclusive to the second.", show_default=False),
+        int | None, Option(parser=end_option, metavar="T", help=f"Only up to here: {LAST}.", show_default=False)
     ] = None,
     slots: Annotated[
         int | None, Option(help="Of --format rocketmq: hash slots a file, as in the broker's configuration.")

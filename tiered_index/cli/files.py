@@ -14,6 +14,8 @@ from typer import Option
 from tiered_index.cli.contents import Array, Contents, contents_of, opened, short_ids
 from tiered_index.cli.explaining import CommandBudget, Pages
 from tiered_index.cli.options import (
+    LAST,
+    TIME,
     CacheDir,
     File,
     FileItems,
@@ -23,6 +25,7 @@ from tiered_index.cli.options import (
     Timeout,
     TokenFile,
     Url,
+    end_option,
     human_duration,
     time_option,
 )
@@ -43,11 +46,9 @@ _UNREAD_SHOWN = 10
 def topics(
     session: Session,
     begin: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Of files from here on: epoch ms or ISO 8601.")
+        int | None, Option(parser=time_option, metavar="T", help=f"Of files from here on: {TIME}.")
     ] = None,
-    end: Annotated[
-        int | None, Option(parser=time_option, metavar="T", help="Of files up to here, inclusive to the second.")
-    ] = None,
+    end: Annotated[int | None, Option(parser=end_option, metavar="T", help=f"Of files up to here: {LAST}.")] = None,
     allow_partial: Annotated[
         bool, Option("--allow-partial", help="List what can be read, name the rest (exit 6).")
     ] = False,

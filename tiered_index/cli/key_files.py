@@ -34,7 +34,7 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
     for where, fields in _rows(file):
         try:
             begin, end = (
-                given if (found := _time(fields.get(name))) is None else found
+                given if (found := _time(fields.get(name), end=name == "end_ms")) is None else found
                 for name, given in (("begin_ms", begin_ms), ("end_ms", end_ms))
             )
             if missing := [name for name in ("topic", "key") if fields.get(name) is None]:
@@ -48,8 +48,10 @@ def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count
         yield Lookup(topic=topic, key=key, begin_ms=begin, end_ms=end, max_count=max_count)
 
 
-def _time(value: Any) -> int | None:
-    return None if value is None or value == "" else parse_time(value if isinstance(value, str) else f"{value}")
+def _time(value: Any, *, end: bool) -> int | None:
+    return (
+        None if value is None or value == "" else parse_time(value if isinstance(value, str) else f"{value}", end=end)
+    )
 
 
 def _rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:

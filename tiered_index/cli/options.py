@@ -37,6 +37,10 @@ def _option(parse: Callable[[str], int]) -> Callable[[str | int], int]:
 
 
 time_option, duration_option, bytes_option = _option(parse_time), _option(parse_duration), _option(parse_bytes)
+end_option = _option(partial(parse_time, end=True))
+# how help describes a time, and the end of a range
+TIME = "epoch ms, or ISO 8601 (UTC without a zone)"
+LAST = "inclusive to the second; a date alone is its whole day"
 
 
 # What writes to an index: ingest, import-classic.
@@ -98,7 +102,7 @@ Tiers = Annotated[
     str | None, Option(metavar="1d,30d", help="Several windows, one after the other; instead of --window.")
 ]
 Begin = Annotated[int | None, Option(parser=time_option, metavar="T", help="Only what begins here or later.")]
-End = Annotated[int | None, Option(parser=time_option, metavar="T", help="Only what ends here or earlier, inclusive.")]
+End = Annotated[int | None, Option(parser=end_option, metavar="T", help="Only what ends here or earlier, inclusive.")]
 MinAge = Annotated[
     int, Option(parser=duration_option, metavar="1h", help="Only windows that ended this long ago.", show_default="1h")
 ]

@@ -116,6 +116,14 @@ def human_seconds(seconds: float) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
 
 
+def likely_seconds(what: str, time_ms: int) -> str | None:
+    """Return what asks whether a time before 1973, at which `what` ends, was meant as seconds; None for later times."""
+    if time_ms >= 10**11:
+        return None
+    asked = f"{what} ends at {format_time(time_ms)}: did you mean milliseconds?"
+    return f"{asked} {time_ms} seconds are {time_ms * 1000}" if time_ms else asked
+
+
 def describe_object(stored: StoredObject) -> dict[str, Any]:
     """Return what a stored object holds, JSON-ready: times are its first and its last second's."""
     return {

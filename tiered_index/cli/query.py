@@ -13,7 +13,18 @@ from typing import TYPE_CHECKING, Any, Literal
 from typer import Argument, Option
 
 from tiered_index.cli.explaining import CommandBudget, Explaining, Pages, lost_text
-from tiered_index.cli.options import CacheDir, MaxBytes, MaxRequests, Timeout, TokenFile, Url, time_option
+from tiered_index.cli.options import (
+    LAST,
+    TIME,
+    CacheDir,
+    MaxBytes,
+    MaxRequests,
+    Timeout,
+    TokenFile,
+    Url,
+    end_option,
+    time_option,
+)
 from tiered_index.cli.output import Cell, Output, counted, human_bytes, states
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.config import IndexConfig
@@ -44,8 +55,8 @@ def query(
     topic: str | None = Argument(None, metavar="TOPIC", help="Topic of the messages.", show_default=False),
     key: str | None = Argument(None, metavar="KEY", help="Key that they carry.", show_default=False),
     tag: bool = Option(False, "--tag", help="KEY is a tag, of a store ingested with --index-tags."),
-    begin: int | None = Option(None, parser=time_option, metavar="T", help="From here on: epoch ms or ISO 8601."),
-    end: int | None = Option(None, parser=time_option, metavar="T", help="Up to here, inclusive to the second."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"From here on: {TIME}."),
+    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Up to here: {LAST}."),
     max_count: int | None = Option(
         None, "--max", help="Answers at most (64); with --all, answers a page (1,000; 256 with --messages)."
     ),
@@ -92,10 +103,10 @@ def query(
     Several --storage, or one prefix below which indexes lie, are read as one: one ordered answer, where each entry says
     its source. Their messages come from what each has archived.
 
-    With --keys the file's columns are topic, key and, where wanted, begin_ms and end_ms (epoch ms or ISO 8601; --begin
-    and --end stand for rows without). Each stored file is read once for 100,000 keys, by a service for 1,000. Answers
-    have a row for each entry, and one for a key without (with --json one a line, then the status); --max is of each
-    key.
+    With --keys the file's columns are topic, key and, where wanted, begin_ms and end_ms (as --begin and
+    --end, which stand for rows without). Each stored file is read once for 100,000 keys, by a service for 1,000.
+    Answers have a row for each entry, and one for a key without (with --json one a line, then the status); --max is of
+    each key.
 
     [bold]Examples[/bold]
 

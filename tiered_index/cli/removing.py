@@ -24,7 +24,7 @@ from tiered_index.cli.options import (
     pairs,
     parse_duration,
 )
-from tiered_index.cli.output import Output, counted, describe_object, human_bytes
+from tiered_index.cli.output import Output, counted, describe_object, human_bytes, likely_seconds
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.retention import Expired, Retention
@@ -144,6 +144,10 @@ def _tell(out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, pric
     out.line(
         f"{counted(len(gone.objects), 'object')} removed long enough ago {would}deleted: {human_bytes(gone.size_bytes)}"
     )
+    for horizon in plan.expired.horizons:
+        for ms in (horizon.before_ms, *(ms for _, ms in horizon.topics)):
+            if ms and (asked := likely_seconds("what expires", ms)) is not None:
+                out.remark(asked)
     if not done:
         out.remark("nothing was changed: --yes does that")
 
@@ -257,6 +261,8 @@ def tell_erased(out: Output, done: Erasure) -> int:
         out.remark(f"no stored file has topic {topic!r}: is it spelled so? Topics are by their exact name")
     for step in done.to_do:
         out.remark(step)
+    if (asked := likely_seconds("what is erased", max(stone.before_ms for stone in done.tombstones))) is not None:
+        out.remark(asked)
     if done.status == "planned":
         out.remark("nothing was changed: --yes does that")
     return _REMAINS if done.status == "remains" else 0

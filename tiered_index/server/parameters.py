@@ -28,10 +28,11 @@ M = TypeVar("M", bound=BaseModel)
 _TIME: dict[str, Any] = {
     "anyOf": [
         {"type": "integer"},
-        {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601"},
+        {"type": "string", "description": "epoch milliseconds, or a time or date by ISO 8601, UTC without a zone"},
     ]
 }
 Time = Annotated[int, BeforeValidator(lambda value: parse_time(str(value))), Field(json_schema_extra=_TIME)]
+End = Annotated[int, BeforeValidator(lambda value: parse_time(str(value), end=True)), Field(json_schema_extra=_TIME)]
 Topic = Annotated[str, Field(min_length=1, max_length=MAX_TOPIC_UNITS, examples=["orders"])]
 Key = Annotated[str, Field(min_length=1, max_length=MAX_KEY_UNITS, examples=["order-4711"])]
 # as the library's `query_all`
@@ -41,7 +42,7 @@ _MAX_COUNT = 64
 # Errors of one request of which the first ones are told: pydantic makes all of them, a KiB each.
 _MOST_ERRORS = 20_000
 BEGIN = "From here on, inclusive to the second: epoch milliseconds or ISO 8601."
-END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601."
+END = "Up to here, inclusive to the second: epoch milliseconds or ISO 8601; a date alone is its whole day."
 
 
 def _is_no_truth(value: Any) -> Any:
@@ -91,7 +92,7 @@ class Range(Bounds):
     """A time range."""
 
     begin_ms: Time | None = Field(None, description=BEGIN)
-    end_ms: Time | None = Field(None, description=END)
+    end_ms: End | None = Field(None, description=END)
 
 
 class OneKey(Range):
@@ -168,7 +169,7 @@ class OneLookup(TypedDict):
     topic: Topic
     key: Key
     begin_ms: NotRequired[Annotated[Time | None, Field(description=BEGIN, json_schema_extra={"default": None})]]
-    end_ms: NotRequired[Annotated[Time | None, Field(description=END, json_schema_extra={"default": None})]]
+    end_ms: NotRequired[Annotated[End | None, Field(description=END, json_schema_extra={"default": None})]]
     max_count: NotRequired[
         Annotated[int, Field(ge=1, json_schema_extra={"default": _MAX_COUNT}), BeforeValidator(_is_no_truth)]
     ]

@@ -77,8 +77,14 @@ def test_query_as_text(run_here, original):
         (
             "orders",
             ("--end", "1700000000"),
-            ["the index has entries from ", "--end 1700000000 is 1970-01-20T16:13:20Z, in milliseconds; did you mean"],
+            [
+                "the index has entries from ",
+                "the range ends at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 seconds are 17000000000",
+            ],
         ),
+        ("orderz", ("--end", "1700000000"), ["the index has", "the range"]),
+        ("orders", ("--end", "86400"), ["the index has entries from ", "the range ends at 1970-01-01T00:01:26"]),
+        ("orders", ("--begin", "2023-11-14", "--end", "2023-11-14"), []),
         ("orders", ("--begin", "2023-11-14T22:13:20Z"), []),
     ],
 )

@@ -72,3 +72,12 @@ def test_a_topic_that_no_file_has_is_told(run_here, store):
         assert planned.document["unknown_topics"] == ([topic] if unknown else [])
         people = run_here(*asked, "--wide")
         assert ("no stored file has topic 'Orders'" in people.out + people.err) is unknown
+
+
+def test_a_bound_in_seconds_is_asked_about(run_here, store):
+    outcome = run_here("erase", "--topic", "orders", "--before", "1700000000", "--storage", store)
+    assert outcome.code == 0, outcome.err
+    assert "what is erased ends at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 sec" in outcome.err
+    outcome = run_here("expire", "--age", "20000d", "--storage", store)
+    assert outcome.code == 0, outcome.err
+    assert "what expires ends at 19" in outcome.err and "did you mean milliseconds?" in outcome.err

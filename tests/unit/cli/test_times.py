@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import pyarrow as pa
 import pytest
 import typer
 
-from tiered_index.cli.options import time_option
+from tiered_index.cli.key_files import read_lookups
+from tiered_index.cli.options import end_option, time_option
+from tiered_index.server.parameters import BatchBody, QueryParameters, Range
+from tiered_index.spark.lookup.plan import times_of
 from tiered_index.types import format_time, parse_time
 
 MOMENT_MS = 1_700_000_000_000
@@ -30,6 +34,36 @@ def test_milliseconds_and_dates():
     assert parse_time("2023-11-14T22:13:20.123Z") == MOMENT_MS + 123
     assert parse_time("2023-11-14") == 1_699_920_000_000
     assert parse_time("0") == 0
+
+
+@pytest.mark.parametrize("text", ["2023-11-14", " 2023-11-14 ", "2023-W46-2"])
+def test_a_date_alone_is_its_midnight_and_as_an_end_its_whole_day(text):
+    begin_ms = 1_699_920_000_000
+    assert (parse_time(text), time_option(text), times_of(pa.array([text]), "t", end=False).to_pylist()) == (
+        begin_ms,
+        begin_ms,
+        [begin_ms],
+    )
+    last_ms = begin_ms + 86_400_000 - 1
+    assert parse_time(text, end=True) == end_option(text) == last_ms
+    assert times_of(pa.array([text, None]), "t", end=True).to_pylist() == [last_ms, None]
+    # HTTP, one and many
+    asked = {"topic": "t", "key": "k", "begin_ms": text, "end_ms": text}
+    many = BatchBody.model_validate({"lookups": [asked]})
+    for one in (QueryParameters.model_validate(asked), Range.model_validate(many.lookups[0], extra="ignore")):
+        assert (one.begin_ms, one.end_ms) == (begin_ms, last_ms)
+
+
+@pytest.mark.parametrize("text", ["2023-11-14T00:00", "2023-11-14 00:00:00", "20231114T000000Z", "1699920000000"])
+def test_a_time_is_an_end_as_it_is(text):
+    assert parse_time(text, end=True) == 1_699_920_000_000
+
+
+def test_a_file_of_keys_has_days_as_ends(tmp_path):
+    file = tmp_path / "keys.ndjson"
+    file.write_text('{"topic": "t", "key": "k", "begin_ms": "2023-11-14", "end_ms": "2023-11-14"}\n')
+    (one,) = read_lookups(file, None, None, 1)
+    assert one.end_ms is not None and one.begin_ms == one.end_ms - 86_399_999
 
 
 @pytest.mark.parametrize(

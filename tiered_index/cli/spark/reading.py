@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 from typer import Option
 
 from tiered_index.cli.explaining import lost_text
-from tiered_index.cli.options import Column, Conf, Constant, Master, Ship, given_columns, pairs, time_option
+from tiered_index.cli.options import (
+    LAST,
+    TIME,
+    Column,
+    Conf,
+    Constant,
+    Master,
+    Ship,
+    end_option,
+    given_columns,
+    pairs,
+    time_option,
+)
 from tiered_index.cli.output import Output, counted, human_bytes, human_seconds
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.spark import given_storage, progress_of, spark_columns, spark_of
@@ -46,8 +58,8 @@ def lookup(
     ),
     column: Column = None,
     topic: str | None = Option(None, help="One topic for all keys."),
-    begin: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or later."),
-    end: int | None = Option(None, parser=time_option, metavar="T", help="Only entries stored then or earlier."),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Only from here on: {TIME}."),
+    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Only up to here: {LAST}."),
     max_count: int = Option(64, "--max", min=1, help="Entries a key, the newest."),
     nested: bool = Option(False, "--nested", help="One row a key, its entries in an array."),
     allow_partial: bool = Option(False, "--allow-partial", help="Name files that can't be read, don't fail."),
@@ -169,12 +181,8 @@ def audit(
     ),
     column: Column = None,
     constant: Constant = None,
-    begin: int | None = Option(
-        None, parser=time_option, metavar="T", help="Compare from here on; a date alone is its midnight."
-    ),
-    end: int | None = Option(
-        None, parser=time_option, metavar="T", help="Compare up to this second; a date alone is its midnight."
-    ),
+    begin: int | None = Option(None, parser=time_option, metavar="T", help=f"Compare from here on: {TIME}."),
+    end: int | None = Option(None, parser=end_option, metavar="T", help=f"Compare up to here: {LAST}."),
     report: str | None = Option(
         None, metavar="PARQUET", help="Write what was found, a row each, to this path or s3:// object."
     ),

@@ -335,7 +335,7 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
         elif found in _INTEGERS:
             fields[name] = fields[name].cast("bigint")
         elif found == "string":
-            fields[name] = _times(fields[name], named)
+            fields[name] = _times(fields[name], named, end=name == "end_ms")
         else:
             wanted = "integers (epoch milliseconds), a timestamp with time zone, or text of either"
             raise InvalidArgument(f"column {named} is {found}; {wanted} are needed")
@@ -346,11 +346,11 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     return Keys(frame, fields, given, names)
 
 
-def _times(texts: Any, named: str) -> Any:
+def _times(texts: Any, named: str, *, end: bool) -> Any:
     from pyspark.sql.pandas.functions import arrow_udf
 
     def parsed(values: pa.Array) -> pa.Array:
-        return times_of(values, named)
+        return times_of(values, named, end=end)
 
     make: Any = arrow_udf  # whose declared overloads ask for what it infers
     return make(parsed, "bigint")(texts)

@@ -38,13 +38,15 @@ def shown(text: str) -> str:
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}..."
 
 
-def times_of(texts: pa.Array, column: str) -> pa.Array:
-    """Return the epoch milliseconds (i64, n) of texts, null for null. Raises `InvalidArgument` naming the column."""
+def times_of(texts: pa.Array, column: str, *, end: bool) -> pa.Array:
+    """Return the epoch milliseconds (i64, n) of texts, null for null, as `parse_time`. Raises `InvalidArgument` naming
+    the column.
+    """
     encoded = texts.dictionary_encode()
     times = []
     for text in encoded.dictionary.to_pylist():
         try:
-            times.append(parse_time(shown(text.strip())))
+            times.append(parse_time(shown(text.strip()), end=end))
         except ValueError as error:
             raise InvalidArgument(f"column {column}: {error}") from error
     return pa.array(times, pa.int64()).take(encoded.indices)
