@@ -8,6 +8,7 @@
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
 | repair         | `CorruptFile`, `UnsupportedVersion` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
+| open it anew   | `IndexClosed` |
 
 Every class carries `exit_code`, the command line's exit status. A failure is never reported as success, as `None` or as
 a short list.
@@ -23,6 +24,7 @@ __all__ = [
     "ConfigError",
     "CorruptFile",
     "DiskFull",
+    "IndexClosed",
     "InvalidArgument",
     "InvalidCursor",
     "LockHeld",
@@ -61,6 +63,13 @@ class InvalidArgument(TieredIndexError, ValueError):
 
 class InvalidCursor(InvalidArgument):
     """A cursor that was altered, or that belongs to another query."""
+
+
+class IndexClosed(TieredIndexError):
+    """The index was closed before or during the call, or another process opened it, of which this one is a fork.
+
+    The call itself was right: open the index anew and repeat it.
+    """
 
 
 class ConfigError(TieredIndexError):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.log_records import publish
 from tiered_index import IndexReader
-from tiered_index.errors import InvalidArgument, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
+from tiered_index.errors import IndexClosed, LockHeld, NotAnIndex, StorageUnavailable, WriterFenced
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, StoredObject
 from tiered_index.storage.memory import MemoryStorage
@@ -234,7 +234,7 @@ def test_a_closed_index_does_nothing(make_world):
         lambda: service.query("t", "k"),
         lambda: service.query_many([]),
     ):
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             call()
 
 

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from tiered_index import Lookup
-from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.threads import DaemonPool
 from tiered_index.testing.storage_faults import FaultStorage
 
@@ -76,7 +76,7 @@ def test_lookups_under_way_end(stored, beside):
     for lookup in lookups:
         check(lookup)
     for act in (ask, ask_many):
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             act(index)
     check_threads(before)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed
 from tiered_index.testing.disk_faults import FaultDisk
 
 NOW_MS = 1_700_000_000_000
@@ -66,7 +66,7 @@ def test_a_flush_or_a_close_of_files_without_memory(open_index, tmp_path, backgr
     disk.scant = False
     assert [name for name in open_below(tmp_path) if " (deleted)" not in name] == []
     service.close()  # again: nothing
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(IndexClosed):
         service.put("t", 0, "k", 9, 1, NOW_MS)
     check_reopened(open_index)
 

@@ -9,7 +9,7 @@ from collections import UserDict
 
 import pytest
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed
 
 NOW_MS = 1_700_000_000_000
 
@@ -73,7 +73,9 @@ def test_a_put_that_returned_is_flushed(open_index, beside, monkeypatch, put):
     assert closing.ended()
     assert closing.error is None
     if putting.error is not None:
-        assert isinstance(putting.error, InvalidArgument), repr(putting.error)
+        assert isinstance(putting.error, IndexClosed), repr(putting.error)
         assert "closed" in str(putting.error)
+        # a caller that skips bad messages must not skip this one
+        assert not isinstance(putting.error, ValueError)
     kept = [2, 1] if putting.error is None else [1]
     assert [item.offset for item in open_index().query("t", "k")] == kept

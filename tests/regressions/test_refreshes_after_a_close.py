@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed
 
 NOW_MS = 1_700_000_000_000
 
@@ -33,9 +33,9 @@ def test_a_closed_reader_reads_nothing_more(tmp_path, kind, beside):
     assert number > 0
     reader.close()
     for _ in range(2):
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             reader.refresh()
-    with pytest.raises(InvalidArgument, match="closed"):
+    with pytest.raises(IndexClosed, match="closed"):
         reader.query("t", "k")
     assert open_below(tmp_path) == before
     assert reader.log_state.number == number

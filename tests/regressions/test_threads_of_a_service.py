@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed
 from tiered_index.service.threads import Worker
 from tiered_index.testing.disk_faults import FaultDisk
 
@@ -75,7 +75,7 @@ def test_a_fork_of_the_process_is_told_and_ends(tmp_path):
     if not child:
         try:
             service.flush()
-        except InvalidArgument as error:
+        except IndexClosed as error:
             service.close()
             os._exit(7 if "fork" in str(error) else 1)
         os._exit(2)

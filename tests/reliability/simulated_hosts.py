@@ -19,7 +19,7 @@ from tiered_index import IndexConfig, IndexService
 from tiered_index.errors import (
     BackPressure,
     DiskFull,
-    InvalidArgument,
+    IndexClosed,
     LockHeld,
     StorageError,
     TieredIndexError,
@@ -280,7 +280,7 @@ class Writers:
         self.scheduler.note(f"{type(error).__name__}: {error}".replace(str(self.folder), "")[:200])
         fenced = host.service is not None and host.service._session.epoch < self.truth.state.epoch
         if (
-            (isinstance(error, InvalidArgument) and host.closing and "closed" in str(error))
+            (isinstance(error, IndexClosed) and host.closing)
             or (isinstance(error, WriterFenced) and (fenced or host.service is None))
             or isinstance(error, BackPressure)
             or (isinstance(error, LockHeld) and host.service is not None and not host.service._session.claimed)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.storage.sqlite_probes import HookedClock, raw
-from tiered_index.errors import InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import IndexClosed, ObjectNotFound, StorageUnavailable
 from tiered_index.storage.sqlite import connections
 from tiered_index.storage.sqlite.storage import SqliteStorage
 
@@ -133,7 +133,7 @@ def test_connections_are_few_and_closed(path: Path) -> None:
             assert lent.result(30) == "object"
         assert _open_files(path) == 0
     for call in (lambda: storage.get("object"), lambda: storage.put("object", b""), lambda: list(storage.list())):
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             call()
 
 

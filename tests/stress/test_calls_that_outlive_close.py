@@ -13,7 +13,7 @@ import pytest
 
 from tests.stress.crew import Crew
 from tiered_index import IndexService
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.disk_faults import FaultDisk
@@ -43,7 +43,7 @@ def test_a_late_call_does_nothing(tmp_path, monkeypatch, name):
     monkeypatch.setattr(service, "_check_open", held)
 
     def call():
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             getattr(service, name)()
         ended.append(True)
 

@@ -17,7 +17,7 @@ from tests.stress.crew import Crew
 from tests.stress.ledger import Ledger
 from tests.stress.traffic import Source, batch_of, look
 from tiered_index import IndexReader, IndexService
-from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.errors import BackPressure, IndexClosed
 from tiered_index.storage.disk import TEMPORARY_PREFIX
 from tiered_index.storage.memory import MemoryStorage
 
@@ -29,7 +29,7 @@ def until_closed(act, ends):
     while True:
         try:
             act()
-        except InvalidArgument as error:
+        except IndexClosed as error:
             assert "closed" in str(error)
             ends.append(act)
             return
@@ -88,9 +88,10 @@ def close_in_the_middle(folder, disk, seed, *, background):
         crew.stop.wait(random.Random(seed).random() * 0.1)
         crew.wait_for([crew.begin(f"close-{number}", service.close) for number in range(2)])
         assert service.health()["buffered_entries"] == 0
+        # a put may have returned whose writer has not noted it yet
+        crew.wait_for(threads)
         with IndexService.open(background=False, **settings) as again:
             assert ledger.check_whole(again.query) == len(ledger.rows)
-        crew.wait_for(threads)
         crew.finish()
         assert len(ends) == len(works), "everybody was told"
     with IndexService.open(background=False, **settings) as again:

@@ -19,6 +19,7 @@ from tiered_index.errors import (
     BudgetExceeded,
     ConfigError,
     CorruptFile,
+    IndexClosed,
     InvalidArgument,
     LockHeld,
     PartialAnswer,
@@ -57,6 +58,7 @@ _STATUS: tuple[tuple[type[TieredIndexError], int, int | None], ...] = (
     (StorageError, 502, None),
     (CorruptFile, 502, None),
     (BackPressure, 503, _RETRY_S),
+    (IndexClosed, 503, _RETRY_S),
     (ConfigError, 500, None),
 )
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
     batch_columns,
@@ -40,7 +40,7 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.lookups import Lookups
 from tiered_index.service.lookup.query import Files
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads import Stopped, Worker
+from tiered_index.service.threads import Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -172,7 +172,7 @@ class IndexService(Lookups[ItemT]):
         (`column(identity=True)`), or it is lost to lookups.
 
         The call is accepted whole or refused whole and never waits for a disk. Raises `InvalidArgument` (fix the call),
-        `BackPressure` (slow down and repeat it), `WriterFenced`. Any thread.
+        `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
         """
         if self._closed or self._session.fenced is not None:
             self._check_writable()
@@ -334,7 +334,7 @@ class IndexService(Lookups[ItemT]):
             return
         try:
             self._writer.call(self._close)
-        except Stopped:
+        except IndexClosed:
             if self._closing != []:
                 raise
         self._writer.stop()
@@ -345,7 +345,7 @@ class IndexService(Lookups[ItemT]):
     def abandon(self) -> None:
         """Release everything without flushing, as a crash would: for tests and for fenced writers."""
         self._closed = True
-        with contextlib.suppress(Stopped):
+        with contextlib.suppress(IndexClosed):
             self._writer.call(self._abandon)
         self._writer.stop()
 
@@ -406,7 +406,7 @@ class IndexService(Lookups[ItemT]):
         """Return the handles of all files and buffered chunks that may hold entries of the inclusive seconds.
 
         The buffer is read before the catalog, so that an entry being flushed is seen at least once. Raises
-        `InvalidArgument` where the index was closed meanwhile: closing empties the catalog.
+        `IndexClosed` where the index was closed meanwhile: closing empties the catalog.
         """
         found: list[Handle] = []
         for chunk in self._buffer.snapshot():
@@ -430,7 +430,7 @@ class IndexService(Lookups[ItemT]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidArgument("the index is closed")
+            raise IndexClosed("the index is closed")
 
 
 def _flush(opened: list[Parts]) -> None:

@@ -18,7 +18,15 @@ from typing import Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageError
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    IndexClosed,
+    InvalidArgument,
+    NotAnIndex,
+    SchemaMismatch,
+    StorageError,
+)
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING, Expired
@@ -296,7 +304,7 @@ class IndexReader(Lookups[ItemT]):
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidArgument("the reader is closed")
+            raise IndexClosed("the reader is closed")
 
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]

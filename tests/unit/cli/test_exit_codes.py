@@ -35,6 +35,7 @@ RAISED = {
     errors.BudgetExceeded("bad"): 6,
     errors.BackPressure("bad"): 7,
     errors.DiskFull("bad"): 7,
+    errors.IndexClosed("bad"): 70,
     RuntimeError("bad"): 70,
     KeyboardInterrupt(): 130,
 }

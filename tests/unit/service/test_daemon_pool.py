@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tests.support.thread_limit import ThreadLimit
-from tiered_index.errors import InvalidArgument, StorageUnavailable
+from tiered_index.errors import IndexClosed, StorageUnavailable
 from tiered_index.service import threads as pool_module
 from tiered_index.service.threads import DaemonPool
 
@@ -90,7 +90,7 @@ def test_a_closed_pool_says_so() -> None:
     pool = DaemonPool(1, NAME)
     pool.close()
     pool.close()
-    with pytest.raises(InvalidArgument, match="closed"):
+    with pytest.raises(IndexClosed, match="closed"):
         pool.submit(int)
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from tiered_index import IndexReader, KeyedIndexItem, MergeOptions, column, hash_key
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.lookup.export import entries_checksum, export_schema
 from tiered_index.service.merge.run import merge
@@ -170,7 +170,7 @@ def test_what_cannot_be_read_fails_the_export(open_index, storage, clock, tmp_pa
     put(index, range(30, 35))
     export = index.export(begin_ms=T + 30_000)
     index.close()
-    with pytest.raises(InvalidArgument, match="closed"):
+    with pytest.raises(IndexClosed, match="closed"):
         next(export)
 
 

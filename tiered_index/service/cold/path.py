@@ -21,6 +21,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
+    IndexClosed,
     InvalidArgument,
     ObjectNotFound,
     StorageError,
@@ -216,7 +217,7 @@ class ColdPath:
             pieces.update(self._fetch_span(stored, spans[0]))
         elif spans:
             if self._closed:
-                raise InvalidArgument("the index was closed during the lookup")
+                raise IndexClosed("the index was closed during the lookup")
             with active_context().with_threads(self._range_reads.submit).active():
                 for some in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
                     pieces.update(some)
@@ -331,7 +332,7 @@ class ColdPath:
             raise MissingObject(stored.name, self.storage.uri) from error
         except InvalidArgument as error:  # our own ranges lie within what the log says
             if self._closed:
-                raise
+                raise IndexClosed("the index was closed during the lookup") from error
             raise CorruptFile(
                 stored.name, f"shorter than the log says ({error})", expected=stored.size_bytes
             ) from error

@@ -20,7 +20,7 @@ from tiered_index.clock import StepTimes
 from tiered_index.errors import (
     BackPressure,
     DiskFull,
-    InvalidArgument,
+    IndexClosed,
     ObjectNotFound,
     StorageError,
     TieredIndexError,
@@ -109,7 +109,7 @@ class Lifecycle:
     def _round(self) -> tuple[Progress, list[TieredIndexError]]:
         with self._lock:
             if self._closed:
-                raise InvalidArgument("the index is closed")
+                raise IndexClosed("the index is closed")
             self._failed = {}
             progress = Progress()
             self._context.flusher.roll_older_than(
@@ -165,7 +165,7 @@ class Lifecycle:
         return swept
 
     def end(self) -> None:
-        """From here on `run_once` raises `InvalidArgument`: the root is somebody else's."""
+        """From here on `run_once` raises `IndexClosed`: the root is somebody else's."""
         with self._lock:
             self._closed = True
 

@@ -82,7 +82,7 @@ class Export(Iterator[pa.RecordBatch]):
     that both are those of the whole export at its end. `most_entries` bounds the number of entries. `log_number` is the
     position of the storage's log.
 
-    A batch raises `CorruptFile` or `StorageUnavailable` where a file can't be read, and `InvalidArgument` where the
+    A batch raises `CorruptFile` or `StorageUnavailable` where a file can't be read, and `IndexClosed` where the
     index was closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow take it by
     `__arrow_c_stream__`.
     """

@@ -90,9 +90,9 @@ class Lookups(ABC, Generic[ItemT]):
         reader does not see what its writer has not flushed. `cursor` continues a truncated answer. `max_requests`,
         `max_bytes` (read from the storage) and `timeout_s` bound what the lookup may cost.
 
-        Raises `InvalidArgument`, `InvalidCursor`; where a file can't be read `StorageUnavailable`, `CorruptFile` or
-        `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found. With
-        `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
+        Raises `InvalidArgument`, `InvalidCursor`, `IndexClosed`; where a file can't be read `StorageUnavailable`,
+        `CorruptFile` or `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found.
+        With `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
         """
         self._check_open()
         limits = _limits(max_requests, max_bytes, timeout_s)
@@ -356,7 +356,7 @@ class Lookups(ABC, Generic[ItemT]):
 
     @abstractmethod
     def _check_open(self) -> None:
-        """Raise `InvalidArgument` where it is closed."""
+        """Raise `IndexClosed` where it is closed."""
 
     def _once(self, files: Files) -> Files:
         """Return `files` without local ones that a record has removed."""

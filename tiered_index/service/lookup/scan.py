@@ -21,7 +21,7 @@ from typing import NamedTuple, TypeVar
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
-    InvalidArgument,
+    IndexClosed,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -180,7 +180,7 @@ class FileReader:
         self._closed = False
 
     def close(self, until_s: float | None = None) -> None:
-        """Stop the pool; running lookups end with an answer or `InvalidArgument`. As `DaemonPool.close`."""
+        """Stop the pool; running lookups end with an answer or `IndexClosed`. As `DaemonPool.close`."""
         # what is queued runs and finds the engine closed: a cancelled future would leave its lookup waiting for ever
         self._closed = True
         self._pool.close(until_s)
@@ -282,7 +282,7 @@ class FileReader:
         if scan.stop or (scan.errors and scan.failed):
             return
         if self._closed:
-            raise InvalidArgument("the index was closed during the lookup")
+            raise IndexClosed("the index was closed during the lookup")
         if scan.can_skip(search.handle.second_max):
             search.end("skipped_budget")
         else:

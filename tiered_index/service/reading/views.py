@@ -23,7 +23,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import (
     BudgetExceeded,
     CorruptFile,
-    InvalidArgument,
+    IndexClosed,
     NotAnIndex,
     StorageError,
     StorageUnavailable,
@@ -278,7 +278,7 @@ class IndexView:
         begun_s = self._clock.monotonic_s()
         state = self._read_log()
         if self._closed:
-            raise InvalidArgument("the index was closed while its log was read")
+            raise IndexClosed("the index was closed while its log was read")
         self._log_error = None
         self._show(state)
         self._refreshed_s = begun_s

@@ -29,7 +29,7 @@ from contextvars import copy_context
 from functools import partial
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, cast
 
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable, TieredIndexError
 from tiered_index.storage.metering import active_context, remaining_s
 
 T = TypeVar("T")
@@ -100,14 +100,14 @@ class DaemonPool:
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have `call(*arguments)` run in a copy of the caller's context, so that its requests count to the lookup.
-        Where no further thread can be started the call waits for an existing one. Raises `InvalidArgument` where the
+        Where no further thread can be started the call waits for an existing one. Raises `IndexClosed` where the
         pool is closed, `NoThread` where it has no thread and can't start one; then nothing was queued.
         """
         future: Future[T] = Future()
         work = self._work
         with self._lock:
             if self._closed:
-                raise InvalidArgument("the index was closed during the lookup")
+                raise IndexClosed("the index was closed during the lookup")
             if work.count(1) > len(work.threads) < self._most:
                 try:
                     self._start()
@@ -166,10 +166,6 @@ _MAX_BACKOFF_S = 30.0
 # a wait that every system can make; after it comes a round
 _LONGEST_S = 86_400.0
 _log = logging.getLogger(__name__)
-
-
-class Stopped(InvalidArgument):
-    """The worker makes no more calls."""
 
 
 def synchronized(method: Callable[Concatenate[S, P], T]) -> Callable[Concatenate[S, P], T]:
@@ -257,7 +253,7 @@ class Worker:
             self._started = True
 
     def call(self, action: Callable[[], T]) -> T:
-        """Have the worker run `action`, even where the wait is interrupted. Raises as it, `Stopped`, `NoThread`."""
+        """Have the worker run `action`, even where the wait is interrupted. Raises as it, `IndexClosed`, `NoThread`."""
         if self._thread is threading.current_thread():
             return action()
         return cast(T, self._ask(action).wait())
@@ -268,9 +264,9 @@ class Worker:
 
     def _ask(self, action: Callable[[], T]) -> _Task[T]:
         if self.is_foreign:
-            raise Stopped("the index was opened by another process, of which this one is a fork: open it anew")
+            raise IndexClosed("the index was opened by another process, of which this one is a fork: open it anew")
         if sys.is_finalizing():
-            raise Stopped("the interpreter is ending, its threads have stopped: close the index before")
+            raise IndexClosed("the interpreter is ending, its threads have stopped: close the index before")
         if not self._started:
             self.start()
         task = _Task(action)
@@ -330,7 +326,7 @@ class Worker:
             while True:
                 task = self._tasks.get_nowait()
                 if task is not None:
-                    task.fail(Stopped("the index is closed"))
+                    task.fail(IndexClosed("the index is closed"))
 
     def _round_failed(self, run_once: Callable[[], object]) -> bool:
         try:

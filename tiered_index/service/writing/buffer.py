@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.errors import BackPressure, InvalidArgument
+from tiered_index.errors import BackPressure, IndexClosed
 from tiered_index.format.hashing import HashRule, code_units
 from tiered_index.format.metadata import NamedStats, topic_stats
 from tiered_index.format.schema import Schema, struct_format
@@ -307,7 +307,7 @@ class WriteBuffer:
 
     def _admit(self, entries: int, size_bytes: int) -> None:
         if self._closed:
-            raise InvalidArgument("the index is closed")
+            raise IndexClosed("the index is closed")
         rows = self._open
         held, held_bytes = self._entries + len(rows.keys), self._bytes + rows.size_bytes
         if held and (held + entries > self._max_entries or held_bytes + size_bytes > self._max_bytes):

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 
 from tiered_index.clock import Clock
-from tiered_index.errors import InvalidArgument, TieredIndexError
+from tiered_index.errors import IndexClosed, TieredIndexError
 from tiered_index.service.answers.validation import Columns
 from tiered_index.service.log.records import max_positions
 from tiered_index.service.writing.appenders import Appender
@@ -54,13 +54,13 @@ class Flusher:
     _lock: threading.RLock = field(default_factory=threading.RLock)
 
     def end(self) -> None:
-        """From here on every call raises `InvalidArgument`: the files are somebody else's."""
+        """From here on every call raises `IndexClosed`: the files are somebody else's."""
         with self._lock:
             self._closed = True
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidArgument("the index is closed")
+            raise IndexClosed("the index is closed")
 
     def run_once(self) -> int:
         """Flush what is buffered now; return how many entries became durable. Raises typed errors; nothing is lost."""

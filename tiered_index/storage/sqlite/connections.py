@@ -34,7 +34,7 @@ from urllib.parse import quote
 from tiered_index.errors import (
     CorruptFile,
     DiskFull,
-    InvalidArgument,
+    IndexClosed,
     StorageMisconfigured,
     StorageUnavailable,
     TieredIndexError,
@@ -273,7 +273,7 @@ class ConnectionPool:
         with self._state:
             self._state.wait_for(lambda: not self._forking, self._timeout_s)
             if self._closed:
-                raise InvalidArgument(f"the storage {self.path} is closed")
+                raise IndexClosed(f"the storage {self.path} is closed")
             if self._forked_while_lent:
                 raise StorageUnavailable(
                     f"{self.path} was in use by another thread when this process was forked; start it afresh"

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.cold_index import ColdIndex, Read, Recorder, cold_index
 from tiered_index import IndexReader
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import IndexClosed, InvalidArgument
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 
@@ -68,7 +68,7 @@ def test_a_lookup_in_its_callers_thread(made: ColdIndex, warm: bool) -> None:
         storage.close()
         release.set()
         closed.result(30)
-        assert isinstance(asked.exception(30), InvalidArgument)
+        assert isinstance(asked.exception(30), IndexClosed)
     reader.close()
 
 
@@ -89,4 +89,4 @@ def test_lookups_of_all_files_from_many_threads(made: ColdIndex, tmp_path: Path)
             ends = [pool.submit(ask) for _ in range(4)]
             begun.wait(30)
             reader.close()
-            assert {type(end.exception(30)) for end in ends} == {InvalidArgument}
+            assert {type(end.exception(30)) for end in ends} == {IndexClosed}

@@ -16,7 +16,14 @@ from tests.support.cold_index import ColdIndex, Read, cold_index, spoiled
 from tests.support.staging import merge_all
 from tiered_index import IndexReader, Lookup
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
+from tiered_index.errors import (
+    BudgetExceeded,
+    CorruptFile,
+    IndexClosed,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageUnavailable,
+)
 from tiered_index.format.bloom import block_may_hold, block_number, filter_hash
 from tiered_index.format.hashing import fingerprint, key_hash
 from tiered_index.testing.model import Answer
@@ -266,7 +273,7 @@ def test_a_filter_is_fetched_on_demand(made: ColdIndex, absent: list[str], tmp_p
         made.storage.reset()
         assert reader.fetch_filter(made.stored[0].file_id)
         assert len(filter_reads(made)) == (0 if local else 1)
-    with pytest.raises(InvalidArgument, match="closed"):
+    with pytest.raises(IndexClosed, match="closed"):
         reader.fetch_filter(made.stored[0].file_id)
 
 

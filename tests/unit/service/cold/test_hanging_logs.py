@@ -17,7 +17,7 @@ from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, pu
 from tests.support.hanging import beside, until
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument
+from tiered_index.errors import BudgetExceeded, CorruptFile, IndexClosed
 from tiered_index.service import reader as reader_module
 from tiered_index.service import threads as workers
 from tiered_index.service.reading import views
@@ -222,11 +222,11 @@ def test_a_close_does_not_wait_for_a_request_that_hangs(made: ColdIndex, storage
     assert closed() is None
     storage.clear()
     hang.release.set()
-    assert isinstance(lookup(), InvalidArgument | QueryResult)
+    assert isinstance(lookup(), IndexClosed | QueryResult)
     until(lambda: not any(thread.name.startswith("tiered-index") for thread in threading.enumerate()))
     assert reader._views[0].catalog.all() == []
     for ask in (lambda: reader.query("t", "all"), reader.refresh):
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             ask()
 
 

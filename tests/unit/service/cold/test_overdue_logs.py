@@ -14,7 +14,7 @@ import pytest
 from tests.support.cold_index import BASE_MS, ColdIndex, cold_index, columns, put
 from tiered_index import IndexReader, Lookup, QueryResult
 from tiered_index.clock import ManualClock
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable
+from tiered_index.errors import BudgetExceeded, IndexClosed, StorageUnavailable
 from tiered_index.service.reading.views import IndexView
 from tiered_index.storage.base import ObjectInfo, WrapperStorage
 from tiered_index.testing.model import Answer
@@ -164,7 +164,7 @@ def test_a_join_of_a_closed_reader_ends(made: ColdIndex, storage: FaultStorage) 
     def ask() -> None:
         try:
             reader.query("t", "all")
-        except InvalidArgument as error:
+        except IndexClosed as error:
             ends.append(error)
 
     asking = threading.Thread(target=ask, daemon=True)

@@ -9,7 +9,14 @@ import pytest
 
 from tests.support.several_indexes import Cluster, Watched, of, rows
 from tiered_index import IndexReader
-from tiered_index.errors import ConfigError, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
+from tiered_index.errors import (
+    ConfigError,
+    IndexClosed,
+    InvalidArgument,
+    NotAnIndex,
+    SchemaMismatch,
+    StorageUnavailable,
+)
 from tiered_index.service.reading import views
 from tiered_index.storage.base import Storage
 from tiered_index.storage.memory import MemoryStorage
@@ -96,7 +103,7 @@ def test_a_close_closes_all(cluster, opened):
     assert all(storage.closed for storage in opened)
     assert {thread.name for thread in threading.enumerate()} <= before
     for ask in (lambda: reader.query("t", "k"), reader.refresh, reader.files, lambda: reader.query_many([])):
-        with pytest.raises(InvalidArgument, match="closed"):
+        with pytest.raises(IndexClosed, match="closed"):
             ask()
 
 
