@@ -141,7 +141,8 @@ class ObjectExists(StorageError):
 class CorruptFile(TieredIndexError):
     """Bytes that contradict their checksum or their structure; none of them were used.
 
-    Attributes: `file` (path or object name), `problem`, `offset` (byte position or None), `expected`, `found`.
+    Attributes: `file` (path or object name), `problem`, `offset` (byte position or None), `expected`, `found`. The text
+    never quotes stored bytes: a `found` of bytes is not in it.
     """
 
     exit_code = 4
@@ -150,7 +151,9 @@ class CorruptFile(TieredIndexError):
         self, file: str, problem: str, *, offset: int | None = None, expected: object = None, found: object = None
     ) -> None:
         place = f" at byte {offset}" if offset is not None else ""
-        detail = f" (expected {expected!r}, found {found!r})" if expected is not None or found is not None else ""
+        shown = None if isinstance(found, bytes | bytearray | memoryview) else found
+        told = [f"{name} {value!r}" for name, value in (("expected", expected), ("found", shown)) if value is not None]
+        detail = f" ({', '.join(told)})" if told else ""
         super().__init__(f"{file}: {problem}{place}{detail}")
         self.file = file
         self.problem = problem

@@ -146,6 +146,5 @@ def read_header(data: bytes | memoryview, file: str) -> Header:
         raise CorruptFile(file, "shorter than a header", expected=HEADER_SIZE, found=len(data))
     header = Header(*_HEADER.unpack_from(data))
     if header.magic not in _MAGICS:
-        expected, found = [f"{m:#x}" for m in sorted(_MAGICS)], f"{header.magic:#x}"
-        raise CorruptFile(file, "wrong magic", offset=0, expected=expected, found=found)
+        raise CorruptFile(file, "wrong magic", offset=0, expected=[f"{m:#x}" for m in sorted(_MAGICS)])
     return header

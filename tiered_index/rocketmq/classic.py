@@ -96,7 +96,7 @@ def decode_header(data: bytes, file: str = "index file") -> ClassicHeader:
     header = ClassicHeader(*_header.unpack_from(data))
     header = header._replace(index_count=max(header.index_count, 1))
     if header.slots_in_use < 0 or header.begin_offset < 0 or header.end_offset < 0:
-        raise CorruptFile(file, "the header holds a negative count or offset", offset=0, found=header)
+        raise CorruptFile(file, "the header holds a negative count or offset", offset=0)
     return header
 
 
@@ -116,8 +116,7 @@ class ClassicIndexFile:
         self.file = file
         self.header = decode_header(bytes(data[:HEADER_BYTES]), file)
         if self.header.index_count > geometry.items:
-            found = self.header.index_count
-            raise CorruptFile(file, "more entries than items", offset=36, expected=geometry.items, found=found)
+            raise CorruptFile(file, "more entries than items", offset=36, expected=f"at most {geometry.items:,}")
 
     @classmethod
     def create(

@@ -6,6 +6,7 @@ audit log, also where it fails. Threads: handlers run on the event loop and neve
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -16,7 +17,7 @@ from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from tiered_index.errors import BudgetExceeded, InvalidArgument, TieredIndexError
-from tiered_index.rocketmq.archive.messages import describe_fetched, messages_by_id
+from tiered_index.rocketmq.archive.messages import RocketmqMessages, describe_fetched, messages_by_id
 from tiered_index.server import parameters, wire
 from tiered_index.server.calls import Allowance
 from tiered_index.server.health import HealthRoutes, caller_of
@@ -31,6 +32,8 @@ from tiered_index.service.lookup.messages import MessagesResult
 from tiered_index.types import Explain, QueryResult
 
 _NO_EXPLAIN = Explain()
+# The least time of an answer that withholds what lies at a place.
+_WITHHELD_S = 0.2
 
 
 class LookupRoutes(HealthRoutes):
@@ -87,7 +90,13 @@ class LookupRoutes(HealthRoutes):
                 return encoded(answer)
             return wire.encode(wire.answer_document(answer, self.served.redaction, files=files))
 
-        return await self.answer(request, allowance, act, wire.JSON, claim=claim)
+        began_s = time.monotonic()
+        try:
+            return await self.answer(request, allowance, act, wire.JSON, claim=claim)
+        finally:
+            if _withheld(request):
+                # the time must not tell what lies at a place, either
+                await asyncio.sleep(_step_s(time.monotonic() - began_s))
 
     def _told(self, request: Request, kind: str, what: dict[str, Any], look_up: Callable[[], Any]) -> Any:
         """Return what a lookup returns; it is counted and told to the audit log, also where it fails."""
@@ -109,6 +118,7 @@ class LookupRoutes(HealthRoutes):
                     "caller": caller_of(request).name,
                     "lookup": kind,
                     **what,
+                    **_withheld(request),
                     "status": status,
                     "count": count,
                     "requests": explain.requests,
@@ -225,9 +235,10 @@ class LookupRoutes(HealthRoutes):
         caller_of(request).need_topic(asked.topic)
         self._check_count(asked.max_count)
         allowance = asked.allowance(self.served.caps, self.prices)
+        source = self._messages_for(caller_of(request))
 
         def look_up() -> MessagesResult:
-            return self.served.lookups.messages(
+            answer = self.served.lookups.messages(
                 asked.topic,
                 asked.key,
                 asked.begin_ms,
@@ -235,10 +246,11 @@ class LookupRoutes(HealthRoutes):
                 asked.max_count,
                 asked.cursor,
                 asked.allow_partial,
-                source=CountedMessages(self.served.messages, request.state.held),
+                source=CountedMessages(source, request.state.held),
                 timeout_s=allowance.left_s(),
                 max_message_bytes=self.served.caps.message_bytes,
             )
+            return self._leveled(request, answer)
 
         return await self._answer(
             request,
@@ -256,26 +268,22 @@ class LookupRoutes(HealthRoutes):
         if asked.topic is not None:
             caller.need_topic(asked.topic)
         allowance = asked.allowance(self.served.caps, self.prices)
+        source = self._messages_for(caller)
 
         def look_up() -> MessagesResult:
             answer = messages_by_id(
                 self.served.lookups,
-                self.served.messages,
+                source,
                 msg_id,
                 asked.topic,
                 cursor=asked.cursor,
                 allow_partial=asked.allow_partial,
-                by_key=CountedMessages(self.served.messages, request.state.held),
+                by_key=CountedMessages(source, request.state.held),
                 timeout_s=allowance.left_s(),
             )
-            hidden = [
-                one for one in answer.messages if not caller.sees(getattr(one.message, "topic", asked.topic or ""))
-            ]
-            if caller.topics is not None and hidden:
-                # of a place whose message it may not see a caller learns nothing
-                answer = replace(answer, messages=tuple(one for one in answer.messages if one not in hidden))
+            answer = self._leveled(request, answer)
             if not any(one.message is not None for one in answer.messages) and answer.cursor is None:
-                problem = next((one.problem for one in answer.messages if one.problem), None)
+                problem = next((one.problem for one in answer.messages if one.problem and not one.withheld), None)
                 raise Refused(404, f"no message {msg_id:.80}" + (f": {problem}" if problem else ""))
             return answer
 
@@ -283,10 +291,22 @@ class LookupRoutes(HealthRoutes):
             request,
             allowance,
             "message",
-            {"id": msg_id[:200]},
+            {"id": msg_id[:200], "topic": asked.topic and asked.topic[:SHOWN]},
             look_up,
             partial(self._messages_encoded, asked.body, _tells_files(request, asked)),
         )
+
+    def _messages_for(self, caller: Caller) -> RocketmqMessages:
+        messages = self.served.messages
+        return messages if caller.topics is None else messages.seen_by(caller.sees)
+
+    def _leveled(self, request: Request, answer: MessagesResult) -> MessagesResult:
+        """Return an answer that tells nothing of places which are withheld, and note how many there are."""
+        if not (count := sum(one.withheld for one in answer.messages)):
+            return answer
+        request.state.withheld = count
+        passed_s = answer.explain.elapsed_ms / 1000
+        return replace(answer, explain=replace(answer.explain, elapsed_ms=(passed_s + _step_s(passed_s)) * 1000))
 
     def _messages_encoded(self, body: parameters.Body, files: bool, answer: MessagesResult) -> bytes:
         redaction, left = self.served.redaction, self.served.caps.message_bytes
@@ -332,6 +352,20 @@ class LookupRoutes(HealthRoutes):
                 f"max_count is {max_count:,}, and this service gives {self.served.caps.max_count:,} at once: go on "
                 "with the cursor"
             )
+
+
+def _withheld(request: Request) -> dict[str, int]:
+    """Return of how many places a request was told nothing, for the audit log; empty where of none."""
+    count: int = getattr(request.state, "withheld", 0)
+    return {"withheld": count} if count else {}
+
+
+def _step_s(passed_s: float) -> float:
+    """Return how long an answer that withholds something waits: until the next step, each twice as long as the last."""
+    step_s = _WITHHELD_S
+    while step_s < passed_s:
+        step_s *= 2
+    return step_s - passed_s
 
 
 def _tells_files(request: Request, asked: parameters.Bounds) -> bool:

@@ -205,13 +205,12 @@ class _ArchivedFile(Segment):
         return [self._checked(number, data[number * length - begin :][:length]) for number in range(first, last + 1)]
 
     def _checked(self, number: int, data: bytes) -> bytes:
-        expected, found = int(self._table.pieces[number]), zlib.crc32(data)
-        if expected == found:
+        if zlib.crc32(data) == int(self._table.pieces[number]):
             return data
         at = number * self._table.piece_bytes
         problem = "a piece of an archived segment does not match its CRC32"
         if not self._skip_corrupt:
-            raise CorruptFile(self._segment.name, problem, offset=at, expected=expected, found=found)
+            raise CorruptFile(self._segment.name, problem, offset=at)
         begin = self._segment.start + at
         damage = SkippedRange(begin, begin + len(data), problem, self._segment.name)
         if damage not in self.damaged:

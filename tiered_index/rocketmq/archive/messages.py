@@ -8,6 +8,7 @@ looked for again.
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,6 +27,7 @@ from tiered_index.rocketmq.log.message import (
     Message,
     check_head,
     decode_message,
+    peek_topic,
 )
 from tiered_index.rocketmq.log.segments import Segment
 from tiered_index.rocketmq.log.store import StoreDirectory, list_queues
@@ -46,6 +48,8 @@ _RUN_BYTES = 8 << 20
 _LOOKS = 5
 # First read of an archived message of unknown size.
 _GUESS_BYTES = 16 << 10
+# What is told of a place to whoever may see some topics only, where no message of these begins.
+_WITHHELD = "no message of a topic that you may see is here: there is none, it is damaged, or another topic's"
 
 
 @dataclass(slots=True)
@@ -101,10 +105,21 @@ class RocketmqMessages:
         self._store_name = store_name
         self._threads = threads
         self._root = root
+        self._sees: Callable[[str], bool] | None = None
+
+    def seen_by(self, sees: Callable[[str], bool]) -> RocketmqMessages:
+        """Return the messages as somebody gets them who may see the topics only for which `sees` returns True.
+
+        Every place where no message of these topics begins is one and the same ``missing``, and `Fetched.withheld`: the
+        answer, and what it takes in requests and bytes, doesn't tell a message of another topic from anything else.
+        """
+        narrowed = copy.copy(self)
+        narrowed._sees = sees
+        return narrowed
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in their order. Errors of places are in the answers."""
-        searches = [Search(item.offset, item.size or None, item, (topic, key)) for item in items]
+        searches = [Search(item.offset, item.size or None, item, (topic, key), sees=self._sees) for item in items]
         return self._settle(searches)
 
     def at(self, offset: int, size: int | None = None, *, store_host: Host | None = None) -> Fetched:
@@ -114,7 +129,7 @@ class RocketmqMessages:
         """
         if offset < 0:
             raise InvalidArgument(f"a commit log offset is not negative: {offset}")
-        (fetched,) = self._settle([Search(offset, size, None, None, store_host)])
+        (fetched,) = self._settle([Search(offset, size, None, None, store_host, sees=self._sees)])
         if fetched.error is not None:
             raise fetched.error
         return fetched
@@ -179,6 +194,9 @@ class RocketmqMessages:
     def _read_local(self, log: CommitLogReader, search: Search, truncated: TruncatedTail) -> None:
         message = None
         try:
+            if search.sees is not None and not ((topic := log.topic_at(search.offset)) and search.sees(topic)):
+                search.problems.append(_WITHHELD)
+                return
             message = log.read(search.offset, search.size)
         except MissingOffsets as error:
             self._judge_gap(log, search, error)
@@ -275,6 +293,8 @@ class RocketmqMessages:
             return replace(known, requests=search.requests, bytes=search.bytes, instead=known.instead or search.instead)
         problem = "; ".join(search.problems) or None
         state: MessageState = "missing"
+        if search.sees is not None and search.error is None and not (search.deleted and problem is None):
+            search.read_from, problem = None, _WITHHELD
         if problem is None:
             not_archived = "no archived segment holds it" if self._archives else "no archive was given"
             if (gap := self._gap_of(search)) is not None:
@@ -294,6 +314,7 @@ class RocketmqMessages:
             requests=search.requests,
             bytes=search.bytes,
             instead=search.instead,
+            withheld=search.sees is not None,
         )
 
 
@@ -329,8 +350,12 @@ def _read_run(archive: SegmentArchive, run: _Run) -> None:
             search.fail(error)
         return
     for search in run.searches:
+        here = memoryview(data)[search.offset - run.begin :]
         try:
-            message = _decode(archive, segment, search, memoryview(data)[search.offset - run.begin :])
+            if search.sees is not None and not _is_seen(archive, segment, search, here):
+                search.problems.append(_WITHHELD)
+                continue
+            message = _decode(archive, segment, search, here)
         except ObjectNotFound:
             search.gone = True
         except (CorruptFile, StorageError, BudgetExceeded) as error:
@@ -353,6 +378,20 @@ def _get(archive: SegmentArchive, segment: ArchivedSegment, search: Search, offs
         raise
     search.bytes += len(data)
     return data
+
+
+def _is_seen(archive: SegmentArchive, segment: ArchivedSegment, search: Search, data: memoryview) -> bool:
+    """Return whether a message of a topic that may be seen begins at `data`; if not, that costs one request always."""
+    sees, left = search.sees, segment.end - search.offset
+    assert sees is not None
+
+    def fetched(position: int, size: int) -> bytes:
+        return _get(archive, segment, search, search.offset + position, size)
+
+    topic = peek_topic(data, left, search.offset, lambda position, size: data[position : position + size])
+    if topic is None or not sees(topic):
+        topic = peek_topic(data, left, search.offset, fetched)
+    return topic is not None and sees(topic)
 
 
 def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: Search, data: memoryview) -> Message:

@@ -8,6 +8,7 @@ index keeps one of several entries with the same place and second.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
@@ -42,6 +43,8 @@ class Search:
     deleted: bool = False
     # The segment that was to be read is archived no more, or under another name.
     gone: bool = False
+    # Which topics whoever asks may see; None: every one.
+    sees: Callable[[str], bool] | None = None
     requests: int = 0
     bytes: int = 0
 
@@ -80,6 +83,9 @@ class Search:
         self.read_from = read_from
         if (problem := self._contradiction(message)) is not None:
             self.problems.append(f"{read_from}: {problem}")
+        elif self.key is not None and message.topic != self.key[0]:
+            # of its keys nothing is left: the topic alone tells that it is another entry's
+            self.collision = Fetched(item=self.item, state="erased", carries_key=False, read_from=read_from)
         else:
             told = "its body and properties were erased from the archived segment"
             self.found = Fetched(item=self.item, state="erased", read_from=read_from, problem=told)

@@ -36,7 +36,7 @@ from tiered_index.rocketmq.log.columns import (
     decode_index_columns,
 )
 from tiered_index.rocketmq.log.layout import BLANK, BLANK_BYTES, MIN_MESSAGE_BYTES
-from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message
+from tiered_index.rocketmq.log.message import HEAD_BYTES, Message, check_head, check_tail, decode_message, peek_topic
 from tiered_index.rocketmq.log.segments import End, Segment, candidates, list_segments, segment_at
 
 _BLANK = BLANK.to_bytes(4, "big")
@@ -105,6 +105,17 @@ class CommitLogReader:
             segment = self._segment_of(offset)
             with contextlib.suppress(FileNotFoundError):
                 return _read_within(segment, offset, size)
+        raise self._missing("the segment was deleted", offset, segment.end)
+
+    def topic_at(self, offset: int) -> str | None:
+        """Return the topic of the message that begins at an offset, None where none does, by the same reads.
+
+        Raises `MissingOffsets` where no segment has the offset.
+        """
+        for _ in range(_ATTEMPTS):
+            segment = self._segment_of(offset)
+            with contextlib.suppress(FileNotFoundError):
+                return _topic_within(segment, offset)
         raise self._missing("the segment was deleted", offset, segment.end)
 
     def _missing(self, problem: str, begin: int, end: int) -> MissingOffsets:
@@ -365,6 +376,12 @@ def _read_within(segment: Segment, offset: int, size: int | None) -> Message:
     length = size if size is not None and size <= _UNCHECKED_BYTES else _claimed(segment, at, offset)
     data = segment.read(length, at)
     return decode_message(data, file=str(segment.path), file_offset=at, physical_offset=offset, size=size)
+
+
+def _topic_within(segment: Segment, offset: int) -> str | None:
+    at = offset - segment.start
+    head, left = segment.read(HEAD_BYTES, at), segment.file_size - at
+    return peek_topic(head, left, offset, lambda begin, size: segment.read(size, at + begin))
 
 
 def _claimed(segment: Segment, at: int, offset: int, *, at_once: int = _UNCHECKED_BYTES) -> int:

@@ -87,9 +87,8 @@ class ConsumeQueue:
                 break  # deleted since: the next call begins with what is left
             entries = decode_entries(data)
             if (bad := entries["offset"] < 0).any():
-                at = int(bad.argmax())
-                problem, found = "a consume queue entry with a negative offset", int(entries["offset"][at])
-                raise CorruptFile(str(file.path), problem, offset=low + at * ENTRY_BYTES, found=found)
+                at = low + int(bad.argmax()) * ENTRY_BYTES
+                raise CorruptFile(str(file.path), "a consume queue entry with a negative offset", offset=at)
             parts.append(entries)
             wanted += len(entries)
             if wanted * ENTRY_BYTES < file.start + file.file_size:
@@ -191,7 +190,7 @@ def decode_checkpoint(data: bytes, file: str = "checkpoint") -> Checkpoint:
     checkpoint = Checkpoint(*_FIELDS.unpack_from(data))
     for place, value in enumerate(checkpoint[:3]):
         if value < 0:
-            raise CorruptFile(file, "a negative time in the checkpoint", offset=8 * place, found=value)
+            raise CorruptFile(file, "a negative time in the checkpoint", offset=8 * place)
     return checkpoint
 
 

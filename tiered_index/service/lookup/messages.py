@@ -71,6 +71,8 @@ class Fetched:
     """`message` is the one of `instead`, whose second is so near that this may be its entry, where the index has no
     other for it.
     """
+    withheld: bool = False
+    """Nothing is told of the place, since the caller sees some topics only and no message of these begins there."""
     requests: int = 0
     bytes: int = 0
     """What it cost in requests to the storage. Neighbours fetched by one request stand with the first of them."""

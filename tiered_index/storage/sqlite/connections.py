@@ -115,7 +115,10 @@ def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator
         for value, kind in zip(row, kinds, strict=True):
             if not isinstance(value, kind) or (isinstance(value, int) and value < 0):
                 raise CorruptFile(
-                    str(path), "a row of the database has a value of another kind", expected=kind.__name__, found=value
+                    str(path),
+                    "a row of the database has a value of another kind",
+                    expected=kind.__name__,
+                    found=type(value).__name__,
                 )
         yield row
 

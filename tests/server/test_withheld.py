@@ -1,0 +1,130 @@
+"""What a token of some topics learns of places in a log of all topics: nothing, whatever it asks for or posts."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from tests.server.conftest import serving
+from tests.server.test_guard import bearer
+from tiered_index import IndexService
+from tiered_index.rocketmq.archive.archive import SegmentArchiver
+from tiered_index.rocketmq.log.commitlog import CommitLogReader
+from tiered_index.rocketmq.log.layout import Host, offset_msg_id
+from tiered_index.rocketmq.store_writer import StoreWriter
+from tiered_index.server import lookups
+from tiered_index.server.tokens import add_token
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.storage_faults import FaultStorage
+
+T = 1_762_000_000_000
+BROKER = Host("127.0.0.1", 10911)
+SEGMENT_BYTES = 128 << 10
+SMALL, LARGE = 100, 40_000  # beyond what is read at first of a message of unknown size
+
+
+@pytest.fixture(params=["local", "archived"])
+def held(request, tmp_path, monkeypatch):
+    """Two topics in one log, and a client whose token sees one of them; waits of answers are noted, not made."""
+    waits: list[float] = []
+    monkeypatch.setattr(lookups, "_step_s", lambda passed_s: waits.append(passed_s) or 0.0)
+    store, storage = tmp_path / "store", FaultStorage(MemoryStorage())
+    with StoreWriter(store, segment_bytes=SEGMENT_BYTES) as writer:
+        for number, (topic, size) in enumerate(
+            (("orders", SMALL), ("payments", SMALL), ("payments", LARGE), ("orders", LARGE), ("payments", LARGE)) * 2
+        ):
+            writer.put(topic, 0, b"secret-%d " % number * (size // 10), keys=[f"k{number}"], store_ms=T + number)
+        writer.flush()
+    messages = list(CommitLogReader(store / "commitlog").messages())
+    token = add_token(tmp_path / "tokens.json", "team", "write", ["orders"])
+    settings: dict[str, Any] = {"slots": 97, "items": 1000, "background": False, "offset_space": "commitlog"}
+    with IndexService.open(root=tmp_path / "root", storage_backend=storage, **settings) as index:
+        archived = request.param == "archived"
+        if archived:
+            index.run_lifecycle()
+            assert SegmentArchiver(index, "s", store / "commitlog").run_once()
+            messages = [one for one in messages if one.physical_offset < SEGMENT_BYTES]
+        audit = tmp_path / "audit.ndjson"
+        with serving(index, tokens=tmp_path / "tokens.json", store=None if archived else store, audit=audit) as client:
+            client.headers.update(bearer(token))
+            yield client, messages, storage, audit, waits
+
+
+def places_of(messages):
+    """Return places where nothing begins that may be seen: within messages, where others begin, behind the end."""
+    own, small, large = messages[0], messages[1], messages[2]
+    assert (own.topic, small.topic, large.topic) == ("orders", "payments", "payments")
+    within = [own.physical_offset + 4, small.physical_offset + 4, large.physical_offset + 20_000]
+    return [small.physical_offset, large.physical_offset, *within]
+
+
+def test_places_of_which_nothing_may_be_seen_answer_alike(held):
+    client, messages, storage, audit, waits = held
+    told = set()
+    for offset in places_of(messages):
+        for more in ({"topic": "orders"}, {}, {"topic": "orders", "max_bytes": 60_000, "max_requests": 4}):
+            before = storage.calls("get_range")
+            got = client.get(f"/v1/messages/{offset_msg_id(BROKER, offset)}", params=more)
+            problem = got.json()
+            problem["detail"] = problem["detail"].replace(offset_msg_id(BROKER, offset), "ID")
+            del problem["request_id"]
+            told.add((got.status_code, json.dumps(problem), storage.calls("get_range") - before, len(waits)))
+            assert got.status_code == 404 and problem["detail"] == "no message ID"
+            waits.clear()
+    assert len(told) == 1, told
+    behind = client.get(f"/v1/messages/{offset_msg_id(BROKER, 10**9)}", params={"topic": "orders"})
+    assert (behind.status_code, len(waits)) == (404, 2)
+    records = [json.loads(line) for line in audit.read_text().splitlines()]
+    assert {(one["caller"], one["lookup"], one["status"], one["withheld"]) for one in records} == {
+        ("team", "message", "Refused", 1)
+    }
+    assert records[0]["topic"] == "orders" and records[0]["id"] == offset_msg_id(BROKER, places_of(messages)[0])
+    waits.clear()
+    for one in messages:
+        if one.topic == "orders":
+            got = client.get(f"/v1/messages/{one.offset_msg_id}", params={"topic": "orders"})
+            assert got.json()["messages"][0]["message"]["body"] == one.body().decode()
+    assert not waits
+
+
+def test_posted_entries_are_no_window(held):
+    client, messages, _, audit, waits = held
+    own, small, large = messages[:3]
+    asked = []
+    for number, offset in enumerate([*places_of(messages), small.physical_offset, large.physical_offset]):
+        size = {5: small.size, 6: large.size}.get(number, 200)
+        asked.append((f"w{number}", offset, size))
+    asked.append(("k0", own.physical_offset, own.size))
+    entries = [
+        {"topic": "orders", "queue_id": 0, "keys": [key], "offset": at, "size": size, "timestamp_ms": T}
+        for key, at, size in asked
+    ]
+    posted = client.post(
+        "/v1/entries", content="\n".join(map(json.dumps, entries)), headers={"content-type": "application/x-ndjson"}
+    )
+    assert posted.status_code == 200
+    told = set()
+    for key, _, size in asked[:-1]:
+        got = client.get("/v1/messages", params={"topic": "orders", "key": key, "explain": True})
+        answer = got.json()
+        (one,) = answer.pop("messages")
+        del one["item"]
+        explain = answer.pop("explain")
+        # the size that the entry claims is what its place is read by
+        read = explain["message_bytes"] and explain["message_bytes"] - size
+        cost = explain["message_requests"], read, explain["requests"]
+        told.add(json.dumps([got.status_code, one, cost, answer["collisions"], answer["status"]]))
+        assert (one["state"], one["message"], one["read_from"], len(waits)) == ("missing", None, None, 2)
+        waits.clear()
+    assert len(told) == 1, told
+    assert [json.loads(line)["withheld"] for line in audit.read_text().splitlines() if "withheld" in line] == [1] * 7
+    found = client.get("/v1/messages", params={"topic": "orders", "key": "k0"}).json()["messages"]
+    assert [one["message"]["body"] for one in found] == [own.body().decode()]
+    assert not waits
+
+
+def test_the_time_of_an_answer_that_withholds_something_is_a_step():
+    for passed_s, whole_s in ((0.0, 0.2), (0.19, 0.2), (0.21, 0.4), (0.5, 0.8), (3.0, 3.2)):
+        assert passed_s + lookups._step_s(passed_s) == pytest.approx(whole_s)
