@@ -6,11 +6,11 @@ key is an error in every source. Instances are immutable.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
+import re
 import tomllib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, get_args
 
@@ -18,7 +18,7 @@ from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWr
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
-from tiered_index.errors import ConfigError, StorageMisconfigured
+from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import PRESETS, ROCKETMQ, Layout, Preset
 from tiered_index.format.schema import Schema
@@ -151,15 +151,15 @@ class IndexConfig(BaseSettings):
         if not isinstance(value, Mapping):
             return value
         parsed = dict(value)
-        for name, parse in (("max_bytes", parse_bytes), *((name, parse_duration) for name in _AGES)):
-            if isinstance(parsed.get(name), str):
-                parsed[name] = parse(parsed[name])
+        if isinstance(parsed.get("max_bytes"), str):
+            parsed["max_bytes"] = _parsed(parse_bytes, "max_bytes", parsed["max_bytes"])
         topics = parsed.get("topics")
         if isinstance(topics, str):  # of the environment
             topics = parsed["topics"] = json.loads(topics)
         if isinstance(topics, Mapping):
-            parsed["topics"] = {p: parse_duration(age) if isinstance(age, str) else age for p, age in topics.items()}
-        return parsed
+            parsed["topics"] = {p: _parsed(parse_duration, f"topics.{p}", age) for p, age in topics.items()}
+        ages = {name: _parsed(parse_duration, name, parsed[name]) for name in _AGES if parsed.get(name) is not None}
+        return parsed | ages
 
     @field_validator("root", "cache_dir", "storage", *_TABLES, mode="wrap")
     @classmethod
@@ -344,8 +344,19 @@ def _problem(error: ErrorDetails) -> tuple[list[str], str]:
         return path, f"setting {name} {sentence}"
     if name in _TABLES:
         # of a table: it begins with the name of the setting
-        return [name, sentence.partition(" ")[0]], f"setting {name}.{sentence}"
+        inner = re.split("[ .:]", sentence, maxsplit=1)[0]
+        return [name, inner], f"setting {name}.{sentence}"
     return path, f"setting {name}: {sentence}"
+
+
+def _parsed(parse: Callable[[str], int], name: str, value: Any) -> Any:
+    """Return what a text of a table means. Raises `ValueError` naming the setting, also for an age that is a number."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = f"{value:g}" if isinstance(value, float) else str(value)
+    try:
+        return parse(value) if isinstance(value, str) else value
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
 
 
 def in_our_words(error: ErrorDetails) -> str:
@@ -358,9 +369,8 @@ def in_our_words(error: ErrorDetails) -> str:
 
 
 def _unknown(name: str, known: Iterable[str], *tables: str) -> str:
-    near = difflib.get_close_matches(name.lower(), known, 1)
-    full = [".".join((*tables, each)) for each in (name, *near)]
-    return f"unknown setting {full[0]!r}" + (f"; did you mean {full[1]!r}?" if near else "")
+    prefix = "".join(f"{table}." for table in tables)
+    return f"unknown setting {prefix + name!r}{did_you_mean(name.lower(), known, prefix)}"
 
 
 def _merged(low: dict[str, Any], high: dict[str, Any]) -> dict[str, Any]:

@@ -16,6 +16,10 @@ a short list.
 
 from __future__ import annotations
 
+import difflib
+import os
+import socket
+from collections.abc import Iterable
 from typing import Any, TypeVar
 
 __all__ = [
@@ -98,6 +102,15 @@ class LockHeld(ConfigError):
         super().__init__(message)
         self.pid = pid
         self.host = host
+
+    @classmethod
+    def by(cls, place: str, pid: int | None, host: str | None, more: str = "") -> LockHeld:
+        """Return the error of a place that process `pid` on `host` writes; None: not known."""
+        if pid == os.getpid() and host == socket.gethostname():
+            holder = f"this process ({pid})"
+        else:
+            holder = "another process" if pid is None else f"process {pid} on {host}"
+        return cls(f"{place} is being written by {holder}{more}", pid=pid, host=host)
 
 
 class WriterFenced(ConfigError):
@@ -215,6 +228,12 @@ def _restored(kind: type[TieredIndexError], args: tuple[object, ...]) -> TieredI
     error = kind.__new__(kind)
     error.args = args
     return error
+
+
+def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
+    """Return the end of a message about an unknown name: the nearest known one behind `prefix`, or nothing."""
+    near = difflib.get_close_matches(name, list(known), 1)
+    return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
 def without_frames(error: E) -> E:

@@ -31,8 +31,14 @@ LEAST_GRACE_S = 3600.0
 
 
 def parse_duration(text: str) -> int:
-    """Return the seconds of ``1d``, ``12h``, ``30m``, ``90s`` or ``90``. Raises `ValueError` naming the text."""
+    """Return the seconds of ``1d``, ``12h``, ``30m`` or ``90s``; of numbers ``0`` alone needs no unit.
+
+    Raises `ValueError` naming the text.
+    """
     number, unit = (text[:-1], text[-1]) if text[-1:] in _UNITS_S else (text, "s")
+    if number == text and text != "0" and text.isascii() and text.isdigit():
+        # days may be meant, and what deletes would take everything older than some minutes
+        raise ValueError(f"{text!r} has no unit: give {text}d, {text}h, {text}m or {text}s")
     if not (number.isascii() and number.isdigit()):
         raise ValueError(f"{text!r} is no duration: give a whole number and d, h, m or s, such as 1d or 12h")
     if (seconds := int(number) * _UNITS_S[unit]) > _LONGEST_S:
@@ -50,7 +56,8 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What is kept, and how long. As settings, ages may be given as ``7d`` and bytes as ``100GiB``.
+    """What is kept, and how long: seconds and bytes. As settings, ages are given with their unit, as ``7d``, and bytes
+    as a number or as ``100GiB``.
 
     Raises `ConfigError` for a value that can't be right.
     """

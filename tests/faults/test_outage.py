@@ -250,7 +250,7 @@ def test_a_writer_that_restarted_meanwhile_waits_for_the_one_that_claimed(world,
     before = [info.name for info in world.storage.list("log/")]
     with pytest.raises(LockHeld):
         world.service.run_lifecycle()
-    assert any("is being written by process" in problem for problem in world.service.health()["problems"])
+    assert any("is being written by this process" in problem for problem in world.service.health()["problems"])
     world.put(3)
     world.flush()
     assert [info.name for info in world.storage.list("log/")] == before

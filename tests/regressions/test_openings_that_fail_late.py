@@ -4,15 +4,17 @@ began on nothing.
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
 import pytest
 
 from tiered_index import IndexService
-from tiered_index.errors import LockHeld
+from tiered_index.errors import ConfigError, LockHeld, NotAnIndex
 from tiered_index.storage.base import Bytes, WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
+from tiered_index.storage.opening import open_storage
 
 PAUSE_S = 0.001
 
@@ -33,3 +35,24 @@ def test_an_opening_that_fails_after_a_while_flushes_nothing(tmp_path: Path, cap
                 root=tmp_path / f"{attempt}", storage_backend=LateStorage(MemoryStorage()), flush_interval_s=PAUSE_S
             )
     assert [record.getMessage() for record in caplog.records] == []
+
+
+def test_a_root_whose_storage_is_empty_says_that_it_belongs_to_another(tmp_path, uri="memory://a-life-that-ended"):
+    with IndexService.open(root=tmp_path / "root", storage=uri, slots=7, items=64):
+        with pytest.raises(LockHeld, match=rf"root is being written by this process \({os.getpid()}\)"):
+            IndexService.open(root=tmp_path / "root")
+        with pytest.raises(LockHeld, match=r"ended is being written by this process .* with another root; its lease"):
+            IndexService.open(root=tmp_path / "other", storage=uri, slots=7, items=64)
+    empty = f"file://{tmp_path}/empty"
+    for other in (None, empty):
+        with open_storage(uri) as storage:
+            storage.delete_many([info.name for info in storage.list("")])
+        with pytest.raises(NotAnIndex) as caught:
+            IndexService.open(root=tmp_path / "root", storage=other)
+        for part in (other or uri, f"root {tmp_path}/root belongs to another storage", f"in {uri}, which ended"):
+            assert part in str(caught.value)
+
+
+def test_a_bucket_with_too_short_a_name_is_named():
+    with pytest.raises(ConfigError, match="bucket 'b' is too short: a bucket's name has 3 characters at least"):
+        open_storage("s3://b/p")

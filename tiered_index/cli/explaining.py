@@ -8,14 +8,13 @@ lookup, the time from opening the index.
 from __future__ import annotations
 
 import contextlib
-import difflib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, Generic, TypeVar
 
-from tiered_index.cli.output import Output, counted, error_document, human_bytes, likely_seconds
+from tiered_index.cli.output import Output, counted, error_document, human_bytes, likely_seconds, unknown_topic
 from tiered_index.errors import BudgetExceeded, TieredIndexError
 from tiered_index.format.names import short_id
 from tiered_index.service.files.compacted import DamagedFile
@@ -337,10 +336,7 @@ class Pages(Generic[R]):
         topics = {topic for file in files for topic in file.known_topics or ()}
         hints = []
         for topic in unknown[:_MOST_TOPICS]:
-            near = difflib.get_close_matches(topic, topics, 1)
-            hints.append(
-                f"no file that was read has topic {topic!r}" + (f"; did you mean {near[0]!r}?" if near else "")
-            )
+            hints.append(unknown_topic(topic, topics))
         if len(unknown) > _MOST_TOPICS:
             hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
         if self._found:

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from typer import Option
 
 from tiered_index.cli.options import LAST, TIME, end_option, time_option
-from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds
+from tiered_index.cli.output import counted, human_bytes, human_count, human_seconds, unknown_topic
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.hashing import HashRule
@@ -180,6 +180,7 @@ def export(
                 for table in _tables(entries):
                     writer.write_table(table)
                     progress.update(entries.entries, f"{human_count(entries.entries)} entries")
+    unknown = [name for name in dict.fromkeys(topic or ()) if name not in entries.known_topics]
     size_bytes = sum(path.stat().st_size for path in (out.iterdir() if out.is_dir() else (out,)))
     document: dict[str, Any] = {
         "status": "complete",
@@ -192,6 +193,7 @@ def export(
         "columns": [] if form == "rocketmq" else entries.schema.names,
         "hash": entries.hash,
         "lost": lost,
+        "unknown_topics": unknown,
         "elapsed_s": round(time.monotonic() - started_s, 3),
     }
     session.out.answer(document)
@@ -205,6 +207,8 @@ def export(
             "time": human_seconds(document["elapsed_s"]),
         }
     )
+    for name in unknown:
+        session.out.line(unknown_topic(name, entries.known_topics))
     if lost:
         session.out.line(f"without what {counted(len(lost), 'file')} held that the storage lost for good")
     return 0

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TextIO
 
-from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError
+from tiered_index.errors import CorruptFile, DiskFull, LockHeld, TieredIndexError, did_you_mean
 from tiered_index.tracing import request_id
 from tiered_index.types import format_time
 
@@ -100,6 +100,11 @@ def human_count(count: float) -> str:
 def counted(count: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun: ``1 file``, ``2 files``, ``3 entries``."""
     return f"{human_count(count)} {noun if count == 1 else plural or noun + 's'}"
+
+
+def unknown_topic(topic: str, known: Iterable[str]) -> str:
+    """Return the hint that no file has a topic, or a pattern of topics; `known` are those that files have."""
+    return f"no file that was read has topic {topic!r}{did_you_mean(topic, known)}"
 
 
 def states(counts: Mapping[str, int]) -> str:

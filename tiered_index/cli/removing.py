@@ -24,7 +24,7 @@ from tiered_index.cli.options import (
     pairs,
     parse_duration,
 )
-from tiered_index.cli.output import Output, counted, describe_object, human_bytes, likely_seconds
+from tiered_index.cli.output import Output, counted, describe_object, human_bytes, likely_seconds, unknown_topic
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.retention import Expired, Retention
@@ -122,6 +122,7 @@ def _tell(out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, pric
         "usd_a_month": prices.month_usd(plan.size_bytes),
         "mixed_objects": len(plan.mixed),
         "mixed_entries": plan.mixed_entries,
+        "unknown_topics": list(plan.unknown_topics),
         "deleted" if done else "to_delete": {"objects": len(gone.objects), "bytes": gone.size_bytes},
         "requests": total.requests_by_kind,
         "cost_usd": total.cost_usd,
@@ -148,6 +149,8 @@ def _tell(out: Output, index: StoredIndex, plan: ExpiryPlan, gone: Orphans, pric
         for ms in (horizon.before_ms, *(ms for _, ms in horizon.topics)):
             if ms and (asked := likely_seconds("what expires", ms)) is not None:
                 out.remark(asked)
+    for pattern in plan.unknown_topics:
+        out.remark(unknown_topic(pattern, plan.known_topics))
     if not done:
         out.remark("nothing was changed: --yes does that")
 
@@ -258,7 +261,7 @@ def tell_erased(out: Output, done: Erasure) -> int:
     for said in done.unchecked:
         out.line(f"not checked: {said}")
     for topic in done.unknown_topics:
-        out.remark(f"no stored file has topic {topic!r}: is it spelled so? Topics are by their exact name")
+        out.remark(unknown_topic(topic, done.known_topics))
     for step in done.to_do:
         out.remark(step)
     if (asked := likely_seconds("what is erased", max(stone.before_ms for stone in done.tombstones))) is not None:

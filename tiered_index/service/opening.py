@@ -24,6 +24,7 @@ from tiered_index.errors import (
     CorruptFile,
     DiskFull,
     InvalidArgument,
+    NotAnIndex,
     StorageError,
     StorageMisconfigured,
     TieredIndexError,
@@ -310,6 +311,15 @@ def _join(
         descriptor = session.join(
             wanted, lambda stored: replace(wanted_descriptor(config, stored), index_id=wanted.index_id)
         )
+    except NotAnIndex as error:
+        if marker is None:
+            raise
+        # the same URI in another process
+        ended = ", which ended with its process" if marker.storage.startswith("memory://") else ""
+        raise NotAnIndex(
+            f"{error}, and root {root.path} belongs to another storage: index {marker.index_id} in {marker.storage}"
+            f"{ended}. Give the root its own storage, or make a new index with another root"
+        ) from error
     except (StorageError, DiskFull) as error:
         if marker is None or isinstance(error, StorageMisconfigured):
             raise

@@ -51,7 +51,7 @@ _S3_PARAMETERS = ("addressing_style", "endpoint_url", "profile", "region")
 _WORD = re.compile(r"[a-z][a-z_-]{0,30}", re.IGNORECASE)
 # A word, or what begins as a path does and looks like one to its end
 _PATH = re.compile(r"(?:[.~]{0,2}/)[\w ./~+-]*|\.{1,2}|[a-z][a-z_-]{0,30}/?", re.IGNORECASE)
-_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{1,254}")
+_BUCKET = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{2,254}")
 
 
 def open_storage(
@@ -117,7 +117,13 @@ def _open_s3(parts: SplitResult, options: S3Options) -> Storage:
     from tiered_index.storage.s3.storage import S3Storage
 
     if not _BUCKET.fullmatch(parts.netloc):
-        raise ConfigError("an s3 URI names a bucket: s3://bucket/prefix")
+        short = 0 < len(parts.netloc) < 3
+        problem = (
+            f"bucket {parts.netloc!r} is too short: a bucket's name has 3 characters at least"
+            if short
+            else ("an s3 URI names a bucket")
+        )
+        raise ConfigError(f"{problem}: s3://bucket/prefix")
     prefix = unquote(parts.path).strip("/")
     if any(segment in {"", ".", ".."} for segment in prefix.split("/")) and prefix:
         raise ConfigError(f"an s3 URI's prefix has no empty, '.' or '..' part: {prefix!r}")

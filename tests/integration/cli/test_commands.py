@@ -107,7 +107,7 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
             ["query", "t", "k", "--begin", "2024-01-01", "--end", 1],
             "--begin 2024-01-01T00:00:00Z is after --end 1970-01-01T00:00:00.001Z",
         ),
-        (["orphans", "--older-than", 1], "--older-than must be 3600 or more, not 1: an upload may be under way"),
+        (["orphans", "--older-than", "1s"], "--older-than must be 3600 or more, not 1: an upload may be under way"),
     ],
 )
 def test_an_error_names_the_flag_that_was_typed(run_here, original, arguments, said):

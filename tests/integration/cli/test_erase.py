@@ -71,7 +71,8 @@ def test_a_topic_that_no_file_has_is_told(run_here, store):
         assert (planned.code, planned.document["entries"]) == (0, 0)
         assert planned.document["unknown_topics"] == ([topic] if unknown else [])
         people = run_here(*asked, "--wide")
-        assert ("no stored file has topic 'Orders'" in people.out + people.err) is unknown
+        hint = "no file that was read has topic 'Orders'; did you mean 'orders'?"
+        assert (hint in people.out + people.err) is unknown
 
 
 def test_a_bound_in_seconds_is_asked_about(run_here, store):

@@ -90,6 +90,10 @@ def test_the_setting_is_the_rule_where_no_option_is(run_here, store, tmp_path):
     "wrong",
     [
         ("--age", "soon"),
+        ("--age", "365"),
+        ("--segments-age", "365"),
+        ("--topic", "x=365"),
+        ("--age", "1d", "--grace", "7200"),
         ("--topic", "x=never"),
         ("--max-bytes", "1GB"),
         ("--age", "1d", "--grace", "1m"),
@@ -100,6 +104,15 @@ def test_bad_usage(run_here, store, wrong):
     before = objects(store)
     assert run_here("expire", "--storage", store, *wrong, "--yes").code == 2
     assert objects(store) == before
+
+
+def test_a_topic_that_no_object_has_is_told(run_here, store):
+    for age in ("20d", "5000d"):
+        typed = ("expire", "--topic", f"debgu-*={age}", "--topic", f"debug-*={age}", "--storage", store)
+        assert "no file that was read has topic 'debgu-*'; did you mean 'debug-x'?" in run_here(*typed).err
+        assert run_here(*typed, "--json").document["unknown_topics"] == ["debgu-*"]
+    right = run_here("expire", "--topic", "debug-*=20d", "--storage", store)
+    assert "no file" not in right.err + right.out
 
 
 def test_objects_that_a_rule_of_the_bucket_deleted_are_found(run_here, store):

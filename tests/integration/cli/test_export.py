@@ -67,6 +67,13 @@ def test_out_and_in_again(exported, run_here, original, tmp_path, form):
     assert once_more["checksum"] == told["checksum"]
 
 
+def test_a_misspelt_topic_is_told(exported, run_here, original, tmp_path):
+    asked = ("--topic", "orderz", "--topic", "orders")
+    assert exported("some.parquet", *asked)["unknown_topics"] == ["orderz"]
+    told = run_here("export", "--storage", original.uri, "--out", tmp_path / "none.parquet", *asked)
+    assert "no file that was read has topic 'orderz'; did you mean 'orders'?" in told.out
+
+
 def test_a_topic_and_a_range(exported, tmp_path):
     low, high = BEGIN_MS + 1_000_500, BEGIN_MS + 2_950_999
     told = exported("some.parquet", "--topic", "orders", "--begin", low, "--end", high)

@@ -167,6 +167,11 @@ def test_segments_go_from_the_beginning_of_their_store():
         {"age": 7},
         {"age_s": "a week"},
         {"max_bytes": "many"},
+        {"age_s": 365},
+        {"age_s": "365"},
+        {"segments_age_s": 90.0},
+        {"grace_s": 7200},
+        {"topics": {"debug-*": 7}},
     ],
 )
 def test_a_rule_that_can_not_be_right(wrong):
@@ -174,11 +179,33 @@ def test_a_rule_that_can_not_be_right(wrong):
         IndexConfig(storage="memory://x", retention=wrong)
 
 
+def test_an_age_without_a_unit_is_named_in_every_source(tmp_path, monkeypatch):
+    file = tmp_path / "index.toml"
+    for text, setting in {
+        "[retention]\nage_s = 365": "age_s: '365'",
+        '[retention]\nage_s = "365"': "age_s: '365'",
+        "[retention]\nsegments_age_s = 90.0": "segments_age_s: '90'",
+        '[retention.topics]\n"a b" = 7': "topics.a b: '7'",
+    }.items():
+        file.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            IndexConfig.load(file)
+        assert str(caught.value).startswith(f"{file}: setting retention.{setting} has no unit: give ")
+    file.write_text('[retention]\nage_s = "a week"')
+    with pytest.raises(ConfigError, match=r"index\.toml: setting retention\.age_s: 'a week' is no duration"):
+        IndexConfig.load(file)
+    for name, value in {"RETENTION__AGE_S": "365", "RETENTION": '{"age_s": 365}'}.items():
+        with monkeypatch.context() as patched:
+            patched.setenv(f"TIERED_INDEX_{name}", value)
+            with pytest.raises(ConfigError, match=f"{name}: setting retention.age_s: '365' has no unit: give 365d"):
+                IndexConfig.load()
+
+
 def test_settings_from_file_and_environment(tmp_path, monkeypatch):
     file = tmp_path / "index.toml"
     file.write_text(
         'storage = "memory://x"\n[retention]\nage_s = "365d"\nmax_bytes = "100GiB"\n'
-        '[retention.topics]\n"debug-*" = "7d"\naudit = 1000000\n'
+        '[retention.topics]\n"debug-*" = "7d"\naudit = "1000000s"\n'
     )
     monkeypatch.setenv("TIERED_INDEX_RETENTION__SEGMENTS_AGE_S", "90d")
     rule = IndexConfig.load(file).retention
@@ -190,7 +217,7 @@ def test_settings_from_file_and_environment(tmp_path, monkeypatch):
 
 
 def test_durations_and_sizes():
-    assert [parse_duration(text) for text in ("7d", "12h", "30m", "90s", "90")] == [604_800, 43_200, 1_800, 90, 90]
+    assert [parse_duration(text) for text in ("7d", "12h", "30m", "90s", "0")] == [604_800, 43_200, 1_800, 90, 0]
     assert [parse_bytes(text) for text in ("100GiB", "1KiB", "2MiB", "1TiB", "17")] == [
         100 << 30,
         1024,

@@ -105,7 +105,8 @@ class Erasure:
     records that stated and removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining`
     are objects in which it found entries, or that could not be told, `pending` objects that were removed and whose
     bytes are still there, or uploads that no record names yet. `unchecked` says in words what could not be seen,
-    `to_do` what is left to do. `unknown_topics` has the topic where none of the files that were stored at first has it.
+    `to_do` what is left to do. `unknown_topics` has the topic where none of the files that were stored at first has it;
+    `known_topics` are those that they have then.
     """
 
     request: EraseRequest
@@ -134,6 +135,7 @@ class Erasure:
     unchecked: tuple[str, ...] = ()
     to_do: tuple[str, ...] = field(default=())
     unknown_topics: tuple[str, ...] = ()
+    known_topics: frozenset[str] = frozenset()
 
     @property
     def size_bytes(self) -> int:
@@ -221,8 +223,10 @@ def erase(
         "objects": hit,
         "entries": sum(found[stored.name].hidden for stored in hit),
         "by_hash_alone": bool(request.keys) and not schema.keyed,
-        "unknown_topics": () if any(held.may_have_topic for held in found.values()) else (request.topic,),
     }
+    if not any(held.may_have_topic for held in found.values()):
+        known["unknown_topics"] = (request.topic,)
+        known["known_topics"] = frozenset().union(*(held.topics for held in found.values()))
     if not yes:
         _check_bound(begun.expired, stones)
         return Erasure(status="planned", log_number=begun.number, **known)

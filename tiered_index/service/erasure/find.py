@@ -36,7 +36,7 @@ FindHidden = Callable[[Storage, Iterable[StoredObject], Tombstones, Schema, Call
 @dataclass(frozen=True, slots=True)
 class Held:
     """What one object holds: `hidden` entries of the `looked_at` ones. `may_have_topic`: its names say nothing else.
-    `problem`: why it can't be told, None where it can.
+    `topics` are the names that were read. `problem`: why it can't be told, None where it can.
     """
 
     hidden: int = 0
@@ -44,6 +44,7 @@ class Held:
     read_bytes: int = 0
     problem: str | None = None
     may_have_topic: bool = True
+    topics: frozenset[str] = frozenset()
 
 
 def find_hidden(
@@ -90,7 +91,7 @@ def _held(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Sche
     problem = None
     if told and not names and any(not stone.hashes for stone in told):
         problem = f"{stored.name} doesn't name its topics: what it holds of one can't be told"
-    return Held(hidden, looked_at, read_bytes, problem, bool(told))
+    return Held(hidden, looked_at, read_bytes, problem, bool(told), trailer.metadata.topic_names)
 
 
 def _runs(trailer: Trailer, stones: Tombstones, named: bool) -> Iterator[Run]:

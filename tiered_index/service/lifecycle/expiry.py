@@ -9,9 +9,10 @@ at the state that the record follows. Threads: any.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, ObjectNotFound
@@ -38,6 +39,7 @@ Stats = Mapping[str, NamedStats]
 class ExpiryPlan:
     """What the log would say then, and what would go: `objects` of files and window tables, archived `segments`.
     `mixed` objects hold, or may hold, expired entries beside others; of these `mixed_entries` at least have expired.
+    `unknown_topics` are patterns of the rule that match none of `known_topics`, the topics of all stored objects.
     """
 
     expired: Expired
@@ -45,6 +47,8 @@ class ExpiryPlan:
     segments: tuple[ArchivedSegment, ...]
     mixed: tuple[StoredObject, ...] = ()
     mixed_entries: int = 0
+    unknown_topics: tuple[str, ...] = ()
+    known_topics: frozenset[str] = frozenset()
 
     @property
     def entries(self) -> int:
@@ -210,8 +214,33 @@ def expire(
     keyed = state.genesis.layout.schema.keyed
     with contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings or ColdSettings())) as cold:
         stats = _stats(plan, cold)
+        unknown, topics = _unknown_topics(rule, state, stats, cold)
     plan = record_expiry(log, rule, clock, stats=stats) if yes else plan_expiry(rule, state, clock.now_ms(), stats)
+    plan = replace(plan, unknown_topics=unknown, known_topics=topics)
     return plan, sweep(storage, log, clock, rule, delete=yes)
+
+
+def _unknown_topics(
+    rule: Retention, state: LogState, stats: Stats, cold: ColdPath
+) -> tuple[tuple[str, ...], frozenset[str]]:
+    """Return the rule's patterns that match no stored topic, and the stored topics. Where none of the objects that were
+    read has a match the others are read, too; one that can't be read may have any topic.
+    """
+    known = _names(stats)
+    if not _unmatched(rule, known):
+        return (), known
+    others = [stored for stored in state.objects.values() if stored.name not in stats]
+    looked_up = _looked_up(others, cold)
+    known |= _names(looked_up)
+    return _unmatched(rule, known) if len(looked_up) == len(others) else (), known
+
+
+def _names(stats: Stats) -> frozenset[str]:
+    return frozenset(topic for named in stats.values() for topic, _ in named)
+
+
+def _unmatched(rule: Retention, topics: frozenset[str]) -> tuple[str, ...]:
+    return tuple(p for p in rule.topics if p not in topics and not any(fnmatchcase(topic, p) for topic in topics))
 
 
 def _stats(plan: ExpiryPlan, cold: ColdPath) -> Stats:
@@ -220,6 +249,11 @@ def _stats(plan: ExpiryPlan, cold: ColdPath) -> Stats:
     """
     if not any(horizon.topics for horizon in plan.expired.horizons):
         return {}
+    return _looked_up(plan.mixed, cold)
+
+
+def _looked_up(objects: Sequence[StoredObject], cold: ColdPath) -> Stats:
+    """Return what objects hold of each topic, of those that can be read: a request each."""
 
     def read(stored: StoredObject) -> NamedStats:
         with contextlib.suppress(CorruptFile, ObjectNotFound):
@@ -230,7 +264,7 @@ def _stats(plan: ExpiryPlan, cold: ColdPath) -> Stats:
         return []
 
     with ThreadPoolExecutor(_READERS) as pool:
-        return {one.name: stats for one, stats in zip(plan.mixed, pool.map(read, plan.mixed), strict=True) if stats}
+        return {one.name: stats for one, stats in zip(objects, pool.map(read, objects), strict=True) if stats}
 
 
 def expire_index(

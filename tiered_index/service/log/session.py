@@ -76,12 +76,9 @@ def check_lease(storage: Storage, root_id: str, clock: Clock) -> None:
     holder, _ = found
     if holder.released or holder.root_id == root_id or holder.expires_ms <= clock.now_ms():
         return
-    raise LockHeld(
-        f"{storage.uri} is being written by process {holder.pid} on {holder.host}; its lease ends in "
-        f"{(holder.expires_ms - clock.now_ms()) / 1000:.0f} s unless it is renewed",
-        pid=holder.pid,
-        host=holder.host,
-    )
+    left_s = (holder.expires_ms - clock.now_ms()) / 1000
+    lease = f" with another root; its lease ends in {left_s:.0f} s unless it is renewed"
+    raise LockHeld.by(storage.uri, holder.pid, holder.host, lease)
 
 
 def writer_of(storage: Storage, clock: Clock) -> Writer | None:

@@ -80,7 +80,7 @@ class Export(Iterator[pa.RecordBatch]):
     seconds), key_hash, and the schema's further ones by their names: numbers of their stored width (half floats as
     float32), bytes as binary. `entries` and `checksum` (u64, as of `entries_checksum`) count what was given so far, so
     that both are those of the whole export at its end. `most_entries` bounds the number of entries. `log_number` is the
-    position of the storage's log.
+    position of the storage's log. `known_topics` are the topics of the files that were read so far.
 
     A batch raises `CorruptFile` or `StorageUnavailable` where a file can't be read, and `IndexClosed` where the
     index was closed meanwhile: an export is whole or fails. DuckDB, Polars and pyarrow take it by
@@ -119,6 +119,7 @@ class Export(Iterator[pa.RecordBatch]):
         }
         self.schema = export_schema(schema).with_metadata({METADATA: json.dumps(about).encode()})
         self.entries = self.checksum = 0
+        self.known_topics: set[str] = set()
         self._batches = self._all()
         # one that is dropped half-way must not keep a writer from deleting files
         weakref.finalize(self, held.close)
@@ -199,6 +200,7 @@ class Export(Iterator[pa.RecordBatch]):
         if wanted.topics is not None:
             if not metadata.topics:
                 raise InvalidArgument(f"{source.file} doesn't name its topics: export all topics")
+            self.known_topics |= metadata.topic_names
             if not metadata.topic_names & wanted.topics:
                 return
         runs = [run for run in trailer.directory.all_runs() if wanted.overlaps(run.second_min, run.second_max)]
@@ -209,6 +211,7 @@ class Export(Iterator[pa.RecordBatch]):
     def _all(self) -> Generator[pa.RecordBatch]:
         for file in self._files:
             for items, begin_s, names in file.read():
+                self.known_topics.update(names.values())
                 for start in range(0, len(items), _BATCH_ROWS):
                     batch = self._batch(items[start : start + _BATCH_ROWS], begin_s, names)
                     if len(batch):

@@ -274,9 +274,7 @@ class RootLock:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
             pid, host = _holder(os.pread(descriptor, 4096, 0), str(self._path))
-            raise LockHeld(
-                f"{self._path.parent} is being written by process {pid} on {host}", pid=pid, host=host
-            ) from error
+            raise LockHeld.by(str(self._path.parent), pid, host) from error
         except OSError as error:
             raise disk_error(error, f"locking {self._path}") from error
 
