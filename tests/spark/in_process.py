@@ -16,7 +16,7 @@ from tests.spark.entries import BEGIN_MS, DAY_MS
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.spark.build.build import publish_tables
 from tiered_index.spark.build.plan import BuildPlan, Census, WindowScale, count_batches, plan_build
@@ -45,13 +45,14 @@ class Address:
         pass
 
 
-def planned(table: pa.Table, *, shards: int | str = 2, parallelism: int = 2, piece_items: int = 200) -> BuildPlan:
+def planned(
+    table: pa.Table, *, shards: int | str = 2, parallelism: int = 2, piece_items: int = 200, origin: Origin = "build"
+) -> BuildPlan:
     """Return the plan of a build of `table`; more than `piece_items` * 2 entries of a piece are too many."""
     looked_at = table.select(["topic", "timestamp_ms"]).append_column("has_key", pa.compute.is_valid(table["key"]))
     rows = [[batch.column(0)[0].as_py()] for batch in count_batches(looked_at.to_batches(), SCALE, 1_000)]
-    plan = plan_build(
-        Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, sequence=3, max_windows=1_000
-    )
+    more: dict[str, Any] = {"sequence": 3, "max_windows": 1_000, "origin": origin}
+    plan = plan_build(Census.of(rows), GENESIS, SCALE, shards=shards, parallelism=parallelism, **more)
     return replace(plan, piece_items=piece_items)
 
 

@@ -366,7 +366,7 @@ def test_a_source_that_changes_between_the_looks(spark, storage, config):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--mode", "often"), "mode is error, append, replace, not 'often'"),
+        (("--mode", "often"), "mode is error, append, replace, replace-all, not 'often'"),
         (("--shards", "0"), "shards is 'auto' or how many a window has, not 0"),
         (("--window", "fortnight"), "fortnight"),
         (("--column", "kye=key"), "columns: 'kye' is no field of an entry"),

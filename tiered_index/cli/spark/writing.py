@@ -56,7 +56,12 @@ def build(
     column: Column = None,
     constant: Constant = None,
     shards: str = Option("auto", metavar="auto|N", help="Shards of a window."),
-    mode: str = Option("error", metavar="error|append|replace", help="What to do where a window has tables already."),
+    mode: str = Option(
+        "error", metavar="error|append|replace", help="What to do where a window has tables of builds already."
+    ),
+    replace_all: bool = Option(
+        False, "--replace-all", help="Replace all tables of the windows, those of live writers among them."
+    ),
     max_windows: int = Option(10_000, min=1, help="More windows than this are an error."),
     skip_corrupt: bool = Option(False, "--skip-corrupt", help="Pass over damage in a commit log, and count it."),
     slots: int | None = Option(None, help="Base slots, where the index is made."),
@@ -67,7 +72,9 @@ def build(
 ) -> int:
     """Build window tables from files or a commit log, on Spark, and publish them with one log record.
 
-    Nothing is visible until all of it is. Timestamps that can't be right (settings max_late_s, max_early_s) go to
+    Nothing is visible until all of it is. --mode replace removes tables that builds made, and leaves what live writers
+    put, also where a merge has made tables of it. Which topics and entries go is told before Spark writes anything.
+    Timestamps that can't be right (settings max_late_s, max_early_s) go to
     windows of their own, and are counted.
 
     [bold]Examples[/bold]
@@ -83,6 +90,10 @@ def build(
     storage = given_storage(config)
     if shards != "auto" and not shards.isdecimal():
         raise InvalidArgument(f"--shards is auto or a number, not {shards!r}")
+    if replace_all:
+        if mode not in ("error", "replace"):
+            raise InvalidArgument(f"--replace-all is another mode than {mode}: give one of them")
+        mode = "replace-all"
     columns, constants = given_columns(column, constant)
     wanted_shards = "auto" if shards == "auto" else int(shards)
     from tiered_index.spark.build.build import build as build_tables
@@ -116,7 +127,9 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
     windows = [{"begin_ms": begin * 1000, "window_s": length, "entries": n} for begin, length, n in result.windows]
     skipped = [{"file": file, "begin": b, "end": e, "problem": problem} for file, b, e, problem in result.skipped]
     document = {"status": "planned" if result.dry_run else "built", **job_document(result)}
-    out.answer({**document, "windows": windows, "skipped": skipped, "elapsed_s": round(elapsed_s, 3)})
+    removed = [{"topic": topic, "entries": entries} for topic, entries in result.removed_topics]
+    told = {"windows": windows, "removed_topics": removed, "skipped": skipped, "elapsed_s": round(elapsed_s, 3)}
+    out.answer({**document, **told})
     shown = result.windows[:_WINDOWS_SHOWN]
     out.table(
         ("window", "length", "entries"),
@@ -140,7 +153,10 @@ def _write_built(out: Output, result: BuildResult, elapsed_s: float) -> None:
         for file, begin, end, problem in result.skipped[:_SHOWN]:
             out.remark(f"passed over: {file}: offsets {begin} to {end}: {problem}")
     if result.removed_objects:
-        out.line(f"{counted(result.removed_objects, 'object')} replaced")
+        would = "would be " if result.dry_run else ""
+        out.line(f"{counted(result.removed_objects, 'object')} {would}replaced")
+        for topic, entries in result.removed_topics:
+            out.line(f"  topic {topic}: {counted(entries, 'entry', 'entries')}")
     if result.dry_run:
         out.line(f"about {counted(result.requests, 'request')}, ${result.cost_usd:.6f}; nothing was changed")
     else:

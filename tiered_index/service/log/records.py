@@ -11,7 +11,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 from tiered_index.documents import (
     COUNT,
@@ -55,11 +55,16 @@ def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, in
     return first | {source: max(position, first.get(source, position)) for source, position in second.items()}
 
 
+Origin = Literal["build", "writer"]
+"""Where entries came from: jobs that built tables of a source, or live writers (files, streams)."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableShard:
     """The part of a window table that an object is; all shards of a table come and go in one record, but for lost ones.
     The window is [`begin_s`, `begin_s` + `window_s`) epoch seconds, the slots are [`slot_low`, `slot_high`) of `slots`.
-    A slot too large for one object has several of one range, each with the entries of a time of its own.
+    A slot too large for one object has several of one range, each with the entries of a time of its own. All entries
+    of a table have one `origin`; None: a version that recorded none made the table, or merged it.
     """
 
     table: str
@@ -68,10 +73,13 @@ class TableShard:
     slots: SlotMap
     slot_low: int
     slot_high: int
+    origin: Origin | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as stored in a record."""
-        return {**{name: getattr(self, name) for name in self.__slots__}, "slots": self.slots.to_json()}
+        document = {name: getattr(self, name) for name in self.__slots__ if name != "origin"}
+        document["slots"] = self.slots.to_json()
+        return document if self.origin is None else {**document, "origin": self.origin}
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +110,11 @@ class StoredObject:
         """As `shard`, of an object that is one."""
         assert self.shard is not None
         return self.shard
+
+    @property
+    def origin(self) -> Origin | None:
+        """Where its entries came from: a file is a writer's."""
+        return "writer" if self.shard is None else self.shard.origin
 
     @property
     def directory_position(self) -> int:
@@ -378,6 +391,7 @@ _SHARD = record(
     slots=SlotMap.from_json,
     slot_low=COUNT,
     slot_high=COUNT,
+    origin=Optional(text("build|writer"), None),
 )
 OBJECT = record(
     _stored_object,

@@ -2,8 +2,9 @@
 
 Inputs are whole objects: every entry goes to the table of its window in the same log record that removes the input.
 Files that share a window belong to one job; a window with a table gets a further, small one, until these are worth
-folding. A task is a run of base slots and a group of neighbouring windows: it holds two parts of an upload for each
-window that it writes, and 8 bytes an entry.
+folding. Entries of builds, of writers and of unknown origin never meet in one job, so that a build can replace what
+builds made and nothing else. A task is a run of base slots and a group of neighbouring windows: it holds two parts of
+an upload for each window that it writes, and 8 bytes an entry.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.slots import SlotMap
 from tiered_index.retention import Expired
-from tiered_index.service.log.records import IndexDescriptor, StoredObject
+from tiered_index.service.log.records import IndexDescriptor, Origin, StoredObject
 from tiered_index.service.log.state import LogState
 
 FULL_WINDOWS = 8
@@ -102,13 +103,16 @@ _ENTRIES_PER_SLOT = 4
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A table to write, of [`begin_s`, `begin_s` + `window_s`) epoch seconds; `entries` is an estimate."""
+    """A table to write, of [`begin_s`, `begin_s` + `window_s`) epoch seconds; `entries` is an estimate, `origin` that
+    of all its inputs.
+    """
 
     table: str
     begin_s: int
     window_s: int
     slots: SlotMap
     entries: int
+    origin: Origin | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,16 +203,16 @@ def plan_merge(
             left.append((name, "its window is not over yet"))
         else:
             chosen.append(objects)
-    present: dict[int, list[list[StoredObject]]] = {}
+    present: dict[tuple[Origin | None, int], list[list[StoredObject]]] = {}
     for shards in state.tables.values():
         if shards[0].part.window_s == window_s and not any(stored.name in lost for stored in shards):
-            present.setdefault(shards[0].part.begin_s, []).append(shards)
+            present.setdefault((shards[0].origin, shards[0].part.begin_s), []).append(shards)
     jobs = []
     for component in _components(chosen, window_s):
         inputs = [stored for objects in component for stored in objects]
         counts = _estimates(inputs, window_s)
         for begin, count in list(counts.items()):
-            tables = present.get(begin * window_s, [])
+            tables = present.get((inputs[0].origin, begin * window_s), [])
             held = sum(stored.count for shards in tables for stored in shards)
             if tables and (held <= _FOLD_RATIO * count or len(tables) >= _MAX_TABLES):
                 inputs += [stored for shards in tables for stored in shards]
@@ -264,8 +268,11 @@ def _job(
     base, item_size = layout.slots, layout.schema.item.itemsize
     # a piece holds whole slots of every window: no slot of a small one may have too many of a large one
     least = _ENTRIES_PER_SLOT * -(-sum(counts.values()) // _STEP_ENTRIES)
+    [origin] = {stored.origin for stored in inputs}
     windows = tuple(
-        Window(secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count)
+        Window(
+            secrets.token_hex(8), begin * window_s, window_s, SlotMap.for_count(base, max(count, least)), count, origin
+        )
         for begin, count in sorted(counts.items())
     )
     step = max(window.slots.join for window in windows)
@@ -301,15 +308,17 @@ def _has(stored: StoredObject, low: int, high: int) -> bool:
 
 
 def _components(groups: Sequence[list[StoredObject]], window_s: int) -> list[list[list[StoredObject]]]:
-    """Return the groups that share windows together, in order of time."""
+    """Return the groups of one origin that share windows together, in order of time."""
     components: list[list[list[StoredObject]]] = []
-    reached = -1
+    # the last component of each origin, and the window up to which it reaches
+    latest: dict[Origin | None, tuple[list[list[StoredObject]], int]] = {}
     for objects in sorted(groups, key=_interval):
         low, high = _interval(objects)
-        if not components or low // window_s > reached:
-            components.append([])
-        components[-1].append(objects)
-        reached = max(reached, high // window_s)
+        component, reached = latest.get(objects[0].origin, ([], -1))
+        if low // window_s > reached:
+            components.append(component := [])
+        component.append(objects)
+        latest[objects[0].origin] = component, max(reached, high // window_s)
     return components
 
 

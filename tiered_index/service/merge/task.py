@@ -340,7 +340,9 @@ class TableRun:
         parsed = parse_trailer(trailer, upload.name, upload.size_bytes + len(trailer))
         upload.write(trailer)
         upload.finish()
-        shard_of = TableShard(window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range)
+        shard_of = TableShard(
+            window.table, window.begin_s, window.window_s, window.slots, *writer.slot_range, window.origin
+        )
         stored = replace(stored_file(upload.name, parsed, upload.size_bytes, self.now_ms), shard=shard_of)
         self.finished.append(FinishedShard(stored, upload.handle, tuple(upload.parts), writer.checksum))
 

@@ -10,8 +10,10 @@ published. Quarantine windows are shared by all builds: there a build is recogni
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -51,6 +53,8 @@ from tiered_index.types import format_time
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, SparkSession
+
+_log = logging.getLogger(__name__)
 
 
 def repeated(state: LogState, shards: Sequence[FinishedShard], mode: str, storage: Storage) -> tuple[str, ...]:
@@ -97,7 +101,8 @@ def _sum(objects: Sequence[StoredObject], checksums: Mapping[str, int]) -> int:
     return sum(checksums[stored.name] for stored in objects) % 2**64
 
 
-MODES = ("error", "append", "replace")
+MODES = ("error", "append", "replace", "replace-all")
+_READERS = 8
 
 
 def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...]:
@@ -129,6 +134,8 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
         begin, end = shard.begin_s, shard.begin_s + shard.window_s
         if shard.window_s == QUARANTINE_S or not (met := [w for w in windows if w[0] < end and begin < w[1]]):
             continue
+        if shard.origin == "writer" and mode != "replace-all":
+            continue
         if mode == "error":
             where = f"the window from {format_time(met[0][0] * 1000)}"
             raise InvalidArgument(f"{where} has a table already, {shard.table}: take mode append or replace")
@@ -137,8 +144,36 @@ def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tup
                 f"table {shard.table} has {shard.window_s:,} s from {format_time(begin * 1000)} on, more than the "
                 f"window of {met[0][1] - met[0][0]:,} s that would replace it: build windows that are as long"
             )
+        if shard.origin is None and mode == "replace":
+            raise InvalidArgument(
+                f"table {shard.table} of {format_time(begin * 1000)} does not say whether builds or live writers made "
+                "its entries, since an earlier version wrote it: --replace-all of `spark build` (mode replace-all) "
+                "removes all tables of the windows, live writers' among them, and tells their topics and entries; with "
+                "--dry-run it only tells them"
+            )
         replaced += [stored.name for stored in shards]
     return tuple(replaced)
+
+
+def entries_by_topic(state: LogState, names: Sequence[str], storage: Storage) -> tuple[tuple[str, int], ...]:
+    """Return how many entries of each topic objects hold; a request an object. Entries of an object that does not say
+    how many it has of which are counted for all its topics together, by their names.
+    """
+    assert state.genesis is not None
+    found: Counter[str] = Counter()
+    settings = ColdSettings(query_threads=_READERS, block_cache_bytes=0)
+    keyed, objects = state.genesis.layout.schema.keyed, [state.objects[name] for name in names]
+    with (
+        contextlib.closing(ColdPath(storage, keyed=keyed, settings=settings)) as cold,
+        ThreadPoolExecutor(_READERS, "tiered-index-replace") as pool,
+    ):
+        for stored, trailer in zip(objects, pool.map(cold.trailer, objects), strict=True):
+            stats = trailer.metadata.stats_by_topic()
+            known = {topic: one.entries for topic, one in stats if one is not None}
+            if sum(known.values()) != stored.count:
+                known = {", ".join(sorted(trailer.metadata.topic_names)) or "(not named)": stored.count}
+            found.update(known)
+    return tuple(sorted(found.items()))
 
 
 def publish_tables(
@@ -186,7 +221,8 @@ class BuildResult:
 
     Windows are (first second, length in seconds, entries). `requests` and `cost_usd` are what the writing was expected
     to take, `metrics` what the job took. `skipped` are (file, first offset, end, problem) of a log's first hundred
-    damaged ranges; `skipped_ranges` and `skipped_bytes` count all.
+    damaged ranges; `skipped_ranges` and `skipped_bytes` count all. `removed_topics` are (topic, entries) of the tables
+    that `removed_objects` are of, as they were planned.
     """
 
     entries: int = 0
@@ -196,6 +232,7 @@ class BuildResult:
     shards: int = 0
     written_bytes: int = 0
     removed_objects: int = 0
+    removed_topics: tuple[tuple[str, int], ...] = ()
     requests: int = 0
     cost_usd: float = 0.0
     log_number: int = field(default=0)
@@ -250,8 +287,10 @@ def build(
 
     A commit log is a RocketMQ store directory, or ``archive:STORAGE-URI[?store=NAME]`` for an index's archived
     segments. `columns` say which column of the source a field of an entry is (``{"key": "order_id"}``), `shards` how
-    many a window has, `mode` what to do where a window has tables already: ``error``, ``append`` a further table, or
-    ``replace`` them in the same record. The index is created as `config` says where there is none, once all is written.
+    many a window has, `mode` what to do where a window has tables of builds already: ``error``, ``append`` a further
+    table, or ``replace`` them in the same record. ``replace-all`` also replaces tables of live writers' entries and of
+    unknown origin. What goes is logged by topic before it is written. The index is created as `config` says where there
+    is none, once all is written.
     Timestamps outside its `max_late_s` and `max_early_s` go to quarantine windows. `source_range` says which part of a
     source this is: the build is published only while the index has the source up to its `begin`, and the same record
     says that it then has it up to its `end`. `progress` is called with (stage, tasks done, tasks).
@@ -292,8 +331,14 @@ def build(
         sequence = max((o.sequence for o in log.state.objects.values()), default=0)
         cores = spark.sparkContext.defaultParallelism
         plan = plan_build(census, genesis, scale, shards, cores, sequence=sequence, max_windows=max_windows)
-        check_windows(log.state, plan, mode)
+        removed_names = check_windows(log.state, plan, mode)
         result = _expected(plan, census, settings)
+        if removed_names:
+            with meter.stage("plan"):
+                topics = entries_by_topic(log.state, removed_names, opened)
+            result = replace(result, removed_objects=len(removed_names), removed_topics=topics)
+            told = ", ".join(f"topic {topic}: {entries:,} entries" for topic, entries in topics)
+            _log.warning("%d objects of these windows are replaced: %s", len(removed_names), told)
         if dry_run:
             return replace(result, metrics=meter.metrics)
         with meter.stage("plan"):

@@ -26,7 +26,7 @@ from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.slots import SlotMap
 from tiered_index.service.answers.validation import TopicTable, milliseconds
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.merge.plan import Window, window_seconds
 from tiered_index.spark.build.log_sources import SKIPPED
 from tiered_index.spark.build.parquet import HAS_KEY, PLACE, ROWS
@@ -311,8 +311,11 @@ def plan_build(
     *,
     sequence: int,
     max_windows: int,
+    origin: Origin = "build",
 ) -> BuildPlan:
-    """Return the plan of a build. Raises `InvalidArgument` for too many windows, or shards that can't be."""
+    """Return the plan of a build, or of another `origin`. Raises `InvalidArgument` for too many windows, or shards that
+    can't be.
+    """
     check_shards(shards)
     if len(census.windows) > max_windows:
         raise InvalidArgument(_too_many(f"{len(census.windows):,}", scale, f", and {max_windows:,} are allowed"))
@@ -323,7 +326,7 @@ def plan_build(
     first = 0
     for (wrong, begin), count in sorted(census.windows.items()):
         slots = SlotMap.for_count(base, count)
-        window = Window(secrets.token_hex(8), begin, QUARANTINE_S if wrong else scale.window_s, slots, count)
+        window = Window(secrets.token_hex(8), begin, QUARANTINE_S if wrong else scale.window_s, slots, count, origin)
         wanted = -(-count * item_size // aim) if shards == "auto" else int(shards)
         a_shard = max(1, -(-count // (wanted * PIECE_ITEMS)))
         # pieces are cut where every slot map has a cut

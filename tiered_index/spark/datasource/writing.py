@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, St
 from tiered_index.format.schema import Schema
 from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import IndexDescriptor
+from tiered_index.service.log.records import IndexDescriptor, Origin
 from tiered_index.service.log.session import StorageSession
 from tiered_index.service.merge.task import FinishedShard
 from tiered_index.service.opening import wanted_descriptor
@@ -107,6 +107,8 @@ class PartitionJob:
     sequence: int
     max_windows: int
     now_ms: int
+    # a stream is a live writer: no build replaces what it wrote
+    origin: Origin = "build"
 
 
 def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: Seen | None = None) -> PartitionResult:
@@ -120,7 +122,7 @@ def write_tables(entries: Iterable[pa.RecordBatch], job: PartitionJob, seen: See
         if not census.entries:
             return PartitionResult(0, 0, ())
         more = {"sequence": job.sequence, "max_windows": job.max_windows}
-        plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more)
+        plan = plan_build(census, job.genesis, job.scale, "auto", 1, **more, origin=job.origin)
         with (
             pa.memory_map(str(kept)) as source,
             pa.ipc.open_stream(source) as batches,
@@ -250,7 +252,8 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
     """The writer of one micro-batch. Spark makes it anew for each batch, and once more to commit it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        self._job, self._columns = prepared(options, schema, probe=False)
+        job, self._columns = prepared(options, schema, probe=False)
+        self._job = replace(job, origin="writer")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
         """Write a partition. Executor."""

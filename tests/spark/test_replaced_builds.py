@@ -1,0 +1,185 @@
+"""`replace` takes away what builds made, and nothing that live writers put, whatever was merged in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql.types import StructType
+
+from tests.spark.entries import BEGIN_MS, DAY_MS, check, check_stored, joined, messages
+from tests.spark.in_process import planned, shards_of, written
+from tiered_index import IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import InvalidArgument
+from tiered_index.service.erasure.erase import EraseRequest, erase
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import LogRecord
+from tiered_index.service.merge.run import MergeOptions, merge
+from tiered_index.spark.build.build import entries_by_topic, publish_tables
+from tiered_index.spark.build.positions import BatchContent, MicroBatch
+from tiered_index.spark.datasource.options import Options
+from tiered_index.spark.datasource.writing import EntryStreamWriter, EntryWriter
+from tiered_index.storage.opening import open_storage
+
+NIGHTS = 30
+
+
+class Pipeline:
+    """A live writer, builds and merges of one index."""
+
+    def __init__(self, folder: Path) -> None:
+        self.uri = f"memory://{folder.name}"
+        self.clock = ManualClock(BEGIN_MS + 40 * DAY_MS)
+        self.storage = open_storage(self.uri)
+        given = {"slots": 64, "items": 100_000, "background": False, "local_keep_s": 0, "max_late_s": 10**10}
+        self.live = IndexService.open(root=folder / "root", storage=self.uri, clock=self.clock, **given)
+
+    @property
+    def log(self) -> StorageLog:
+        log = StorageLog(self.storage, self.clock)
+        log.open()
+        return log
+
+    def put(self, table: pa.Table) -> None:
+        self.live.put_batch(table.combine_chunks().to_batches()[0])
+        self.live.seal()
+        self.live.run_lifecycle()
+        self.live.run_lifecycle()
+
+    def build(self, table: pa.Table, mode: str = "replace") -> int:
+        plan = replace(planned(table), genesis=self.log.state.genesis)
+        shards = shards_of(written(table, plan, self.storage, now_ms=self.clock.now_ms()))
+        return publish_tables(shards, mode, self.storage, self.log)[1]
+
+    def merge(self, window_s: int = 86_400) -> None:
+        merge(self.storage, self.log, self.clock, MergeOptions(window_s=window_s, min_age_s=0), threads=1)
+
+    def forget_origins(self) -> None:
+        """Have the log say what an earlier version's would: not where the entries of tables come from."""
+        tables = {name: shards for name, shards in self.log.state.tables.items() if shards[0].origin is not None}
+        stored = [one for shards in tables.values() for one in shards]
+        old = tuple(replace(one, shard=replace(one.part, origin=None)) for one in stored)
+        names = tuple(one.name for one in stored)
+        self.log.append("a test", None, lambda state: LogRecord(0, "merge", 0, "", 0, old, names))
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Iterator[Pipeline]:
+    made = Pipeline(tmp_path)
+    yield made
+    made.live.close()
+
+
+def of_topic(topic: str, table: pa.Table) -> pa.Table:
+    return table.set_column(0, "topic", pa.array([topic] * len(table)))
+
+
+LIVE = of_topic("live", messages(100, days=1))
+BATCH, AGAIN = (of_topic("batch", messages(10 * seed, days=1, seed=seed)) for seed in (2, 3))
+
+
+def test_a_live_writers_rows_stay_once_they_are_merged(pipeline: Pipeline) -> None:
+    pipeline.put(LIVE)
+    pipeline.merge()
+    assert pipeline.build(BATCH) == 0
+    check_stored(pipeline.uri, LIVE, BATCH)
+    pipeline.merge()
+    assert pipeline.build(AGAIN) > 0
+    check_stored(pipeline.uri, LIVE, AGAIN)
+    check(pipeline.uri, LIVE, AGAIN)
+    with pytest.raises(InvalidArgument, match="has a table already"):
+        pipeline.build(BATCH, "error")
+
+
+@pytest.mark.parametrize("rewrite", [False, True], ids=["merged", "erased"])
+def test_what_jobs_rewrite_keeps_its_origin(pipeline: Pipeline, rewrite: bool) -> None:
+    later = messages(50, days=1, seed=5, begin_ms=BEGIN_MS + DAY_MS)
+    pipeline.build(joined([BATCH, later]), "error")
+    pipeline.put(LIVE)
+    if rewrite:
+        request = EraseRequest("batch", (BATCH["key"][0].as_py(),))
+        erase(pipeline.storage, pipeline.log, request, pipeline.clock, yes=True, now=True, grace_s=0, threads=1)
+    pipeline.merge(30 * 86_400)
+    tables = pipeline.log.state.tables
+    assert sorted(str(shards[0].origin) for shards in tables.values()) == ["build", "writer"]
+    assert sum(one.count for shards in tables.values() for one in shards if one.origin == "writer") == len(LIVE)
+
+
+def test_a_stream_is_a_live_writer(pipeline: Pipeline, tmp_path: Path) -> None:
+    schema = StructType()
+    for name, kind in zip(LIVE.schema.names, ("string", "integer", "string", "long", "integer", "long"), strict=True):
+        schema.add(name, kind)
+    options = Options("tiered_index", {"path": f"file://{tmp_path}/streamed"}, ())
+    assert EntryStreamWriter(options, schema)._job.origin == "writer"
+    assert EntryWriter(options, schema, "append")._job.origin == "build"
+    plan = replace(planned(LIVE, origin="writer"), genesis=pipeline.log.state.genesis)
+    shards = shards_of(written(LIVE, plan, pipeline.storage, now_ms=pipeline.clock.now_ms()))
+    publish_tables(shards, "append", pipeline.storage, pipeline.log, MicroBatch("spark:q", 0, BatchContent()))
+    assert pipeline.build(BATCH) == 0
+    check_stored(pipeline.uri, LIVE, BATCH)
+
+
+def test_an_old_table_is_not_replaced_unless_all_are(pipeline: Pipeline) -> None:
+    pipeline.put(LIVE)
+    pipeline.merge()
+    pipeline.build(BATCH, "error")
+    pipeline.forget_origins()
+    pipeline.put(AGAIN)
+    pipeline.merge()
+    # what an earlier version made stays apart from what is known
+    assert len(pipeline.log.state.tables) == 3
+    with pytest.raises(InvalidArgument, match=r"does not say whether builds or live writers .* --replace-all"):
+        pipeline.build(BATCH)
+    check_stored(pipeline.uri, LIVE, BATCH, AGAIN)
+    state = pipeline.log.state
+    assert entries_by_topic(state, list(state.objects), pipeline.storage) == (
+        ("batch", len(BATCH) + len(AGAIN)),
+        ("live", len(LIVE)),
+    )
+    assert pipeline.build(BATCH, "replace-all") == len(state.objects)
+    check_stored(pipeline.uri, BATCH)
+
+
+def test_thirty_nights_of_builds_and_merges_beside_a_live_writer(pipeline: Pipeline) -> None:
+    live: list[pa.Table] = []
+    built: list[pa.Table] = []
+    for night in range(NIGHTS):
+        begin_ms = BEGIN_MS + night * DAY_MS
+        # what comes late for the day before is among it
+        late_ms = begin_ms - (DAY_MS // 4 if night else 0)
+        live.append(of_topic("live", messages(40, days=1, seed=100 + night, begin_ms=late_ms)))
+        pipeline.put(live[-1])
+        whole = of_topic("batch", messages(30, days=1, seed=200 + night, begin_ms=begin_ms))
+        for part in (whole.slice(0, 20), whole)[night % 2 :]:
+            pipeline.build(part)
+            if night % 3:
+                pipeline.merge()
+        built.append(whole)
+        if night % 3 == 2:
+            # an earlier day again
+            pipeline.build(built[night - 1])
+    pipeline.merge()
+    check_stored(pipeline.uri, *live, *built)
+    check(pipeline.uri, joined(live), joined(built), keys=5)
+
+
+def test_what_goes_is_told_by_topic_before_spark_writes(
+    spark: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from tiered_index.spark import build
+
+    source, storage = tmp_path / "m.parquet", f"file://{tmp_path}/index"
+    for table in (BATCH, AGAIN):
+        pq.write_table(table, source)
+        planned_result, result = (
+            build(spark, source, storage=storage, mode="replace", dry_run=dry_run) for dry_run in (True, False)
+        )
+    assert planned_result.removed_topics == result.removed_topics == (("batch", len(BATCH)),)
+    assert result.removed_objects == planned_result.removed_objects == 1
+    assert f"1 objects of these windows are replaced: topic batch: {len(BATCH)} entries" in caplog.text
