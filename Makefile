@@ -40,7 +40,7 @@ $(VENV)/.stamp-test: $(VENV)/.stamp-python pyproject.toml requirements.lock depl
 setup: $(VENV)/.stamp-test ## make the virtualenv with everything that development needs
 
 demo: $(VENV)/.stamp-demo ## the main job, start to end: millions of messages through all states, two crashes, every answer checked
-	@$(BIN)/tiered-index demo
+	@$(BIN)/python -m tests.demo
 
 $(VENV)/.stamp-serve: $(VENV)/.stamp-demo pyproject.toml requirements.lock
 	@echo "installing tiered_index with the extra 'server' (versions from requirements.lock)"
@@ -48,7 +48,7 @@ $(VENV)/.stamp-serve: $(VENV)/.stamp-demo pyproject.toml requirements.lock
 	@touch $@
 
 serve-demo: $(VENV)/.stamp-serve ## the service over two million messages that a broker writes: console, HTTP, RocketMQ's protocol
-	@$(BIN)/tiered-index demo --serve
+	@$(BIN)/python -m tests.demo --serve
 
 lint: $(VENV)/.stamp-test ## ruff, its format, and mypy --strict
 	@$(BIN)/ruff check .
@@ -103,11 +103,11 @@ reliability-report: $(VENV)/.stamp-test ## run every campaign that tries to brea
 REPORT_ARGS ?=
 
 bench: $(VENV)/.stamp-test ## measure this machine: puts, pauses, compaction, lookups, recovery, commit logs, as medians and ratios (half an hour)
-	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)
-	@$(BIN)/tiered-index bench $(BENCH_GEOMETRY) --preset rocketmq $(BENCH_ARGS)
+	@$(BIN)/python -m tests.benchmarks $(BENCH_GEOMETRY) --preset native $(BENCH_ARGS)
+	@$(BIN)/python -m tests.benchmarks $(BENCH_GEOMETRY) --preset rocketmq $(BENCH_ARGS)
 
 bench-quick: $(VENV)/.stamp-test ## the same with smaller files (some minutes)
-	@$(BIN)/tiered-index bench --quick $(BENCH_ARGS)
+	@$(BIN)/python -m tests.benchmarks --quick $(BENCH_ARGS)
 
 bench-spark: $(VENV)/.stamp-test ## jobs on Spark beside one process, Parquet and DuckDB; lookups beside a join (BENCH_ARGS: --scale, --keys, --out ...)
 	@$(BIN)/python -m tests.benchmarks spark spark-lookup $(BENCH_ARGS)

@@ -24,6 +24,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from tests.benchmarks.machine.setting import require
 from tests.benchmarks.memory import ProcessWatch
 from tests.benchmarks.messages import (
     ABSENT,
@@ -36,7 +37,6 @@ from tests.benchmarks.messages import (
     shared_step,
 )
 from tests.benchmarks.plans import plan_costs, questions_for
-from tiered_index.cli.bench.setting import require
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.cold.path import ColdSettings

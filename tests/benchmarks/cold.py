@@ -1,6 +1,6 @@
 """Suite `cold` beside RocketMQ's way of reading, with the tables that docs/cold-path.md shows.
 
-The figures are those of `tiered-index bench cold`. RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then
+RocketMQ's tiered `IndexStoreFile` reads a slot's 8 bytes and then
 its array, one after the other, of every file in the range; there is no filter, and an array is not checked. How many
 files it asks at once is its provider's matter, so both are measured: one after another, and as many side by side as we
 have reads under way. Two tables need no storage and are left out with `--storage`: requests of `query_many` against the
@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tests.support.foreign_lookups import bare_slot_run
-from tiered_index.cli.bench.cold import (
+from tests.benchmarks.machine.cold import (
     COLD,
     LookupCost,
     Round,
@@ -30,8 +29,9 @@ from tiered_index.cli.bench.cold import (
     open_reader,
     warm,
 )
-from tiered_index.cli.bench.figures import Meter, Table
-from tiered_index.cli.bench.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
+from tests.benchmarks.machine.figures import Meter, Table
+from tests.benchmarks.machine.setting import ABSENT, TOPIC, Setting, key_array, keys_of, require, scratch
+from tests.support.foreign_lookups import bare_slot_run
 from tiered_index.config import IndexConfig
 from tiered_index.format.hashing import code_units, hash_batch, key_hash, normal_hashes
 from tiered_index.format.layout import HEADER_SIZE, SLOT_SIZE, Layout

@@ -1,4 +1,4 @@
-"""`python -m tests.benchmarks`: measure this project beside others; what `make bench-spark` and `make bench-s3` run."""
+"""`python -m tests.benchmarks`: measure this machine, and this project beside others; what `make bench...` runs."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ import typer
 
 from tests.benchmarks.cold import COLD_BESIDE_ROCKETMQ, curve_space_bytes
 from tests.benchmarks.lookups import missing_packages, place_of_uri
+from tests.benchmarks.machine.cold import check_storage
+from tests.benchmarks.machine.reading import COMMITLOG, LOOKUP, RECOVERY
+from tests.benchmarks.machine.setting import ColdAmounts
+from tests.benchmarks.machine.writing import COMPACT, PAUSE, PUT, UPLOAD
+from tests.benchmarks.running import Items, Out, Preset, Quick, RootDir, Rounds, Slots, check_places, layout_of, measure
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
 from tests.benchmarks.spark import Spark
 from tests.benchmarks.spark_lookup import SparkLookup
-from tiered_index.cli.bench.cold import check_storage
-from tiered_index.cli.bench.command import (
-    Items,
-    Out,
-    Preset,
-    Quick,
-    RootDir,
-    Rounds,
-    Slots,
-    check_places,
-    layout_of,
-    measure,
-)
-from tiered_index.cli.bench.setting import ColdAmounts
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session, command
 from tiered_index.errors import ConfigError
 
-SUITES: dict[str, Any] = {suite.name: suite for suite in (Spark(), SparkLookup(), COLD_BESIDE_ROCKETMQ)}
+_MACHINE = (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD_BESIDE_ROCKETMQ)
+SUITES: dict[str, Any] = {suite.name: suite for suite in (*_MACHINE, Spark(), SparkLookup())}
 SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
 _ON_SPARK = ("spark", "spark-lookup")
 
@@ -40,8 +32,7 @@ _ON_SPARK = ("spark", "spark-lookup")
 def benchmarks(
     session: Session,
     suites: Annotated[
-        list[SuiteName] | None,
-        typer.Argument(help="Suites to run; all where none is named (Spark's where its packages are installed)."),
+        list[SuiteName] | None, typer.Argument(help="Suites to run. Default: all but those of Spark.")
     ] = None,
     preset: Preset = "native",
     slots: Slots = None,
@@ -67,25 +58,25 @@ def benchmarks(
     root_dir: RootDir = None,
     out: Out = None,
 ) -> int:
-    """Measure this project beside others: jobs on Spark beside one process, Spark's own jobs and DuckDB (suite spark),
-    what bulk lookups read (suite spark-lookup); cold lookups beside RocketMQ's way of reading (suite cold).
+    """Measure this machine: puts, pauses, compaction, lookups, recovery, uploads and commit logs, on its real disk,
+    durably. Suite cold compares cold lookups with RocketMQ's way of reading. Suites spark and spark-lookup compare
+    jobs on Spark with one process, with Spark's own jobs and with DuckDB.
 
-    Everything happens in a temporary folder, which is deleted at the end. Wrong answers end the run. Suites spark and
-    cold, each alone, read from --storage too, where they delete what they made.
+    Everything happens in a temporary folder, which is deleted at the end. A goal is for two quiet cores. A missed goal
+    is no error: the report shows its ratio and a profile. Goals of whole files count at 20,000,000 items only. Wrong
+    answers end the run. Suites spark and cold, each alone, also read from --storage, where they delete what they made.
 
     [bold]Examples[/bold]
 
-      python -m tests.benchmarks spark --entries 4000000 --keys 10000 --out bench.json
+      python -m tests.benchmarks --quick
 
-      python -m tests.benchmarks spark --scale 25000000 --scale 100000000
-
-      python -m tests.benchmarks spark-lookup --quick
-
-      python -m tests.benchmarks spark-lookup --scale 100000000 --keys 1000000
-
-      python -m tests.benchmarks cold --slots 5000000 --items 20000000 --json --out cold.json
+      python -m tests.benchmarks put compact --preset rocketmq --rounds 5
 
       python -m tests.benchmarks cold --storage "s3://bucket/prefix?endpoint_url=http://127.0.0.1:7480"
+
+      python -m tests.benchmarks spark --entries 4000000 --keys 10000 --out bench.json
+
+      python -m tests.benchmarks spark-lookup --scale 100000000 --keys 1000000
     """
     check_places(session, suites, {"cold": check_storage, "spark": place_of_uri})
     names = _chosen(session, suites)
@@ -104,16 +95,13 @@ def benchmarks(
 
 
 def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
-    """Return the names of the suites to run. Raises `ConfigError` where Spark is asked for and packages are missing."""
+    """Return the names of the suites to run. Raises `ConfigError` for a suite of Spark without its packages."""
+    chosen = [name.value for name in dict.fromkeys(suites)] if suites else [suite.name for suite in _MACHINE]
     missing = missing_packages()
-    extras = f"pip install 'tiered_index[{','.join(sorted(set(missing.values())))}]'"
-    if suites:
-        if lacking := [suite for suite in suites if missing and suite in _ON_SPARK]:
-            raise ConfigError(f"suite {lacking[0]} needs {', '.join(missing)}: {extras}")
-        return [name.value for name in dict.fromkeys(suites)]
-    if missing:
-        session.out.note(f"suite spark is left out: {', '.join(missing)} not installed ({extras})")
-    return [name for name in SUITES if name not in _ON_SPARK or not missing]
+    if missing and (lacking := [name for name in chosen if name in _ON_SPARK]):
+        extras = ",".join(sorted(set(missing.values())))
+        raise ConfigError(f"suite {lacking[0]} needs {', '.join(missing)}: pip install 'tiered_index[{extras}]'")
+    return chosen
 
 
 app = typer.Typer(

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tests.benchmarks.bulk import look_up_many
+from tests.benchmarks.machine.setting import require
 from tests.benchmarks.memory import ProcessWatch
 from tests.benchmarks.messages import (
     DAY_S,
@@ -51,7 +52,6 @@ from tests.benchmarks.setting import (
     XXHASH,
     cores_of,
 )
-from tiered_index.cli.bench.setting import require
 from tiered_index.config import IndexConfig
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import audit, build, hash_key, look_up, merge, open_session

@@ -21,11 +21,11 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 
+from tests.benchmarks.machine.figures import Table
+from tests.benchmarks.machine.setting import require
 from tests.benchmarks.messages import ABSENT, BEGIN_S, DAY_S, TOPIC, key_in_all, key_in_one
 from tests.benchmarks.setting import PLAIN, TUNED, SparkAmounts
 from tests.support.counting_proxy import CountingProxy, counting_proxy
-from tiered_index.cli.bench.figures import Table
-from tiered_index.cli.bench.setting import require
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.service.reader import IndexReader
 from tiered_index.storage.local.storage import LocalStorage

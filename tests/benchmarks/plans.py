@@ -24,8 +24,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tests.benchmarks.machine.setting import require
 from tests.benchmarks.messages import TOPIC, key_in_one
-from tiered_index.cli.bench.setting import require
 from tiered_index.format.bloom import FILTER_BLOCK_BYTES, block_numbers, blocks_may_hold, filter_hashes
 from tiered_index.format.compacted import GROUP_BYTES
 from tiered_index.format.hashing import key_hashes, normal_hashes

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from tiered_index.cli.bench.setting import Setting
+from tests.benchmarks.machine.setting import Setting
 
 __all__ = [
     "AUDIT",

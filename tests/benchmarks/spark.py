@@ -26,6 +26,8 @@ from typing import Any
 
 from tests.benchmarks.job import Job, copy_of, index_config, merge_options, run_process
 from tests.benchmarks.lookups import LookupKeys, keys_by_kind, lookups_table, measure_lookups, place_of_uri
+from tests.benchmarks.machine.figures import Meter, Spec, Table, at_most, pinned
+from tests.benchmarks.machine.setting import FLUSH_ENTRIES, require
 from tests.benchmarks.messages import TOPIC
 from tests.benchmarks.setting import (
     AUDIT,
@@ -44,9 +46,7 @@ from tests.benchmarks.setting import (
     SparkSetting,
 )
 from tests.benchmarks.year import year_table
-from tiered_index.cli.bench.figures import Meter, Spec, Table, at_most, pinned
-from tiered_index.cli.bench.setting import FLUSH_ENTRIES, require
-from tiered_index.cli.demo.command import place_of
+from tests.demo.command import place_of
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
 from tiered_index.service.index import IndexService

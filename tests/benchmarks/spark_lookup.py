@@ -14,10 +14,10 @@ from typing import Any
 
 from tests.benchmarks.bulk import SPREAD, counts_of
 from tests.benchmarks.job import Job, index_config, run_process
+from tests.benchmarks.machine.figures import Meter, Spec, Table
+from tests.benchmarks.machine.setting import require, scratch
 from tests.benchmarks.plans import BYTES_A_SECOND, EGRESS_PER_GIB_USD, IN_FLIGHT, REQUEST_S, SLOT
 from tests.benchmarks.setting import SCALE_MASTER, SparkAmounts, SparkSetting, wanted_keys
-from tiered_index.cli.bench.figures import Meter, Spec, Table
-from tiered_index.cli.bench.setting import require, scratch
 from tiered_index.storage.metering import PriceTable
 
 __all__ = ["SparkLookup"]

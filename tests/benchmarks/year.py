@@ -13,9 +13,9 @@ from functools import partial
 
 import numpy as np
 
+from tests.benchmarks.machine.figures import Table
+from tests.benchmarks.machine.setting import require
 from tiered_index._version import __version__
-from tiered_index.cli.bench.figures import Table
-from tiered_index.cli.bench.setting import require
 from tiered_index.clock import ManualClock
 from tiered_index.config import IndexConfig
 from tiered_index.format.compacted import Compaction

@@ -53,6 +53,7 @@ def _environment(folder: Path) -> dict[str, str]:
     keep = {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))}
     return keep | {
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "PYTHONPATH": str(_ROOT),
         "COLUMNS": "140",
         "NO_COLOR": "1",
         "TERM": "dumb",

@@ -10,9 +10,9 @@ from typing import Protocol
 
 import pyarrow.parquet as pq
 
+from tests.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
 from tests.support.workload import message_table
 from tiered_index import QueryResult
-from tiered_index.cli.demo.workload import BEGIN_MS, TOPICS, ReferenceAnswers, Workload
 
 PART_BYTES = 5 << 20
 """The smallest part that S3 allows, so that small files are uploaded in several."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.rocketmq.messages import NOW_MS
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService, Lookup
 from tiered_index.clock import ManualClock
 from tiered_index.rocketmq.follow.dispatcher import Dispatched, Dispatcher
@@ -17,7 +18,6 @@ from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import Answer, ReferenceModel
 

@@ -14,9 +14,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.classic import Geometry
 from tiered_index.rocketmq.log.layout import Host, format_properties
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 DATA = Path(__file__).parents[1] / "golden" / "data" / "store" / "large" / "java.json.gz"
 MESSAGES = 8_000

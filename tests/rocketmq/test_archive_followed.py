@@ -7,10 +7,10 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 
 def follow(followed: Followed, *, skip: bool = True) -> tuple[Dispatcher, SegmentArchiver]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.archived_store import open_index
+from tests.support.store_writer import StoreWriter
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import WrapperStorage

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.rocketmq import messages
+from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageMisconfigured, StorageUnavailable
 from tiered_index.rocketmq.follow.fingerprints import Verdict, fingerprints_of
 from tiered_index.rocketmq.log import commitlog, segments
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.segments import End, list_segments, segment_name
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 SEGMENT = 4_000
 CHUNKS = [1, 700, 1 << 20]

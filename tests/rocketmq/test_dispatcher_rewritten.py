@@ -10,12 +10,12 @@ import shutil
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, cut_log, names, rounds, scan
+from tests.support.store_writer import StoreWriter
 from tiered_index.errors import StorageUnavailable
 from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.dispatcher import RewrittenOffsets
 from tiered_index.rocketmq.follow.fingerprints import Verdict
 from tiered_index.rocketmq.log.segments import End, list_segments
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 
 def rewrite(followed: Followed, offset: int, count: int) -> None:

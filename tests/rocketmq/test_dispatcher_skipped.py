@@ -10,10 +10,10 @@ import random
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, names, rounds, scan
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 ALL = {"skip_corrupt": True, "skip_missing": True}
 

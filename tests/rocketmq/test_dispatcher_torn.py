@@ -7,10 +7,10 @@ import os
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import End
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 
 def tear(followed: Followed, kept: int) -> tuple[int, bytes]:

@@ -9,10 +9,10 @@ import pytest
 from tests.rocketmq.archived_store import put
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
 from tests.rocketmq.messages import NOW_MS
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 KEPT, CUT, NEW = 10, 30, 3
 

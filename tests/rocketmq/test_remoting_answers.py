@@ -16,6 +16,7 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, settled
 from tests.rocketmq.archived_store import delete_segments, index_log, lookups, put, scan
 from tests.rocketmq.remoting_client import FOREVER, Client, by_key, by_unique_key, records
 from tests.rocketmq.test_remoting_frames import KEYS, SECRET
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
@@ -35,7 +36,6 @@ from tiered_index.rocketmq.remoting.frames import (
     signature,
 )
 from tiered_index.rocketmq.remoting.server import serve_remoting
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.metering import Usage, active_context
 from tiered_index.testing.model import ReferenceModel
 

@@ -9,11 +9,11 @@ import sys
 import pytest
 
 from tests.rocketmq.followed import SEGMENT, Followed, rounds
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.follow import dispatcher as dispatching
 from tiered_index.rocketmq.follow import fingerprints
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher, RewrittenOffsets
 from tiered_index.rocketmq.follow.fingerprints import Scrubber
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 STEP = 500
 ROUNDS = 2 * SEGMENT // STEP + 40

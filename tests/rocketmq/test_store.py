@@ -7,10 +7,10 @@ import random
 import pytest
 
 from tests.rocketmq import messages
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.segments import segment_name
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 SEGMENT = 1 << 19
 

@@ -8,6 +8,7 @@ import pytest
 
 from tests.rocketmq import golden_store
 from tests.support.classic_lookups import find
+from tests.support.store_writer import StoreWriter, index_name_of
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.classic import Geometry, load_classic_index
@@ -16,7 +17,6 @@ from tiered_index.rocketmq.log.layout import BORN_V6, STORE_V6, TRANSACTION_PREP
 from tiered_index.rocketmq.log.message import compress
 from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import decode_checkpoint, list_queues
-from tiered_index.rocketmq.store_writer import StoreWriter, index_name_of
 
 SMALL = {"segment_bytes": 2_000, "queue_entries": 4}
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.server.conftest import PATIENCE_S, serving
 from tests.server.test_serve_command import started
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.client import IndexClient
@@ -21,7 +22,6 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.rocketmq.follow.dispatcher import Dispatcher
 from tiered_index.rocketmq.log.message import compress
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server.calls import Caps
 
 T = 1_762_000_000_000

@@ -17,12 +17,12 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.server.conftest import PATIENCE_S, put_entries, serving
 from tests.server.test_serve_command import process_of
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.main import run
 from tiered_index.cli.session import Session
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import BackPressure, ConfigError, TieredIndexError
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.cold import caches
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage

@@ -16,11 +16,11 @@ from tests.rocketmq.archived_store import delete_segments
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
 from tests.server.test_serve_command import process_of, refused
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.frames import AccessKey, Command, RequestCode, signature
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server.remoting import read_keys
 
 SECRET = "0123456789abcdef"

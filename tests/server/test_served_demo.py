@@ -1,4 +1,4 @@
-"""`tiered-index demo --serve`: a broker writes, the service follows it, and answers over HTTP and as RocketMQ does."""
+"""`python -m tests.demo --serve`: a broker writes, and the service answers over HTTP and as RocketMQ does."""
 
 from __future__ import annotations
 
@@ -6,20 +6,24 @@ import asyncio
 import json
 import signal
 import subprocess
+import sys
 from types import SimpleNamespace
 
 import pytest
 
+from tests.demo.command import main
+from tests.demo.workload import Workload
+from tests.integration.cli.command_lines import run_here
 from tests.integration.cli.followers import wait_until
 from tests.rocketmq.remoting_client import Client, by_key, records
 from tests.server.conftest import PATIENCE_S
-from tests.server.test_serve_command import ROOT, command, environment, refused
-from tiered_index.cli.demo.workload import Workload
+from tests.server.test_serve_command import ROOT, environment
 from tiered_index.client import IndexClient
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.frames import RequestCode
 
+DEMO = (sys.executable, "-m", "tests.demo")
 MESSAGES = 20_000
 
 
@@ -30,12 +34,12 @@ async def by_tools(address, key):
 
 
 def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
-    asked = ("demo", "--serve", "--messages", MESSAGES, "--json", "--keep", tmp_path)
+    asked = ("--serve", "--messages", MESSAGES, "--json", "--keep", tmp_path)
     entries = Workload.generate(MESSAGES).entries
     key, found = "order-0000001", []
     for _ in range(2):
         with subprocess.Popen(
-            command(*asked, "--port", 0, "--rocketmq-port", 0),
+            [*DEMO, *map(str, asked), "--port", "0", "--rocketmq-port", "0"],
             cwd=ROOT,
             env=environment(),
             stdout=subprocess.PIPE,
@@ -64,5 +68,5 @@ def test_it_answers_until_it_is_ended_and_again_in_the_same_folder(tmp_path):
 
 
 def test_what_does_not_go_with_it_is_refused():
-    code, error = refused("demo", "--serve", "--storage", "memory://x")
-    assert code == 2 and "--storage" in error
+    refused = run_here("--serve", "--storage", "memory://x", program=main)
+    assert refused.code == 2 and "--storage" in refused.err

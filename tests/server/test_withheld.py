@@ -9,11 +9,11 @@ import pytest
 
 from tests.server.conftest import serving
 from tests.server.test_guard import bearer
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import Host, offset_msg_id
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.server import lookups
 from tiered_index.server.tokens import add_token
 from tiered_index.storage.memory import MemoryStorage

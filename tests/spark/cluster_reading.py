@@ -12,8 +12,8 @@ import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.entries import BEGIN_MS
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, hash_key
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import audit, look_up, register
 from tiered_index.spark import hash_key as hash_column
 

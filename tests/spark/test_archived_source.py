@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import pytest
 
 from tests.spark.entries import BEGIN_MS, states
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.spark.denying import DenyingAddress
 from tests.spark.entries import BEGIN_MS, check, messages, states, write_parquet
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexService
 from tiered_index.cli.main import run
 from tiered_index.errors import (
@@ -27,7 +28,6 @@ from tiered_index.errors import (
     StorageMisconfigured,
 )
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.spark import build, merge

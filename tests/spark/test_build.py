@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, check, messages, states, sweep, total, write_parquet
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index.config import IndexConfig
 from tiered_index.errors import InvalidArgument
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.spark import build
 from tiered_index.spark.build import plan as planning

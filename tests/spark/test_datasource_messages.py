@@ -15,13 +15,13 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes
 from pyspark.sql.types import StructField, StructType
 
 from tests.spark.entries import BEGIN_MS, states
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, SchemaMismatch, StorageMisconfigured
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.rocketmq.log import message as message_module
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark.datasource import options as options_module
 from tiered_index.spark.datasource.messages import MessageSource
 

@@ -10,10 +10,10 @@ import pytest
 from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
 from tests.spark.entries import BEGIN_MS
+from tests.support.store_writer import StoreWriter
 from tiered_index.errors import CorruptFile
 from tiered_index.format.schema import KEYED_SCHEMA
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import register
 from tiered_index.spark.build.sources import entry_frame
 from tiered_index.spark.executors import typed_errors

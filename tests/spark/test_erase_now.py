@@ -9,6 +9,7 @@ from dataclasses import fields
 import pytest
 
 from tests.rocketmq.archived_store import open_index, put
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.cli.main import run
 from tiered_index.clock import ManualClock
@@ -16,7 +17,6 @@ from tiered_index.errors import InvalidArgument, NotAnIndex
 from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.merge.run import MergeOptions, merge_index
 from tiered_index.spark import erase as erase_on
 from tiered_index.storage.local.storage import LocalStorage

@@ -11,10 +11,10 @@ import pytest
 from docs.generators import spark_page
 from tests.benchmarks.command import main
 from tests.rocketmq.archived_store import index_log
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexService
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import look_up, lookup
 
 ROOT = Path(__file__).parents[2]

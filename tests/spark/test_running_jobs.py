@@ -15,13 +15,13 @@ import pyarrow as pa
 import pytest
 
 from tests.spark.entries import BEGIN_MS, messages, write_parquet
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig
 from tiered_index.cli.main import run
 from tiered_index.cli.output import Output
 from tiered_index.cli.session import Session
 from tiered_index.cli.spark import progress_of
 from tiered_index.format.layout import PRESETS
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.spark import build, merge
 from tiered_index.spark.audit.audit import audit
 from tiered_index.spark.build.log_sources import SKIPPED

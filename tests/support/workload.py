@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from tiered_index.cli.demo.workload import TOPICS, Workload
+from tests.demo.workload import TOPICS, Workload
 from tiered_index.service.answers.incoming import entry_columns
 
 

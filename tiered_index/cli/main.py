@@ -37,10 +37,6 @@ _APPLICATION: Any = {
 
 # Each command's function and how its help begins: the list of commands is shown without loading them.
 _COMMANDS = {
-    "demo.command:demo": (
-        "Show all of it: a RocketMQ store, followed while it is written, through every state into an object store; "
-        "killed twice, and at the end a retention rule and an erased key, all checked."
-    ),
     "ingest:ingest": (
         "Index the messages of a RocketMQ store or a file; the same source again continues where it stopped."
     ),
@@ -90,10 +86,6 @@ _COMMANDS = {
     "removing:orphans": ("Find objects that the log does not name: what crashes left, and what merges have replaced."),
     "serve:serve": "Serve lookups over HTTP until ended.",
     "serve:token": "Make a token for the service and print it, once: the file has its hash only.",
-    "bench.command:bench": (
-        "Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; "
-        "what cold lookups cost."
-    ),
 }
 _ON_SPARK = {
     "spark.writing:build": (

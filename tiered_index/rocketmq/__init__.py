@@ -2,5 +2,4 @@
 
 Commit log, consume queues, checkpoint, classic index. Start at `log.commitlog.CommitLogReader` (segments on disk),
 `log.message.Message` (one message) and `log.columns.decode_index_columns` (all keys of a segment at once).
-`store_writer.StoreWriter` makes such a store for tests, demos and benchmarks.
 """

@@ -1,7 +1,7 @@
 """The entries that every peer gets, what it must answer, and a peer's row of an entry.
 
-An entry's number n says everything: messages are those of `tiered-index bench`, and with m entries a key entry n has
-key n modulo entries/m, so that a key's entries lie as far apart in time as they can. Pure.
+An entry's number n says everything: messages are those of the machine's suites. With m entries a key, entry n has key
+n modulo entries/m, so that a key's entries lie as far apart in time as they can. Pure.
 
 A peer keys its rows by 64 bits in place of the key's text, as this index does. They are Python's own `hash` (SipHash,
 in C): the cheapest hash at hand, so that the driver's share stays small. Processes that share a folder need the same
@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.cli.bench.setting import ABSENT, TOPIC, batch, key_array, keys_of
+from tests.benchmarks.machine.setting import ABSENT, TOPIC, batch, key_array, keys_of
 
 __all__ = ["KEY_BYTES", "ROW", "TOPIC", "Data", "hash_of", "packed", "pairs_of"]
 

@@ -18,9 +18,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.peers.registry import PEERS
 from tests.benchmarks.peers.worker import Job
-from tiered_index.cli.bench.figures import facts
 
 __all__ = ["run"]
 

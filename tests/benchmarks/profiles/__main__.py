@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from docs.generators.profiles_page import rewrite_page
+from tests.benchmarks.machine.figures import facts
 from tests.real_s3.server import ENDPOINT_VARIABLE
-from tiered_index.cli.bench.figures import facts
 
 _HERE = Path(__file__).parents[3]
 _OUT = _HERE / "build" / "profiles.json"

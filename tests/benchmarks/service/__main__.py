@@ -9,8 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from tests.benchmarks.machine.figures import facts
 from tests.benchmarks.service.measuring import measure
-from tiered_index.cli.bench.figures import facts
 
 _OUT = Path(__file__).parents[3] / "build" / "service.json"
 

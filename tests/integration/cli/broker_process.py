@@ -13,7 +13,7 @@ import sys
 import time
 from pathlib import Path
 
-from tiered_index.rocketmq.store_writer import StoreWriter
+from tests.support.store_writer import StoreWriter
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import Disk
 

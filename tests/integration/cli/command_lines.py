@@ -26,6 +26,7 @@ from unittest import mock
 
 from tiered_index.cli.main import run
 
+TOP = Path(__file__).resolve().parents[3]
 SCRIPT = Path(sys.executable).with_name("tiered-index")
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGALRM)
 
@@ -59,15 +60,19 @@ def clean_environment(**more: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(("TIERED_INDEX_", "AWS_"))} | more
 
 
-def run_script(*arguments: object, environment: dict[str, str] | None = None, timeout: float = 60) -> Outcome:
-    """Run the installed script."""
+def run_script(
+    *arguments: object, environment: dict[str, str] | None = None, timeout: float = 60, module: str | None = None
+) -> Outcome:
+    """Run the installed script, or a module of the tests as a program."""
+    command = [str(SCRIPT)] if module is None else [sys.executable, "-m", module]
     done = subprocess.run(
-        [str(SCRIPT), *map(str, arguments)],
+        [*command, *map(str, arguments)],
         capture_output=True,
         text=True,
         timeout=timeout,
         env=clean_environment(**(environment or {})),
         stdin=subprocess.DEVNULL,
+        cwd=TOP,
         check=False,
     )
     return Outcome(done.returncode, done.stdout, done.stderr)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.rocketmq.messages import NOW_MS
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 SEGMENT = 1 << 16
 

@@ -12,12 +12,12 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.followed import SEGMENT, check, scan
 from tests.rocketmq.messages import NOW_MS
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, IndexService
 from tiered_index.errors import BackPressure
 from tiered_index.rocketmq.classic import ENTRY_BYTES, ClassicImport, Geometry
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED, TRANSACTION_ROLLBACK
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.memory import MemoryStorage
 
 GEOMETRY = Geometry(20, 100)

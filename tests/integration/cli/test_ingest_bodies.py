@@ -10,8 +10,8 @@ import pytest
 
 from tests.integration.cli.followers import SMALL, starting, wait_until
 from tests.rocketmq.followed import SEGMENT
+from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 BAD = 40
 

@@ -6,7 +6,7 @@ import pytest
 
 from tests.integration.cli.followers import SMALL
 from tests.rocketmq.followed import SEGMENT
-from tiered_index.rocketmq.store_writer import StoreWriter
+from tests.support.store_writer import StoreWriter
 
 
 @pytest.mark.parametrize("options", [("--skip-missing",), ("--skip-missing", "--follow")])

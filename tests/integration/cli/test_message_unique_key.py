@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 
 from tests.integration.cli.command_lines import Outcome
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.layout import Host, offset_msg_id
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 T = 1_700_000_000_000
 

@@ -238,9 +238,7 @@ def test_bounds_are_of_several_indexes_together(query: Run, cluster: Cluster) ->
     assert (done.code, done.document["status"], done.document["explain"]["requests"]) == (6, "partial", REQUESTS + 3)
 
 
-@pytest.mark.parametrize(
-    "line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x", "bench", "demo"]
-)
+@pytest.mark.parametrize("line", ["files", "verify", "recover", "inspect x", "message x --topic t", "dump x"])
 def test_other_commands_read_one_index(cluster: Cluster, line: str) -> None:
     done = run_here(*line.split(), "--storage", cluster.uri("a"), "--storage", cluster.uri("b"), "--json")
     assert (done.code, done.out) == (2, "")

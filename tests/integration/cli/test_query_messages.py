@@ -15,10 +15,10 @@ import pytest
 from tests.rocketmq import golden_store
 from tests.rocketmq.archived_store import delete_segments, scan
 from tests.rocketmq.messages import full, joined, log, write_log
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.layout import TRANSACTION_PREPARED
 from tiered_index.rocketmq.log.message import Message
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 BEGIN_OF_LAST = 81_920
 TOPIC, KEY = "TopicOrder", "order-0"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from axe_playwright_python.sync_playwright import Axe
 
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 # Saturday, 1 November 2025
 BEGIN_MS = 1_761_955_200_000

@@ -39,7 +39,7 @@ RAISED = {
     RuntimeError("bad"): 70,
     KeyboardInterrupt(): 130,
 }
-COMMANDS = ("demo", "ingest", "query", "files", "inspect", "dump", "verify", "recover", "merge", "orphans", "bench")
+COMMANDS = ("ingest", "query", "files", "inspect", "dump", "verify", "recover", "merge", "orphans")
 
 
 def invoke(act, *arguments):

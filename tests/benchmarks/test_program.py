@@ -1,5 +1,6 @@
-"""`tiered-index bench`, tiny: every suite measures every figure it names in every round, and says how much it did.
-Never how fast.
+"""`python -m tests.benchmarks`, tiny: every suite measures each of its figures in every round. Never how fast.
+
+Tests of the suites of Spark are in tests/spark.
 """
 
 from __future__ import annotations
@@ -9,6 +10,14 @@ import shutil
 from collections import namedtuple
 
 import pytest
+
+from tests.benchmarks import command
+from tests.integration.cli.command_lines import Outcome, run_here, run_script
+
+
+def bench(*arguments: object) -> Outcome:
+    return run_here(*arguments, program=command.main, timeout=240)
+
 
 SIZES = ("--items", 1_000, "--slots", 50, "--rounds", 2)
 GOALS = {
@@ -32,13 +41,14 @@ GOALS = {
 
 
 @pytest.fixture(params=["native", pytest.param("rocketmq", marks=pytest.mark.slow)])
-def measured(request, script, tmp_path_factory):
+def measured(request, tmp_path_factory):
     """One run of all suites: its outcome, the folder it worked in, and what it wrote."""
     folder = tmp_path_factory.mktemp("bench")
     (folder / "work").mkdir()
     outputs = ("--json", "--out", folder / "out.json")
-    outcome = script(
-        *("bench", *GOALS, *SIZES, "--preset", request.param, *outputs),
+    outcome = run_script(
+        *(*GOALS, *SIZES, "--preset", request.param, *outputs),
+        module="tests.benchmarks",
         timeout=240,
         environment={
             "TMPDIR": str(folder / "work"),
@@ -113,9 +123,9 @@ def _percentiles_rise(measured):
 
 def _tables_beside_the_figures_are_of_the_cold_suite(measured):
     tables = measured[2].document["tables"]
-    assert {table["suite"] for table in tables} == {"cold"} and len(tables) == 3
+    assert {table["suite"] for table in tables} == {"cold"} and len(tables) == 5
     assert all(len(row) == len(table["columns"]) for table in tables for row in table["rows"])
-    lookups, others, fresh = tables
+    lookups, others, fresh, curve, matches = tables
     requests = {tuple(row[:3]): row[4] for table in (lookups, others, fresh) for row in table["rows"]}
     for files in (1, 10):
         for kind in ("one", "all", "none"):
@@ -123,6 +133,14 @@ def _tables_beside_the_figures_are_of_the_cold_suite(measured):
         assert requests[files, "all", "ours, filters at hand"] == files
         assert requests[files, "(opening only)", "fresh reader"] == 3
         assert requests[files, "all", "fresh reader"] == 2 * files
+        assert requests[files, "one", "RocketMQ, file by file"] > files
+        assert requests[files, "one", "RocketMQ, side by side"] > files
+    for row in curve["rows"]:
+        keys, coalesced, _, apart, _, filtered, _, filtered_apart, _ = row
+        assert coalesced == 10 and coalesced <= apart <= 10 * keys, row
+        assert 1 <= filtered <= filtered_apart <= apart, row
+    assert [row[0] for row in curve["rows"]] == [1, 10, 100]
+    assert matches["rows"][0][3] == 1_000 / 2**31 and matches["rows"][1][1] == 0
 
 
 def test_a_run_of_every_suite(measured):
@@ -136,11 +154,9 @@ def test_a_run_of_every_suite(measured):
     _tables_beside_the_figures_are_of_the_cold_suite(measured)
 
 
-def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_path):
+def test_a_storage_of_the_users_is_measured_and_left_as_it_was(tmp_path):
     uri = f"file://{tmp_path}/store"
-    outcome = run_here(
-        "bench", "cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json", timeout=120
-    )
+    outcome = bench("cold", *SIZES, "--storage", uri, "--root-dir", tmp_path / "work", "--json")
     assert outcome.code == 0, outcome
     titles = [table["title"] for table in outcome.document["tables"]]
     assert len(titles) == 3 and all(uri in title for title in titles)
@@ -148,10 +164,8 @@ def test_a_storage_of_the_users_is_measured_and_left_as_it_was(run_here, tmp_pat
     assert [path for path in (tmp_path / "store").rglob("*") if path.is_file()] == []
 
 
-def test_the_table_of_chosen_suites(run_here, tmp_path):
-    outcome = run_here(
-        "bench", "upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new", timeout=120
-    )
+def test_the_table_of_chosen_suites(tmp_path):
+    outcome = bench("upload", "recovery", "upload", *SIZES, "--quick", "--root-dir", tmp_path / "new")
     assert outcome.code == 0, outcome
     lines = [line.strip() for line in outcome.out.splitlines()]
     assert [line for line in lines if line in GOALS] == ["upload", "recovery"]
@@ -173,15 +187,31 @@ def test_the_table_of_chosen_suites(run_here, tmp_path):
         ("--preset", "x"),
         ("cold", "--storage", "memory://x"),
         ("cold", "put", "--storage", "file:///x"),
-        ("spark",),
+        ("cold", "spark", "--storage", "s3://b/p"),
+        ("spark", "--storage", "file:///x"),
+        ("spark", "--storage", "s3://b/p?endpoint_url=https://x"),
+        ("spark", "--entries", "5"),
+        ("spark", "--scale", "1"),
     ],
 )
-def test_bad_usage(arguments, in_process):
-    assert in_process("bench", *arguments) == 2
+def test_bad_usage(arguments):
+    assert bench(*arguments).code == 2
 
 
-def test_a_disk_without_room_is_found_out_before_anything_is_written(in_process, tmp_path, monkeypatch):
+def test_a_disk_without_room_is_found_out_before_anything_is_written(tmp_path, monkeypatch):
     usage = namedtuple("usage", "total used free")
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(10**9, 10**9, 1_000))
-    assert in_process("bench", "put", "--items", "2000", "--root-dir", str(tmp_path)) == 7
+    assert bench("put", "--items", "2000", "--root-dir", str(tmp_path)).code == 7
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suite_of_spark_without_its_packages(monkeypatch):
+    monkeypatch.setattr(command, "missing_packages", lambda: {"pyspark": "spark", "duckdb": "bench"})
+    refused = bench("spark")
+    assert refused.code == 2
+    assert "suite spark needs pyspark, duckdb: pip install 'tiered_index[bench,spark]'" in refused.err
+
+
+def test_help_has_examples():
+    shown = bench("--help")
+    assert shown.code == 0 and "python -m tests.benchmarks spark --entries 4000000" in shown.out

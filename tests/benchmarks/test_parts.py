@@ -11,10 +11,8 @@ import numpy as np
 import pytest
 
 from tests.benchmarks import command as benchmarks
-from tests.benchmarks.setting import SparkSetting
-from tiered_index.cli.bench import setting as messages
-from tiered_index.cli.bench.command import SUITES, print_report, run_suites
-from tiered_index.cli.bench.figures import (
+from tests.benchmarks.machine import setting as messages
+from tests.benchmarks.machine.figures import (
     Figure,
     MemoryWatch,
     Meter,
@@ -25,12 +23,14 @@ from tiered_index.cli.bench.figures import (
     percentiles_us,
     pinned,
 )
-from tiered_index.cli.bench.reading import require_answers
-from tiered_index.cli.bench.setting import Setting, WatchedDisk, fill, require
+from tests.benchmarks.machine.reading import require_answers
+from tests.benchmarks.machine.setting import Setting, WatchedDisk, fill, require
+from tests.benchmarks.running import print_report, run_suites
+from tests.benchmarks.setting import SparkSetting
 from tiered_index.cli.output import Output
 from tiered_index.format.layout import NATIVE, ROCKETMQ, Layout
 
-ALL_SUITES = [*SUITES.values(), *benchmarks.SUITES.values()]
+ALL_SUITES = list(benchmarks.SUITES.values())
 
 
 @pytest.fixture

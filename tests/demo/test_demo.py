@@ -6,6 +6,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.demo.command import main
+from tests.integration.cli.command_lines import run_here, run_script
+
 PLACES = [
     "write buffer",
     "unsealed file",
@@ -35,9 +38,10 @@ def check(document):
     assert all(f["requests_per_lookup"] > 0 and f["bytes_per_lookup"] > 0 for f in document["lookups"][4:])
 
 
-def test_the_demo_on_the_embedded_server(script, tmp_path):
-    outcome = script(
-        *["demo", "--messages", "12000", "--lookups", "100", "--cold-lookups", "20", "--json", "--quiet"],
+def test_the_demo_on_the_embedded_server(tmp_path):
+    outcome = run_script(
+        *["--messages", "12000", "--lookups", "100", "--cold-lookups", "20", "--json", "--quiet"],
+        module="tests.demo",
         timeout=240,
         environment={
             "TIERED_INDEX_ROOT": str(tmp_path / "mine"),
@@ -53,10 +57,10 @@ def test_the_demo_on_the_embedded_server(script, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_demo_on_a_folder_prints_its_table(script, run_here, tmp_path):
+def test_the_demo_on_a_folder_prints_its_table(tmp_path):
     uri = f"file://{tmp_path / 'store'}"
     sizes = ("--messages", 12_000, "--lookups", 60, "--cold-lookups", 20)
-    outcome = script("demo", *sizes, "--storage", uri, "--keep", tmp_path / "kept", timeout=240)
+    outcome = run_script(*sizes, "--storage", uri, "--keep", tmp_path / "kept", module="tests.demo", timeout=240)
     assert outcome.code == 0, outcome
     assert "all right" in outcome.out
     for text in ("entries lost        0", "wrong answers       0", "kills survived"):
@@ -71,5 +75,5 @@ def test_the_demo_on_a_folder_prints_its_table(script, run_here, tmp_path):
 @pytest.mark.parametrize(
     "arguments", [("--messages", 5), ("--storage", "memory://x"), ("--messages", 10_000, "--storage", "gopher://x")]
 )
-def test_bad_usage(arguments, in_process):
-    assert in_process("demo", *arguments) == 2
+def test_bad_usage(arguments):
+    assert run_here(*arguments, program=main).code == 2

@@ -21,8 +21,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from tiered_index.cli.bench.figures import Meter, Spec, Suite, Table, at_least, at_most
-from tiered_index.cli.bench.setting import (
+from tests.benchmarks.machine.figures import Meter, Spec, Suite, Table, at_least, at_most
+from tests.benchmarks.machine.setting import (
     ABSENT,
     START_MS,
     TOPIC,

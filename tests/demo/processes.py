@@ -23,7 +23,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tiered_index.cli.demo.workload import TOPICS, Workload
+from tests.demo.workload import TOPICS, Workload
+from tests.support.store_writer import StoreWriter
 from tiered_index.cli.output import Output
 from tiered_index.cli.progress import Ending
 from tiered_index.errors import ConfigError, StorageUnavailable, TieredIndexError
@@ -31,7 +32,6 @@ from tiered_index.format.layout import Layout
 from tiered_index.format.names import DATA_PREFIX, STATES
 from tiered_index.rocketmq.log.layout import BLANK_BYTES, KEYS, MAGIC_V1, format_properties
 from tiered_index.rocketmq.log.message import message_size
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.storage.base import Storage
 
 _POLL_S = 0.002
@@ -168,7 +168,7 @@ _NOTE = "leave it with the neighbours on the left"
 _FLUSH_MESSAGES = 5_000
 _WAIT_S = 300
 _WRITTEN = "written"
-_MODULE = "tiered_index.cli.demo.processes"
+_MODULE = "tests.demo.processes"
 
 Array = npt.NDArray[Any]
 

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from tiered_index.cli.bench.figures import (
+from tests.benchmarks.machine.figures import (
     MemoryWatch,
     Meter,
     Section,
@@ -37,7 +37,7 @@ from tiered_index.cli.bench.figures import (
     pinned,
     settle,
 )
-from tiered_index.cli.bench.setting import (
+from tests.benchmarks.machine.setting import (
     FLUSH_ENTRIES,
     START_MS,
     TOPIC,

@@ -1,4 +1,4 @@
-"""`tiered-index demo`: a live store of two million messages through all states, two crashes, every answer checked.
+"""`python -m tests.demo`: a live store of two million messages through all states, two crashes, every answer checked.
 
 The stages are one method each. A broker's process writes the stream into a store; the ingesting process follows it and
 dies twice; the newest part goes through the states in this process. One thread beside the engine's own.
@@ -17,18 +17,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+import typer
 from typer import Option
 
-from tiered_index.cli.demo.processes import Broker, Follower, ServedDemo, placed, upload_under_way
-from tiered_index.cli.demo.workload import (
-    TOPICS,
-    Census,
-    LookupChecks,
-    ReferenceAnswers,
-    Workload,
-    lookups_of,
-    take_census,
-)
+from tests.demo.processes import Broker, Follower, ServedDemo, placed, upload_under_way
+from tests.demo.workload import TOPICS, Census, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
+from tiered_index.cli.main import run
 from tiered_index.cli.output import Output, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut
 from tiered_index.cli.session import Session, command, own_environment
@@ -308,13 +302,13 @@ def demo(
 
     [bold]Examples[/bold]
 
-      tiered-index demo
+      python -m tests.demo
 
-      tiered-index demo --messages 200000 --json
+      python -m tests.demo --messages 200000 --json
 
-      tiered-index demo --storage s3://bucket/scratch --keep ./demo
+      python -m tests.demo --storage s3://bucket/scratch --keep ./demo
 
-      tiered-index demo --serve
+      python -m tests.demo --serve
     """
     if serve:
         if session.storage is not None:
@@ -433,3 +427,17 @@ def _write(out: Output, figures: dict[str, Any]) -> None:
     for text in figures["wrong"]:
         out.line(f"WRONG {text}")
     out.line("all right" if figures["status"] == "ok" else "SOMETHING IS WRONG")
+
+
+app = typer.Typer(
+    add_completion=False,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command line (the process's own by default) and exit with its code."""
+    run(arguments, app, "python -m tests.demo")

@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from tiered_index.cli.demo import processes as module
-from tiered_index.cli.demo.processes import Broker, ProcessFailed, placed
-from tiered_index.cli.demo.workload import TOPICS, Workload
+from tests.demo import processes as module
+from tests.demo.processes import Broker, ProcessFailed, placed
+from tests.demo.workload import TOPICS, Workload
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
-from tiered_index.rocketmq.store_writer import StoreWriter
 
 COUNT, SEED = 2_000, 7
 

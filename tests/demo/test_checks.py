@@ -9,18 +9,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from tests.demo.command import geometry_of
+from tests.demo.workload import BEGIN_MS, TOPICS, LookupChecks, ReferenceAnswers, Workload, lookups_of, take_census
 from tests.support.workload import entry_batch
 from tiered_index import IndexReader, IndexService
-from tiered_index.cli.demo.command import geometry_of
-from tiered_index.cli.demo.workload import (
-    BEGIN_MS,
-    TOPICS,
-    LookupChecks,
-    ReferenceAnswers,
-    Workload,
-    lookups_of,
-    take_census,
-)
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.model import ReferenceModel
 from tiered_index.types import Lookup

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from tests.benchmarks.machine.setting import Setting, scratch
 from tiered_index._version import __version__
-from tiered_index.cli.bench.setting import Setting, scratch
 from tiered_index.kernels import load
 from tiered_index.spark.executors import give_back
 

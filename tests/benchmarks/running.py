@@ -1,4 +1,4 @@
-"""`tiered-index bench`: measure this machine; what `make bench` and `make bench-quick` run."""
+"""Run suites of figures in a fresh folder, and print what they measured."""
 
 from __future__ import annotations
 
@@ -11,30 +11,23 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from typer import Argument, Option
+from typer import Option
 
-from tiered_index.cli.bench.cold import COLD, check_storage
-from tiered_index.cli.bench.figures import Figure, Frame, Meter, Suite, Table, facts
-from tiered_index.cli.bench.reading import COMMITLOG, LOOKUP, RECOVERY
-from tiered_index.cli.bench.setting import ColdAmounts, Setting, scratch
-from tiered_index.cli.bench.writing import COMPACT, PAUSE, PUT, UPLOAD
+from tests.benchmarks.machine.figures import Figure, Frame, Meter, Suite, Table, facts
+from tests.benchmarks.machine.setting import Setting, scratch
 from tiered_index.cli.output import Output, human_bytes, human_seconds
-from tiered_index.cli.session import Session, command, own_environment
+from tiered_index.cli.session import Session, own_environment
 from tiered_index.errors import DiskFull, InvalidArgument
 from tiered_index.format.layout import PRESETS, Layout
 
-SUITES = {suite.name: suite for suite in (PUT, PAUSE, COMPACT, LOOKUP, RECOVERY, UPLOAD, COMMITLOG, COLD)}
 _FRAMES = 8
 _COLUMNS = ("figure", "median", "unit", "min", "max", "goal", "met")
 _BRIEF = ("figure", "median", "unit", "met")
 _QUICK = (500_000, 2_000_000)
-SuiteName = StrEnum("SuiteName", list(SUITES))  # type: ignore[misc]
-"""The suites as typer wants its choices."""
 Preset = Annotated[Literal["native", "rocketmq"], Option(help="File family.")]
 Slots = Annotated[int | None, Option(min=1, help="Hash slots a file; the preset's where not given.")]
 Items = Annotated[int | None, Option(min=1_000, help="Items a file; the preset's where not given.")]
@@ -42,45 +35,6 @@ Rounds = Annotated[int, Option(min=1, help="Rounds; figures are their medians.")
 Quick = Annotated[bool, Option("--quick", help="Smaller amounts; 500,000 slots and 2,000,000 items where not given.")]
 RootDir = Annotated[Path | None, Option(help="Folder to measure in; TMPDIR or /var/tmp where not given.")]
 Out = Annotated[Path | None, Option(help="Write the JSON document to this file, too.")]
-"""The options of every program that runs suites."""
-
-
-@command
-def bench(
-    session: Session,
-    suites: list[SuiteName] | None = Argument(None, help="Suites to run; all where none is named."),
-    preset: Preset = "native",
-    slots: Slots = None,
-    items: Items = None,
-    rounds: Rounds = 3,
-    quick: Quick = False,
-    root_dir: RootDir = None,
-    out: Out = None,
-) -> int:
-    """Measure this machine: puts, pauses, compaction, lookups, recovery and uploads, on its real disk, durably; what
-    cold lookups cost.
-
-    Everything happens in a temporary folder, which is deleted at the end. A goal is what the project wants of two quiet
-    cores; a missed one is shown with its ratio and the functions that took most of the time, and is no error. Goals of
-    whole files count at 20,000,000 items only. Wrong answers end the run. Suite cold reads through an injected latency,
-    or from --storage, where it deletes what it made.
-
-    [bold]Examples[/bold]
-
-      tiered-index bench --quick
-
-      tiered-index bench put compact --preset rocketmq --rounds 5
-
-      tiered-index bench cold --storage "s3://bucket/prefix?endpoint_url=http://127.0.0.1:7480"
-
-      tiered-index bench --slots 5000000 --items 20000000 --json --out bench.json
-    """
-    check_places(session, suites, {"cold": check_storage})
-    layout = layout_of(preset, slots, items, quick=quick)
-    setting = Setting(layout, rounds, quick=quick, storage=session.storage)
-    space_bytes = max(setting.space_bytes, ColdAmounts.of(setting).space_bytes)
-    chosen = [SUITES[name] for name in dict.fromkeys(suites or SUITES)]
-    return measure(session, chosen, setting, root_dir, out, space_bytes)
 
 
 def check_places(session: Session, suites: Sequence[str] | None, stored: Mapping[str, Callable[[str], object]]) -> None:

@@ -8,8 +8,8 @@ from array import array
 from collections.abc import Sequence
 from pathlib import Path
 
-from tiered_index.cli.bench.figures import Goal, Meter, Spec, Suite, at_least, at_most, cores, pinned, settle
-from tiered_index.cli.bench.setting import (
+from tests.benchmarks.machine.figures import Goal, Meter, Spec, Suite, at_least, at_most, cores, pinned, settle
+from tests.benchmarks.machine.setting import (
     ABSENT,
     START_MS,
     TOPIC,
@@ -23,9 +23,9 @@ from tiered_index.cli.bench.setting import (
     scratch,
     without_uploads,
 )
+from tests.support.store_writer import StoreWriter
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.rocketmq.store_writer import StoreWriter
 from tiered_index.service.index import IndexService
 from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.types import Lookup

@@ -1,1 +1,0 @@
-"""`tiered-index bench`: what this machine makes of the engine, by suites of figures."""

@@ -1,1 +1,0 @@
-"""`tiered-index demo`: the main job, start to end, with two crashes on the way."""
