@@ -7,6 +7,7 @@ import gc
 import json
 import os
 import socket
+import stat
 import threading
 import time
 from types import SimpleNamespace
@@ -346,6 +347,25 @@ def test_lookups_are_told_to_the_audit_log(index, tmp_path, made):
     assert (wrong["status"], wrong["count"]) == ("InvalidCursor", 0)
 
 
+def test_an_audit_log_is_for_its_owner_and_group(index, tmp_path):
+    def ask(path):
+        with serving(index, audit=path) as client:
+            client.get("/v1/query", params=QUERY)
+            path.rename(path.with_suffix(".1"))
+            client.get("/v1/query", params=QUERY)
+        return [stat.S_IMODE(one.stat().st_mode) for one in (path, path.with_suffix(".1"))]
+
+    before = os.umask(0)
+    try:
+        assert ask(tmp_path / "new.ndjson") == [0o600, 0o600]
+        # a group's right is the operator's choice, as of logrotate's `create 0640 root adm`
+        for name, mode, kept in (("open", 0o644, 0o640), ("group", 0o660, 0o660)):
+            (tmp_path / f"{name}.ndjson").touch(mode)
+            assert ask(tmp_path / f"{name}.ndjson") == [0o600, kept]
+    finally:
+        os.umask(before)
+
+
 def test_an_audit_log_that_was_moved_away_is_begun_anew(index, tmp_path):
     path, moved = tmp_path / "audit.ndjson", tmp_path / "audit.ndjson.1"
     with serving(index, audit=path) as client:
@@ -435,3 +455,22 @@ def test_it_says_why_it_is_not_ready(index):
         got = client.get("/readyz")
         assert (got.status_code, got.json()["reasons"]) == (503, problems)
         assert client.get("/livez").status_code == 200
+
+
+def test_probes_get_no_path(index, tmp_path, monkeypatch):
+    monkeypatch.setattr(token_files, "_LOOK_INTERVAL_S", 0.0)
+    path = tmp_path / "a folder" / "tokens.json"
+    path.parent.mkdir()
+    token = add_token(path, "first", "read", None)
+    problems = [
+        f"storage: {index.config.root}/log can't be read",
+        "follow: '/home/rocketmq/store/commitlog/0' and file:///mnt/deep/index are gone, s3://bucket/a/b is not",
+    ]
+    with serving(index, tokens=path, problems=lambda: problems) as client:
+        path.unlink()
+        client.get("/v1/query", params=QUERY, headers=bearer(token))
+        assert client.get("/readyz").json()["reasons"] == [
+            "tokens: the token file can't be read: No such file or directory",
+            "storage: [root]/log can't be read",
+            "follow: '[path]' and [path] are gone, s3://bucket/a/b is not",
+        ]

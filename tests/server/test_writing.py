@@ -206,6 +206,27 @@ def test_only_writers_write_and_only_admins_verify(index, tmp_path):
             assert (got.status_code, got.json()["detail"]) == (403, "the token is not for topic 'payments'")
 
 
+def test_a_token_of_some_topics_chooses_no_topic_id(index, tmp_path):
+    """An id told the name of the topic that has it, and one that was taken first was lost to its own topic."""
+    path = tmp_path / "tokens.json"
+    team, every = bearer(add_token(path, "team", "write", ["orders"])), bearer(add_token(path, "every", "write", None))
+    with serving(index, tokens=path) as client:
+        taken = client.post("/v1/entries", content=lines(message(1, "payments", topic_id=7)), headers=LINES | every)
+        assert taken.status_code == 200
+        for encode, headers in ((lines, LINES), (arrow, ARROW)):
+            for topic_id in (7, 8):
+                body = encode(message(2, topic_id=topic_id))
+                got = client.post("/v1/entries", content=body, headers=headers | team)
+                assert (got.status_code, got.json()["detail"]) == (
+                    403,
+                    "the token is for some topics: leave topic_id out, and the index chooses it",
+                )
+            body = encode(message(3, topic_id=None))
+            assert client.post("/v1/entries", content=body, headers=headers | team).status_code == 200
+        ours = client.post("/v1/entries", content=lines(message(4, "payments", topic_id=8)), headers=LINES | every)
+        assert ours.status_code == 200
+
+
 def test_a_reader_takes_no_entries(index):
     put_entries(index)
     with IndexReader.open(root=index.config.root) as reader, serving(reader) as client:

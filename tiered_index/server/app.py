@@ -119,6 +119,8 @@ class Routes(LookupRoutes):
             batch = parsed(body, form, self.served.caps.body_bytes)
             request.state.asked = {"topics": shown_topics(batch.topics)}
             need_topics(batch.topics, caller.need_topic)
+            if batch.gives_topic_ids:
+                caller.need_topic_ids()
             return wire.encode(intake.take(batch, asked))
 
         allowance = Allowance(self.served.caps, self.prices)

@@ -36,6 +36,7 @@ class Batch:
     columns: Any
     messages: int
     topics: frozenset[str]
+    gives_topic_ids: bool
 
 
 def parsed(body: bytes, form: str, most_bytes: int) -> Batch:
@@ -74,7 +75,8 @@ def _ndjson(body: bytes, most_bytes: int) -> Batch:
     if len({message.topic_id is None for message in messages}) > 1:
         raise InvalidArgument("either all messages have a topic_id, or none")
     _check_topics_bytes(sum(len(message.topic) * len(message.keys) for message in messages), most_bytes)
-    return Batch(columns_of(messages), len(messages), frozenset(message.topic for message in messages))
+    topics, gives_ids = frozenset(one.topic for one in messages), any(one.topic_id is not None for one in messages)
+    return Batch(columns_of(messages), len(messages), topics, gives_ids)
 
 
 def _arrow(body: bytes, most_bytes: int) -> Batch:
@@ -96,7 +98,7 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
     if columns is None:
         raise InvalidArgument("a value is missing, or a column has another type than messages have")
     topics = pc.unique(columns["topic"].cast(pa.string())).to_pylist()
-    return Batch(columns, len(table), frozenset(topics))
+    return Batch(columns, len(table), frozenset(topics), "topic_id" in columns.schema.names)
 
 
 class Intake:

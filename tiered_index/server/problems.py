@@ -6,6 +6,7 @@ The member `error` is the class of `errors.py`, so that a client can raise it ag
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -95,6 +96,15 @@ class Redaction:
         if isinstance(value, dict):
             return {self.text(name): self.document(one) for name, one in value.items()}
         return [self.document(one) for one in value] if isinstance(value, list | tuple) else value
+
+
+# Absolute paths, by themselves and in URIs of files; what stands for a place has one name in a URI.
+_PATH = re.compile(r"""(?<![\w/:.\])}-])/[^\s'",;:)\]]+|\b(?:file|sqlite)://+[^\s/'",;:)\]]+/[^\s'",;)\]]*""")
+
+
+def without_paths(text: str) -> str:
+    """Return `text` without absolute paths of this host."""
+    return _PATH.sub("[path]", text)
 
 
 @dataclass(frozen=True)

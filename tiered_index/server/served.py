@@ -8,17 +8,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.server.calls import Caps
-from tiered_index.server.problems import Redaction
+from tiered_index.server.problems import Redaction, without_paths
 from tiered_index.server.tokens import Tokens
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
@@ -38,7 +39,8 @@ _LOOK_TIMEOUT_S = 2.0
 class Audit:
     """Lookups as JSON lines in a file: who asked for what, when, and what came of it. None: nowhere.
 
-    A file that was moved away or deleted (`logrotate` does so) is begun anew with the next record.
+    A file that was moved away or deleted (`logrotate` does so) is begun anew with the next record. It is made with mode
+    600, since it has keys of messages. One that is there keeps its mode but for the rights of everybody else.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -46,7 +48,7 @@ class Audit:
         self._lock = threading.Lock()
         self._path = path
         try:
-            self._file = path.open("a", encoding="utf-8", buffering=1) if path is not None else None
+            self._file = _opened(path) if path is not None else None
         except OSError as error:
             raise ConfigError(f"the audit log {path} can't be written: {error.strerror}") from error
 
@@ -78,7 +80,7 @@ class Audit:
                 return
         except FileNotFoundError:
             pass
-        before, self._file = self._file, self._path.open("a", encoding="utf-8", buffering=1)
+        before, self._file = self._file, _opened(self._path)
         # closing fails where a full disk did not take its last records; that was told then
         with contextlib.suppress(OSError):
             before.close()
@@ -87,6 +89,19 @@ class Audit:
         """Close the file."""
         if self._file is not None:
             self._file.close()
+
+
+def _opened(path: Path) -> TextIO:
+    """Return the file for appending; who is neither its owner nor of its group may not use it. Raises `OSError`."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        mode = os.fstat(descriptor).st_mode
+        if stat.S_ISREG(mode) and mode & stat.S_IRWXO:
+            os.fchmod(descriptor, stat.S_IMODE(mode) & ~stat.S_IRWXO)
+        return os.fdopen(descriptor, "a", encoding="utf-8", buffering=1)
+    except BaseException:
+        os.close(descriptor)
+        raise
 
 
 def shown_topics(topics: Iterable[str]) -> list[str]:
@@ -136,7 +151,8 @@ class Served:
             reasons += self.lookups.health()["problems"]
         elif (unreachable := self._look(self.lookups)) is not None:
             reasons.append(unreachable)
-        return [self.redaction.text(reason) for reason in [*reasons, *self.problems()]]
+        # probes need no token: they get no path at all, also none that nobody foresaw
+        return [without_paths(self.redaction.text(reason)) for reason in [*reasons, *self.problems()]]
 
     def _look(self, reader: IndexReader) -> str | None:
         """Return why the storage can't be read. A look counts for a moment; who asks meanwhile has the one before."""

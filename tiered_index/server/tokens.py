@@ -67,6 +67,13 @@ class Caller:
         if not self.sees_source(source):
             raise Refused(403, f"the token is for some topics, so its sources are named {self.name}:...")
 
+    def need_topic_ids(self) -> None:
+        """Raise `Refused` where the caller may not choose topic ids: a conflict tells the name of another topic, and
+        a chosen id is lost to the topic that needs it.
+        """
+        if self.topics is not None:
+            raise Refused(403, "the token is for some topics: leave topic_id out, and the index chooses it")
+
     def need_every_topic(self, what: str) -> None:
         """Raise `Refused` where the caller may not see every topic: `what` tells of all of them."""
         if self.topics is not None:
@@ -107,7 +114,8 @@ class Tokens:
                 self.problem = None
             except ConfigError as error:
                 # the tokens known before stay: a half-written file must not lock everybody out
-                self.problem = str(error)
+                # probes show it to everybody
+                self.problem = str(error).replace(str(self._path), "the token file")
 
 
 def add_token(path: Path, name: str, role: Role, topics: Sequence[str] | None) -> str:
