@@ -40,10 +40,13 @@ def lines(*messages):
 
 
 def arrow(*messages):
+    return arrow_of(pa.Table.from_pylist(list(messages)))
+
+
+def arrow_of(table):
     sink = io.BytesIO()
-    table = pa.Table.from_pylist(list(messages))
     with pa.ipc.new_stream(sink, table.schema) as stream:
-        stream.write_table(table)
+        stream.write(table)
     return sink.getvalue()
 
 
@@ -94,6 +97,8 @@ def test_nobody_moves_the_position_of_a_source_of_others(index, tmp_path):
         assert [post(every, source) for source in ("rocketmq:broker", "s")] == [403, 200]
 
 
+ONE = pa.Table.from_pylist([message(1)])
+TWICE = ONE.append_column("topic", ONE["topic"])
 WRONG = [
     (LINES, lines(message(1)) + "{", "line 2: it is no JSON"),
     (LINES, lines(message(1), message(2, size=-1)), "line 2: size"),
@@ -110,6 +115,10 @@ WRONG = [
     (ARROW, arrow(message(1, body="x")), "'body' is no column of messages"),
     (ARROW, arrow({**message(1), "size": None}), "a value is missing"),
     (ARROW, arrow(message(1), message(2, size=-1)), "size"),
+    (ARROW, arrow(message(1, topic=["orders"])), "column 'topic' has the type list<item: string>, and text must be"),
+    (ARROW, arrow(message(1, keys="k")), "column 'keys' has the type string, and a list of text must be there"),
+    (ARROW, arrow(message(1, size="10")), "column 'size' has the type string, and integers must be there"),
+    (ARROW, arrow_of(TWICE), "the body: column 'topic' stands there twice"),
 ]
 
 
@@ -177,6 +186,47 @@ def test_a_damaged_stream_is_refused(index):
             data[chance.randrange(len(data))] = chance.randrange(256)
         with contextlib.suppress(InvalidArgument, Refused):
             assert parsed(bytes(data), wire.ARROW, 1 << 20).messages <= 20
+
+
+COLUMNS = (
+    pa.array(["t", "u"]),
+    pa.array([["k", "l"], []]),
+    pa.array([[None], None], pa.list_(pa.null())),
+    pa.array([1, -1]),
+    pa.array([1.5, 2.5]),
+    pa.nulls(2),
+    pa.array(["k", None]).dictionary_encode(),
+    pa.array([[1], [2]]),
+    pa.array([5, 6], pa.timestamp("ms")),
+    pa.array([b"x", b"y"]),
+)
+
+
+def test_columns_of_any_type_and_name_are_taken_or_refused(index):
+    chance = random.Random(31)
+    names = ("topic", "queue_id", "offset", "size", "timestamp_ms", "key", "keys", "topic_id")
+    taken = 0
+    for _ in range(400):
+        of_message = [pa.array(["t", "u"]), *[pa.array([1, 2])] * 4, pa.array(["k", "l"]), COLUMNS[1], pa.array([7, 8])]
+        table = pa.table([chance.choice(COLUMNS) if chance.random() < 0.15 else one for one in of_message], names)
+        table = table.select(sorted(range(8), key=lambda _: chance.random())[: chance.choice((6, 7, 8))])
+        if chance.random() < 0.2:
+            table = table.append_column(chance.choice(names), chance.choice(COLUMNS))
+        body = arrow_of(table.slice(0, chance.choice((0, 1, 2))))
+        with contextlib.suppress(InvalidArgument, Refused):
+            index.put_batch(parsed(body, wire.ARROW, 1 << 20).columns)
+            taken += 1
+    assert 20 < taken < 380
+
+
+def test_a_column_without_rows_has_no_offsets_that_count(index):
+    """Arrow ends the process for an offset that lies outside."""
+    outside = pa.py_buffer((1 << 40).to_bytes(8, "little"))
+    keys = pa.Array.from_buffers(pa.large_list(pa.string()), 0, [None, outside], children=[pa.array([], pa.string())])
+    columns = {name: pa.array([], pa.int64()) for name in ("queue_id", "offset", "size", "timestamp_ms")}
+    body = arrow_of(pa.record_batch({"topic": pa.array([], pa.string()), "keys": keys, **columns}))
+    assert outside.to_pybytes() in body
+    assert parsed(body, wire.ARROW, 1 << 20).messages == 0
 
 
 def test_a_full_buffer_asks_for_patience(index, monkeypatch):

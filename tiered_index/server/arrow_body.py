@@ -11,11 +11,10 @@ import struct
 from collections.abc import Callable
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
 from tiered_index.server.problems import Refused
-from tiered_index.service.answers.incoming import is_list
+from tiered_index.service.answers.incoming import is_list, text_bytes
 
 _NO_STREAM = "the body is no Arrow stream"
 # Fields of the flat buffers `Message`, `RecordBatch` and `DictionaryBatch`, by their order in Arrow's format.
@@ -42,14 +41,16 @@ def read_table(body: bytes, most_bytes: int) -> pa.Table:
         with pa.ipc.open_stream(pa.py_buffer(body)) as stream:
             for field in stream.schema:
                 _check_type(field)
-            table = stream.read_all()
+            # an empty list column may have no offsets, for which Arrow ends the process when it flattens it
+            table = pa.Table.from_batches([batch for batch in stream if len(batch)], stream.schema)
         table.validate(full=True)
     except (pa.ArrowException, OSError, ValueError, struct.error, IndexError) as error:
         if isinstance(error, InvalidArgument):
             raise
         raise InvalidArgument(_NO_STREAM) from error
-    for name in table.column_names:
-        left -= sum(_shared_bytes(chunk) for chunk in table[name].chunks)
+    for column in table.itercolumns():
+        if pa.types.is_dictionary(column.type):
+            left -= sum(int(text_bytes(chunk).sum()) for chunk in column.chunks)
     if left < 0:
         raise _too_large(most_bytes)
     return table
@@ -68,16 +69,6 @@ def _check_type(field: pa.Field) -> None:
         kind = kind.value_type
     if not any(is_so(kind) for is_so in plain):
         raise InvalidArgument(f"column {field.name!r:.80} has another type than messages have")
-
-
-def _shared_bytes(column: pa.Array) -> int:
-    """Return the bytes of a dictionary's texts, each as often as it is used; 0 for other columns."""
-    if not pa.types.is_dictionary(column.type):
-        return 0
-    uses = pc.value_counts(column.indices.drop_null())
-    lengths = pc.binary_length(column.dictionary).fill_null(0).cast(pa.int64())
-    used = lengths.take(uses.field("values")).to_pylist()
-    return sum(length * count for length, count in zip(used, uses.field("counts").to_pylist(), strict=True))
 
 
 def _decompressed_bytes(message: pa.ipc.Message) -> int:

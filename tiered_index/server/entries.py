@@ -21,7 +21,15 @@ from tiered_index.server import wire
 from tiered_index.server.arrow_body import read_table
 from tiered_index.server.parameters import EntriesParameters
 from tiered_index.server.problems import Refused
-from tiered_index.service.answers.incoming import FIELDS, checked_message, columns_of, entry_columns, is_list
+from tiered_index.service.answers.incoming import (
+    FIELDS,
+    check_kinds,
+    check_names,
+    checked_message,
+    columns_of,
+    entry_columns,
+    is_list,
+)
 from tiered_index.service.index import IndexService
 
 _COLUMNS = frozenset({*FIELDS, "key", "keys", "topic_id"})
@@ -84,12 +92,12 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
     names = table.column_names
     if unknown := [name for name in names if name not in _COLUMNS]:
         raise InvalidArgument(f"{unknown[0]!r:.80} is no column of messages")
-    if len(set(names)) < len(names):
-        raise InvalidArgument("a column stands there twice")
+    check_names(names, names, "the body")
     if missing := [name for name in FIELDS if name not in names]:
         raise InvalidArgument(f"column {missing[0]!r} is missing")
     if "key" not in names and "keys" not in names:
         raise InvalidArgument("give a column 'key' (text) or 'keys' (list of text)")
+    check_kinds({field.name: field.type for field in table.schema})
     if "keys" in names and is_list(table["keys"].type) and not pa.types.is_null(table["topic"].type):
         lengths = pc.binary_length(table["topic"].cast(pa.large_string())).cast(pa.int64())
         beside = pc.multiply(lengths, pc.list_value_length(table["keys"]).cast(pa.int64()))
@@ -97,7 +105,7 @@ def _arrow(body: bytes, most_bytes: int) -> Batch:
     columns = entry_columns(table)
     if columns is None:
         raise InvalidArgument("a value is missing, or a column has another type than messages have")
-    topics = pc.unique(columns["topic"].cast(pa.string())).to_pylist()
+    topics = pc.unique(columns["topic"]).to_pylist()
     return Batch(columns, len(table), frozenset(topics), "topic_id" in columns.schema.names)
 
 

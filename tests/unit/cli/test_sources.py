@@ -39,7 +39,8 @@ def rows(columns):
         return None
     data = columns.to_pydict() if isinstance(columns, pa.RecordBatch) else columns
     names = sorted(data)
-    return sorted(zip(*(list(map(repr, data[name])) for name in names), strict=True))
+    columns = (pa.array(data[name]).to_pylist() for name in names)
+    return sorted(zip(*(list(map(repr, column)) for column in columns), strict=True))
 
 
 def slow_rows(batch):

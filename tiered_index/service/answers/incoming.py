@@ -5,11 +5,13 @@ A message has its keys in `keys`, a list of text, or in `key`, one key or a list
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,6 +22,9 @@ from tiered_index.service.answers.validation import check_keys, check_number, me
 
 # What every message has beside its keys; `topic_id` is optional.
 FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
+# Bounds of what one file or body may make of memory: the text of one row or line, and the columns of a table.
+MAX_ROW_BYTES = 16 << 20
+MAX_COLUMNS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,14 +61,80 @@ def checked_message(fields: Mapping[str, Any], shown: Callable[[str], str] = rep
     return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id)
 
 
+def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
+    """Raise `InvalidArgument` where a table has too many columns, or two of one name that is `used`."""
+    if len(names) > MAX_COLUMNS:
+        raise InvalidArgument(f"{whose} has {len(names):,} columns; at most {MAX_COLUMNS:,} are read")
+    counts = Counter(names)
+    if twice := [name for name in used if counts[name] > 1]:
+        raise InvalidArgument(f"{whose}: column {twice[0]!r} stands there twice")
+
+
+def check_kinds(kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr) -> None:
+    """Raise `InvalidArgument` where the column of a field has a type that no message has, as `shown` names it."""
+    for field, kind in kinds.items():
+        if pa.types.is_null(kind) or _may_be(field, kind):
+            continue
+        needed = {"topic": "text", "key": "text or a list of text", "keys": "a list of text"}.get(field, "integers")
+        raise InvalidArgument(f"column {shown(field)} has the type {f'{kind}':.80}, and {needed} must be there")
+
+
+def _may_be(field: str, kind: pa.DataType) -> bool:
+    if field in ("key", "keys"):
+        if has_items(kind):
+            return is_text(kind.value_type) or bool(pa.types.is_null(kind.value_type))
+        return field == "key" and is_text(kind)
+    if field == "topic":
+        return is_text(kind)
+    return bool(pa.types.is_integer(kind) or (field == "timestamp_ms" and pa.types.is_timestamp(kind)))
+
+
+def is_text(kind: pa.DataType) -> bool:
+    """Return whether a column has text, dictionary-encoded or not."""
+    kind = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
+    """Return how many bytes of text each row has (i64), in all texts of its list; text that many rows of a dictionary
+    share counts in each.
+    """
+    if is_list(column.type):
+        # sums of slices of one array are differences of its running sums
+        sums = np.concatenate([np.zeros(1, np.int64), np.cumsum(text_bytes(pc.list_flatten(column)))])
+        counts = pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False).astype(np.int64)
+        ends = np.cumsum(counts)
+        return np.asarray(sums[ends] - sums[ends - counts], np.int64)
+    if pa.types.is_dictionary(column.type):
+        lengths = text_bytes(column.dictionary)
+        indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
+        used = lengths[indices] if len(lengths) else np.zeros(len(column), np.int64)
+        return np.where(column.indices.is_null().to_numpy(zero_copy_only=False), 0, used)
+    if not is_text(column.type):
+        return np.zeros(len(column), np.int64)
+    return np.asarray(pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
 def columns_of(messages: list[Message]) -> dict[str, Any]:
     """Return messages as columns of entries; either all or none of them have a topic id."""
     rows = [(m, key) for m in messages for key in m.keys]
     columns: dict[str, Any] = {name: [getattr(m, name) for m, _ in rows] for name in FIELDS}
+    columns["topic"] = _shared_texts(columns["topic"])
     columns["key"] = [key for _, key in rows]
     if messages and messages[0].topic_id is not None:
         columns["topic_id"] = [m.topic_id for m, _ in rows]
     return columns
+
+
+def _shared_texts(texts: list[str]) -> Any:
+    """Return texts as a dictionary, so that a message's topic is not copied beside each of its keys."""
+    places = {text: place for place, text in enumerate(dict.fromkeys(texts))}
+    try:
+        return pa.DictionaryArray.from_arrays(
+            pa.array([places[text] for text in texts], pa.int32()), pa.array(places, pa.large_string())
+        )
+    except UnicodeEncodeError:  # half a surrogate pair, which Arrow does not take
+        return texts
 
 
 def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
@@ -99,6 +170,9 @@ def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
         if len(first) < len(keys):
             kept = pa.array(np.sort(first))
             keys, parents = keys.take(kept), parents.take(kept)
+    if not pa.types.is_dictionary(table["topic"].type):
+        # a topic stands beside each of its message's keys: a number does, not a copy
+        table = table.set_column(table.column_names.index("topic"), "topic", table["topic"].dictionary_encode())
     # combined columns have one chunk, or none where there is no row
     return _batch({**{name: table[name].take(parents).combine_chunks() for name in names}, "key": keys})
 
@@ -106,6 +180,11 @@ def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
 def is_list(kind: pa.DataType) -> bool:
     """Return whether a column has lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+
+
+def has_items(kind: pa.DataType) -> bool:
+    """Return whether a column has lists of any kind."""
+    return is_list(kind) or bool(pa.types.is_fixed_size_list(kind))
 
 
 def _keyless_are_sound(table: pa.Table, lists: pa.Array, names: list[str]) -> bool:

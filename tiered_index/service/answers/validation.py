@@ -338,8 +338,10 @@ def _text(name: str, values: Any) -> Any:
         return values
     array = _arrow(name, values, "text")
     kind = array.type.value_type if pa.types.is_dictionary(array.type) else array.type
-    if len(array) and not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
-        raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
+    if not (pa.types.is_string(kind) or pa.types.is_large_string(kind)):
+        if len(array):
+            raise InvalidArgument(f"column {name!r} must be text, not {array.type}")
+        return pa.array([], pa.large_string())  # a column without a row may have any type
     return array.cast(pa.large_string())
 
 
