@@ -20,7 +20,7 @@ from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Column, Constant, Items, LogAs, MaxLag, Patience, Slots, Wait
-from tiered_index.cli.output import human_count, human_seconds, states
+from tiered_index.cli.output import counted, human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, PatientPut, flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.serve import Watch
 from tiered_index.cli.session import Session, command
@@ -291,6 +291,11 @@ def ingest(
             for batch in opened.batches(start):
                 intake.take(batch)
                 progress.update(intake.position, f"{human_count(intake.entries)} entries")
+        if opened.held_back_bytes:
+            session.out.note(
+                f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has no "
+                "newline, and may be cut. Add the newline, and ingest again"
+            )
         taken_s = time.monotonic() - started_s
         if wait:
             settle(index, patience, session.progress)
@@ -304,6 +309,7 @@ def ingest(
         "unit": opened.unit,
         "messages": intake.messages,
         "entries": intake.entries,
+        "held_back": int(opened.held_back_bytes > 0),
         "skipped": intake.skipped,
         "skipped_reasons": dict(intake.skipped_reasons.most_common()),
         "skipped_first": intake.skipped_first,

@@ -118,6 +118,23 @@ def test_a_bad_line_stops_there_and_a_repaired_file_goes_on(run_here, made):
     assert found(made, "orders", "k7") == expected_offsets("orders", "k7", 100)
 
 
+def test_a_last_line_that_may_be_cut_is_told_and_taken_once_it_is_whole(run_here, made):
+    write_source(made.source, 0, 3)
+    whole = made.source.read_text()
+    made.source.write_text(whole[:-20])
+    where = ("ingest", made.source, "--root", made.root, "--storage", made.uri, *SMALL, "--skip-bad")
+    told = run_here(*where)
+    assert told.code == 0
+    assert re.search(r"messages +2\n", told.out)
+    assert "messages.ndjson: the last line (97 bytes) is held back: it has no newline, and may be cut" in told.err
+    again = run_here(*where, "--json").document
+    assert (again["held_back"], again["messages"], again["skipped"]) == (1, 0, 0)
+    made.source.write_text(whole)
+    document = run_here(*where, "--json").document
+    assert (document["held_back"], document["messages"], document["position"]) == (0, 1, len(whole))
+    assert found(made, "orders", "own-2") == [2]
+
+
 def test_what_is_skipped_and_what_goes_to_quarantine_is_told(run_here, made):
     lines = [json.dumps(message(n) | ({"timestamp_ms": 1_700_000_000} if n == 2 else {})) for n in range(5)]
     made.source.write_text("\n".join(["nope", *lines, "{}"]) + "\n")

@@ -5,8 +5,10 @@ is told apart.
 from __future__ import annotations
 
 import gzip
+import itertools
 import json
 import os
+import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -83,7 +85,7 @@ BAD_FIELDS = {
     "offset": (2**63, -1, "x"),
     "topic": ("", None, 5, " "),
     "keys": ("a", None, [None], [5], [""]),
-    "timestamp_ms": (-1, 10**15, "2023-01-01"),
+    "timestamp_ms": (-1, 10**15, "yesterday", "1960-01-01"),
     "topic_id": (-1, "x", 1.0),
 }
 CASES = [*BAD, *(json.dumps({"field": f, "value": v}).encode() for f, values in BAD_FIELDS.items() for v in values)]
@@ -401,3 +403,141 @@ def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
         ("line 5", None),
         ("line 6", 0),
     ]
+
+
+def damaged_copies(data, count):
+    """Yield seeded damage of a Parquet file: of a bit, of many bytes, of the footer, cut, with bytes more, zeroed."""
+    chance = random.Random(7)
+    footer_bytes = int.from_bytes(data[-8:-4], "little")
+    for number in range(count):
+        copy = bytearray(data)
+        places = range(len(data) - 8 - footer_bytes, len(data)) if number % 2 else range(4, len(data))
+        kind, place = number % 5, chance.choice(places)
+        if kind == 0:
+            copy[place] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            for _ in range(20):
+                copy[chance.choice(places)] = chance.randrange(256)
+        elif kind == 2:
+            del copy[place:]
+        elif kind == 3:
+            copy[place:place] = chance.randbytes(chance.randrange(1, 30))
+        else:
+            copy[place : place + 100] = bytes(len(copy[place : place + 100]))
+        yield bytes(copy)
+
+
+def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path):
+    path, seen = tmp_path / "m.parquet", set()
+    for named in ("key", "keys"):
+        pq.write_table(table([make_message(i) for i in range(60)], named), path, row_group_size=25)
+        for copy in damaged_copies(path.read_bytes(), 60):
+            path.write_bytes(copy)
+            try:
+                read(source := open_source(path))
+                source_name(source, [], restart=False)
+                seen.add("read")
+            except (CorruptFile, InvalidArgument) as error:
+                assert str(path) in str(error)
+                seen.add(type(error))
+    assert CorruptFile in seen
+
+
+def peak_bytes(act):
+    """Return the most that Arrow had allocated at a time while `act` ran."""
+    pool = pa.proxy_memory_pool(pa.default_memory_pool())
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pool)
+    try:
+        act()
+    finally:
+        pa.set_memory_pool(before)
+    return pool.max_memory()
+
+
+def test_text_that_many_rows_share_is_not_copied_into_all_of_them(tmp_path):
+    count, path = 1_000, tmp_path / "m.parquet"
+    shared = pa.DictionaryArray.from_arrays(pa.array([0] * count, pa.int32()), pa.array(["x" * (1 << 20)]))
+    numbers = {name: pa.array([5] * count) for name in ("queue_id", "offset", "size", "timestamp_ms")}
+    for names in ({"topic": shared, "key": ["k"] * count}, {"topic": ["t"] * count, "key": shared}):
+        pq.write_table(pa.table(names | numbers), path, store_schema=False)
+        assert path.stat().st_size < 1 << 20
+        assert peak_bytes(lambda: list(itertools.islice(open_source(path).batches(0), 2))) < 200 << 20
+        record = next(next(open_source(path).batches(0)).records())
+        assert "UTF-16 code units; the limit is" in record.problem
+
+
+def test_a_row_of_too_much_text_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1_000)
+    rows = [{"keys": ["k" * 10] * (200 if i == 3 else 2), "topic": "t"} for i in range(5)]
+    path = tmp_path / "m.parquet"
+    pq.write_table(pa.Table.from_pylist([r | dict.fromkeys(NUMBERS, 5) for r in rows]), path)
+    with pytest.raises(InvalidArgument, match=r"m.parquet, row 4: its text has 2,001 bytes; 1,000 are allowed"):
+        read(open_source(path))
+
+
+NUMBERS = ("queue_id", "offset", "size", "timestamp_ms")
+
+
+def test_columns_of_another_type_are_refused_before_a_row_is_read(make_message, tmp_path):
+    path = tmp_path / "m.parquet"
+    for column, values, problem in (
+        ("topic", [["t"]], "column 'topic' has the type list<.*>, and text must be there"),
+        ("size", [1.5], "column 'size' has the type double, and integers must be there"),
+        ("keys", ["k"], "column 'keys' has the type string, and a list of text must be there"),
+    ):
+        pq.write_table(table([make_message(1)], **{column: values}), path)
+        with pytest.raises(InvalidArgument, match=problem):
+            open_source(path)
+
+
+def test_a_table_of_too_many_columns_is_refused(tmp_path):
+    header = ",".join(["topic", *NUMBERS, "key", *(f"c{i}" for i in range(100_000))])
+    path = tmp_path / "m.csv"
+    path.write_text(header + "\n")
+    with pytest.raises(InvalidArgument, match=r"m.csv has 100,006 columns; at most 10,000 are read"):
+        open_source(path)
+
+
+def test_blank_lines_without_end_are_refused(tmp_path, make_message, monkeypatch):
+    monkeypatch.setattr(files, "BLOCK_BYTES", 1_000)
+    monkeypatch.setattr(files, "MAX_BLANK_BYTES", 3_000)
+    packed = tmp_path / "m.ndjson.gz"
+    line = json.dumps(make_message(1)).encode() + b"\n"
+    packed.write_bytes(gzip.compress((line + b"\n" * 2_500) * 2))
+    assert len(read(open_source(packed))) == 2
+    packed.write_bytes(gzip.compress(line + b"\n" * 5_000))
+    with pytest.raises(InvalidArgument, match=r"m.ndjson.gz: 4,000 bytes up to byte 5000 are blank lines only"):
+        read(open_source(packed))
+
+
+@pytest.mark.parametrize("cut", ["ndjson", "csv"])
+def test_a_last_line_that_may_be_cut_is_held_back(tmp_path, make_message, cut):
+    path = tmp_path / f"m.{cut}"
+    if cut == "csv":
+        path.write_text("topic,key,queue_id,size,timestamp_ms,offset\nt,a,0,1,5000,7\nt,b,0,1,5000,1")
+        rest = "23\n"
+    else:
+        whole = json.dumps(make_message(123))
+        path.write_text(json.dumps(make_message(7)) + "\n" + whole[:-2])
+        rest = whole[-2:] + "\n"
+    source = open_source(path)
+    (batch,) = source.batches(0)
+    assert [record.message.offset for record in batch.records()] == [7]
+    assert batch.messages == 1
+    assert source.held_back_bytes > 0
+    assert batch.end == path.stat().st_size - source.held_back_bytes
+    with path.open("a") as handle:
+        handle.write(rest)
+    source = open_source(path)
+    assert [record.message.offset for record in read(source, batch.end)] == [123]
+    assert source.held_back_bytes == 0
+
+
+def test_times_of_ndjson_may_be_iso_8601(write_lines, make_message):
+    times = ["2023-11-14T22:13:20Z", "2023-11-14T23:13:20+01:00", "2023-11-14 22:13:20", 1_700_000_000_000]
+    lines = [make_message(i, timestamp_ms=time) for i, time in enumerate(times)]
+    assert {record.message.timestamp_ms for record in read(ndjson(write_lines(lines)))} == {1_700_000_000_000}
+    for kind in (lines[:2], lines[3:], lines[2:3]):
+        (batch,) = ndjson(write_lines(kind)).batches(0)
+        assert rows(batch.columns) == slow_rows(batch)

@@ -2,10 +2,11 @@
 columns; the last two plain or gzipped. One thread; memory: a few blocks.
 
 Further columns and blank lines are skipped, a message without key makes no entry. A position is a row number of a
-Parquet file, which its footer identifies and which doesn't grow, or a byte offset in uncompressed text. A block of
-lines is parsed at once by Arrow; where that fails or disagrees with the number of lines, its lines are parsed one by
-one, which decides. In CSV one record is one line; `keys` are separated by blanks, as RocketMQ has them; times are epoch
-milliseconds or ISO 8601.
+Parquet file, which its footer identifies and which doesn't grow, or a byte offset in uncompressed text. A last line
+without its newline may still be written: it is held back, and the position stays before it, unless it is a whole JSON
+object. A block of lines is parsed at once by Arrow; where that fails or disagrees with the number of lines, its lines
+are parsed one by one, which decides. In CSV one record is one line; `keys` are separated by blanks, as RocketMQ has
+them; times are epoch milliseconds or ISO 8601.
 
 The name of a source, `file:PATH#LENGTH-HASH`, holds the absolute path or URI and a fingerprint of the content: it tells
 the same file, also one that has grown at its end, from another one at the same path. Where --column or --constant make
@@ -20,6 +21,7 @@ import csv
 import gzip
 import hashlib
 import io
+import json
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -27,6 +29,7 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import IO, Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
@@ -35,43 +38,72 @@ import pyarrow.parquet as pq
 
 from tiered_index.cli.sources.messages import Batch, Fields, LocalFile, Place, Record, Stdin, StoredFile, json_object
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import Message, entry_columns
-from tiered_index.service.answers.validation import milliseconds
+from tiered_index.service.answers.incoming import (
+    MAX_ROW_BYTES,
+    Message,
+    check_kinds,
+    entry_columns,
+    plain_text,
+    text_bytes,
+)
 
 MAGIC = b"PAR1"
-BATCH_ROWS = 100_000
+# Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
+BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20
 _FOOTER_BYTES = 1 << 20
+# What Arrow raises for bytes that it can't read.
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ParquetSource:
     """One file. Raises `InvalidArgument` for missing columns or bad rows, `CorruptFile` for damage."""
 
     unit = "rows"
+    held_back_bytes = 0
 
     def __init__(self, place: LocalFile | StoredFile, fields: Fields | None = None) -> None:
         self.place = place
         self.fields = fields or Fields()
-        try:
-            with self._opened() as file:
-                names = file.schema_arrow.names
-                self._groups = [file.metadata.row_group(i).num_rows for i in range(file.metadata.num_row_groups)]
-        except pa.ArrowException as error:
-            raise CorruptFile(str(place), f"not a Parquet file that can be read: {error}") from error
-        self.fields.check_columns(names, str(place))
-        self._names = list(dict.fromkeys(name for name in self.fields.names.values() if name in names))
-        self.total: int | None = sum(self._groups)
+        # paths of the text columns: text that many rows share is read once
+        self._texts: list[str] = []
+        with self._opened() as file:
+            schema = file.schema_arrow
+            self.fields.check_columns(schema.names, str(place))
+            there = {name: column for name, column in self.fields.names.items() if column in schema.names}
+            self._names = list(dict.fromkeys(there.values()))
+            kinds = {name: schema.field(column).type for name, column in there.items()}
+            check_kinds(kinds, self.fields.shown, f"{place}: ")
+            columns = [file.schema.column(number) for number in range(len(file.schema))]
+            used = [column for column in columns if column.path.partition(".")[0] in self._names]
+            self._texts = [column.path for column in used if column.physical_type == "BYTE_ARRAY"]
+            self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
+            self.total: int | None = sum(rows for rows, _ in self._groups)
+            CorruptFile.unless_equal(str(place), "rows of all row groups", file.metadata.num_rows, self.total)
+
+    def _group(self, group: pq.RowGroupMetaData) -> tuple[int, int]:
+        """Return a row group's rows, and how many of them are read at once."""
+        # not by column: Arrow ends the process for what can be wrong with a column's metadata
+        rows, size_bytes = group.num_rows, group.total_byte_size
+        if rows < 0 or size_bytes < 0:
+            raise CorruptFile(str(self.place), "a row group has a negative size")
+        return rows, max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[pq.ParquetFile]:
-        if isinstance(self.place, LocalFile):
-            with pq.ParquetFile(self.place.path, coerce_int96_timestamp_unit="ms") as file:
-                yield file
-        else:
-            with (
-                self.place.ranges() as handle,
-                pq.ParquetFile(handle, pre_buffer=True, coerce_int96_timestamp_unit="ms") as file,
-            ):
-                yield file
+        how: dict[str, Any] = {
+            "coerce_int96_timestamp_unit": "ms",
+            "read_dictionary": self._texts,
+            "page_checksum_verification": True,
+        }
+        try:
+            if isinstance(self.place, LocalFile):
+                with pq.ParquetFile(self.place.path, **how) as file:
+                    yield file
+            else:
+                with self.place.ranges() as handle, pq.ParquetFile(handle, pre_buffer=True, **how) as file:
+                    yield file
+        except DAMAGE as error:
+            raise CorruptFile(str(self.place), f"not a Parquet file that can be read: {error}") from error
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
         """Return the file's size and a hash of its last bytes, where the footer describes every row group."""
@@ -86,24 +118,45 @@ class ParquetSource:
             raise InvalidArgument(
                 f"{self.place} is not what it was when it was taken up to row {start}: it has {self.total} rows"
             )
-        first, before = 0, 0
-        while first < len(self._groups) and before + self._groups[first] <= start:
-            before += self._groups[first]
-            first += 1
-        position = before
-        try:
-            with self._opened() as file:
-                groups = list(range(first, len(self._groups)))
-                for rows in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=self._names):
-                    skip = min(len(rows), max(0, start - position))
-                    position += len(rows)
-                    if skip < len(rows):
-                        yield self._batch(rows.slice(skip), position)
-        except (pa.ArrowException, OSError) as error:
-            raise CorruptFile(str(self.place), f"rows from {position} on can't be read: {error}") from error
+        begin = 0
+        with self._opened() as file:
+            for number, (count, at_once) in enumerate(self._groups):
+                position, begin = begin, begin + count
+                if begin <= start:
+                    continue
+                try:
+                    for rows in file.iter_batches(at_once, row_groups=[number], columns=self._names):
+                        skip = min(len(rows), max(0, start - position))
+                        for part in self._bounded(rows.slice(skip), position + skip):
+                            yield self._batch(part, position + skip + len(part))
+                            skip += len(part)
+                        position += len(rows)
+                except DAMAGE as error:
+                    problem = f"rows from {position} on can't be read: {error}"
+                    raise CorruptFile(str(self.place), problem) from error
+                CorruptFile.unless_equal(str(self.place), f"rows up to row group {number}", begin, position)
 
-    def _batch(self, rows: pa.RecordBatch, end: int) -> Batch:
-        table = self.fields.of_table(pa.Table.from_batches([rows]))
+    def _bounded(self, rows: pa.RecordBatch, first: int) -> Iterator[pa.Table]:
+        """Yield rows in parts of bounded size, text plain. Raises `InvalidArgument` for a row that is too long."""
+        rows.validate(full=True)
+        sizes = np.zeros(len(rows), np.int64)
+        for column in rows.columns:
+            sizes += text_bytes(column)
+        if (long := np.flatnonzero(sizes > MAX_ROW_BYTES)).size:
+            row = int(long[0])
+            raise InvalidArgument(
+                f"{self.place}, row {first + row + 1}: its text has {int(sizes[row]):,} bytes; {MAX_ROW_BYTES:,} are "
+                "allowed"
+            )
+        parts, begin = np.cumsum(sizes) // TEXT_BYTES, 0
+        while begin < len(rows):
+            end = int(np.searchsorted(parts, parts[begin], "right"))
+            part = rows.slice(begin, end - begin)
+            yield pa.table({name: plain_text(part.column(name)) for name in part.schema.names})
+            begin = end
+
+    def _batch(self, rows: pa.Table, end: int) -> Batch:
+        table = self.fields.of_table(rows)
         keys = table["keys" if "keys" in table.column_names else "key"]
         with_key = table.filter(pc.is_valid(keys)) if keys.null_count else table
         return Batch(entry_columns(with_key), len(rows), end, partial(self._records, table, end - len(rows)))
@@ -120,7 +173,8 @@ class ParquetSource:
 
 
 BLOCK_BYTES = 8 << 20
-MAX_LINE_BYTES = 16 << 20
+# A text that goes on for so long without a message is none: a few kilobytes of gzip can stand for any number of lines.
+MAX_BLANK_BYTES = 64 << 20
 FINGERPRINT_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 _INTEGERS = ("queue_id", "offset", "size", "topic_id")
@@ -132,6 +186,8 @@ class TextSource(ABC):
     unit = "bytes"
     # Where the first message may begin.
     begin = 0
+    # How long the last line is that was held back, since it has no end and may go on.
+    held_back_bytes = 0
 
     def __init__(self, place: Place, fields: Fields) -> None:
         self.place = place
@@ -145,6 +201,10 @@ class TextSource(ABC):
     @abstractmethod
     def _table(self, block: bytes, lines: int) -> pa.Table | None:
         """Return the fields of a block's messages; None where it has not one message a line, or Arrow can't tell."""
+
+    @abstractmethod
+    def _is_whole(self, line: bytes) -> bool:
+        """Return whether a line without its end can't go on."""
 
     @abstractmethod
     def _message(self, line: bytes) -> Message:
@@ -165,18 +225,34 @@ class TextSource(ABC):
                 self._seek(handle, position)
             # lines before the block, None where they are counted once somebody asks
             number = None if start else int(self.begin > 0)
+            blank_bytes = 0
             while block := self._checked(read, BLOCK_BYTES):
                 if not block.endswith(b"\n"):
-                    rest = self._checked(handle.readline, MAX_LINE_BYTES)
-                    if len(rest) == MAX_LINE_BYTES:
+                    rest = self._checked(handle.readline, MAX_ROW_BYTES)
+                    if len(rest) == MAX_ROW_BYTES:
                         begun = position + block.rfind(b"\n") + 1
                         raise InvalidArgument(f"{self.place}: the line at byte {begun} is longer than 16 MiB")
                     block += rest
+                block = self._without_open_line(block)
+                blank_bytes = 0 if block.strip() else blank_bytes + len(block)
                 end = position + len(block)
+                if blank_bytes > MAX_BLANK_BYTES:
+                    raise InvalidArgument(
+                        f"{self.place}: {blank_bytes:,} bytes up to byte {end} are blank lines only; delete them"
+                    )
                 columns, messages = self._columns(block)
                 yield Batch(columns, messages, end, partial(self._records, block, position, number))
                 position = end
                 number = None if number is None else number + block.count(b"\n")
+
+    def _without_open_line(self, block: bytes) -> bytes:
+        """Return a block without a last line that has no end and may go on: it is held back."""
+        begin = block.rfind(b"\n") + 1
+        last = block[begin:]
+        if not last.strip() or self._is_whole(last):
+            return block
+        self.held_back_bytes = len(last)
+        return block[:begin]
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[IO[bytes]]:
@@ -225,9 +301,9 @@ class TextSource(ABC):
 
     def _columns(self, block: bytes) -> tuple[pa.RecordBatch | None, int]:
         """Return a block's entries and how many messages it has; None where a line needs a closer look."""
-        lines = sum(1 for line in block.split(b"\n") if line.strip())
-        if not lines:
+        if not block.strip():
             return None, 0
+        lines = sum(1 for line in block.split(b"\n") if line.strip())
         try:
             block.decode()  # Arrow takes any bytes for text
             table = self._table(block, lines)
@@ -242,27 +318,40 @@ class NdjsonSource(TextSource):
     def __init__(self, place: Place, fields: Fields | None = None) -> None:
         super().__init__(place, fields or Fields())
         types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
-        # `key` is one key, or a list of them; the kind that was found last is tried first
+        # `key` is one key, or a list of them, a time a number or text; the kinds that were found last are tried first
         self._options = [
             pj.ParseOptions(
                 explicit_schema=pa.schema(
-                    {column: {"key": key, **types}.get(n, pa.int64()) for n, column in self.fields.names.items()}
+                    {
+                        column: {"key": key, "timestamp_ms": time, **types}.get(n, pa.int64())
+                        for n, column in self.fields.names.items()
+                    }
                 ),
                 unexpected_field_behavior="ignore",
             )
+            for time in (pa.int64(), pa.string())
             for key in (pa.string(), pa.list_(pa.string()))
         ]
 
     def _table(self, block: bytes, lines: int) -> pa.Table | None:
         options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
-        try:
-            table = pj.read_json(io.BytesIO(block), options, self._options[0])
-        except pa.ArrowException:
-            if b'"' + self.fields.names.get("key", "").encode() + b'"' not in block:
-                raise
-            table = pj.read_json(io.BytesIO(block), options, self._options[1])
-            self._options.reverse()
+        for place, kinds in enumerate(self._options):
+            try:
+                table = pj.read_json(io.BytesIO(block), options, kinds)
+            except pa.ArrowException:
+                if place == len(self._options) - 1:
+                    raise
+            else:
+                self._options.insert(0, self._options.pop(place))
+                break
         return self.fields.of_table(table) if len(table) == lines else None
+
+    def _is_whole(self, line: bytes) -> bool:
+        try:
+            json.loads(line)
+        except (ValueError, RecursionError):
+            return False
+        return line.rstrip().endswith(b"}")  # a number may go on
 
     def _message(self, line: bytes) -> Message:
         return self.fields.checked(self.fields.of_row(json_object(line)))
@@ -274,10 +363,13 @@ class CsvSource(TextSource):
     def __init__(self, place: Place, fields: Fields | None = None) -> None:
         super().__init__(place, fields or Fields())
         with self._open() as handle:
-            line = self._checked(handle.readline, MAX_LINE_BYTES)
+            line = self._checked(handle.readline, MAX_ROW_BYTES)
         self.begin = len(line)
         self._header = self._cells(line.removeprefix(b"\xef\xbb\xbf"))
         self.fields.check_columns(self._header, str(place))
+
+    def _is_whole(self, line: bytes) -> bool:
+        return False  # a value may go on
 
     def _cells(self, line: bytes) -> list[str]:
         try:
@@ -303,8 +395,6 @@ class CsvSource(TextSource):
         if len(table) != lines:
             return None
         table = self.fields.of_table(table)
-        if pa.types.is_string(table["timestamp_ms"].type):
-            table = _with(table, "timestamp_ms", _times_ms(table["timestamp_ms"]))
         if "key" in table.column_names:
             return table.filter(pc.not_equal(table["key"], ""))
         keys = pc.utf8_trim_whitespace(table["keys"])
@@ -319,11 +409,6 @@ class CsvSource(TextSource):
         for name in _INTEGERS:
             if re.fullmatch(r"-?[0-9]{1,20}", str(fields.get(name, ""))):
                 fields[name] = int(fields[name])
-        if isinstance(time := fields["timestamp_ms"], str):
-            try:
-                fields["timestamp_ms"] = _times_ms(pa.chunked_array([[time]]))[0].as_py()
-            except pa.ArrowException as error:
-                raise InvalidArgument(f"timestamp_ms is epoch milliseconds or ISO 8601, not {time!r:.80}") from error
         fields["topic_id"] = None if fields.get("topic_id") == "" else fields.get("topic_id")
         if "key" in fields:
             fields["key"] = fields["key"] or None
@@ -334,18 +419,6 @@ class CsvSource(TextSource):
 
 def _with(table: pa.Table, name: str, values: Any) -> pa.Table:
     return table.set_column(table.column_names.index(name), name, values)
-
-
-def _times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return epoch milliseconds of texts: numbers of them, or ISO 8601, UTC where no zone is given.
-
-    Raises an `ArrowException` where the texts are not all of one of these kinds.
-    """
-    for kind in (pa.int64(), pa.timestamp("us", "UTC")):
-        with contextlib.suppress(pa.ArrowInvalid):
-            times = texts.cast(kind)
-            return times if pa.types.is_integer(kind) else milliseconds(times)
-    return milliseconds(texts.cast(pa.timestamp("us")))
 
 
 _NAME = re.compile(r"file:(?P<path>.*)#(?P<length>[0-9]+)-(?P<hash>[0-9a-f]{16})(?P<fields>/[0-9a-f]{16})?", re.DOTALL)

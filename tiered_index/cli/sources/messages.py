@@ -30,7 +30,7 @@ import pyarrow as pa
 from tiered_index.cli.options import given_columns, pairs
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.service.answers.incoming import FIELDS, Message, checked_message, is_list
+from tiered_index.service.answers.incoming import FIELDS, Message, check_names, checked_message, is_list, times_ms
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.storage.base import ObjectReader, Storage
 from tiered_index.storage.disk import absolute_path
@@ -209,8 +209,7 @@ class Fields:
 
     def check_columns(self, there: Sequence[str], whose: str) -> None:
         """Raise `InvalidArgument` where a source of rows lacks a column or has several for the keys."""
-        if twice := [name for name in there if there.count(name) > 1 and name in self.names.values()]:
-            raise InvalidArgument(f"{whose}: column {twice[0]!r} stands there twice")
+        check_names(there, self.names.values(), whose)
         for name in FIELDS:
             if name in self.names and self.names[name] not in there:
                 raise InvalidArgument(
@@ -246,6 +245,8 @@ class Fields:
             columns[name] = pa.chunked_array([pa.repeat(pa.scalar(value, kind), len(table))])
         if pa.types.is_timestamp(columns["timestamp_ms"].type):
             columns["timestamp_ms"] = milliseconds(columns["timestamp_ms"])
+        elif pa.types.is_string(columns["timestamp_ms"].type):
+            columns["timestamp_ms"] = times_ms(columns["timestamp_ms"])
         if "key" in columns and is_list(columns["key"].type):
             keys = columns.pop("key")
             if "keys" not in columns or columns["keys"].null_count == len(table):

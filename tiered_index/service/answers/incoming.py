@@ -5,6 +5,7 @@ A message has its keys in `keys`, a list of text, or in `key`, one key or a list
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ import pyarrow.compute as pc
 from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import ROCKETMQ_SCHEMA
 from tiered_index.service.answers.rows import check_topic
-from tiered_index.service.answers.validation import check_keys, check_number, message_row
+from tiered_index.service.answers.validation import check_keys, check_number, message_row, milliseconds
 
 # What every message has beside its keys; `topic_id` is optional.
 FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
@@ -55,10 +56,32 @@ def checked_message(fields: Mapping[str, Any], shown: Callable[[str], str] = rep
     if not isinstance(keys, list):
         raise InvalidArgument(f"keys must be a list of text, not {keys!r:.80}")
     topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
+    if isinstance(time_ms, str):
+        time_ms = _time_ms(time_ms)
     topic, queue_id, offset, size, second, _ = message_row(topic, queue_id, offset, size, time_ms, {}, ROCKETMQ_SCHEMA)
     checked_keys = tuple(check_keys(keys))
     topic_id = check_number("topic_id", fields["topic_id"]) if fields.get("topic_id") is not None else None
     return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id)
+
+
+def _time_ms(text: str) -> int:
+    try:
+        time_ms: int = times_ms(pa.chunked_array([[text]]))[0].as_py()
+    except (pa.ArrowException, UnicodeEncodeError) as error:
+        raise InvalidArgument(f"timestamp_ms is epoch milliseconds or ISO 8601, not {text!r:.80}") from error
+    return time_ms
+
+
+def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return epoch milliseconds of texts: numbers of them, or ISO 8601, UTC where no zone is given.
+
+    Raises an `ArrowException` where the texts are not all of one of these kinds.
+    """
+    for kind in (pa.int64(), pa.timestamp("us", "UTC")):
+        with contextlib.suppress(pa.ArrowInvalid):
+            times = texts.cast(kind)
+            return times if pa.types.is_integer(kind) else milliseconds(times)
+    return milliseconds(texts.cast(pa.timestamp("us")))
 
 
 def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
@@ -70,13 +93,15 @@ def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
         raise InvalidArgument(f"{whose}: column {twice[0]!r} stands there twice")
 
 
-def check_kinds(kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr) -> None:
-    """Raise `InvalidArgument` where the column of a field has a type that no message has, as `shown` names it."""
+def check_kinds(kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr, where: str = "") -> None:
+    """Raise `InvalidArgument` where the column of a field has a type that no message has; `shown` names the column, and
+    `where` begins the error.
+    """
     for field, kind in kinds.items():
         if pa.types.is_null(kind) or _may_be(field, kind):
             continue
         needed = {"topic": "text", "key": "text or a list of text", "keys": "a list of text"}.get(field, "integers")
-        raise InvalidArgument(f"column {shown(field)} has the type {f'{kind}':.80}, and {needed} must be there")
+        raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, and {needed} must be there")
 
 
 def _may_be(field: str, kind: pa.DataType) -> bool:
@@ -113,6 +138,18 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
     if not is_text(column.type):
         return np.zeros(len(column), np.int64)
     return np.asarray(pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
+
+
+def plain_text(column: pa.Array) -> pa.Array:
+    """Return a column of text, or of lists of it, without dictionaries and views; any other one as it is."""
+    if pa.types.is_fixed_size_list(column.type):
+        column = column.cast(pa.large_list(column.type.value_type))
+    if is_list(column.type):
+        ends = np.cumsum(pc.list_value_length(column).fill_null(0).to_numpy(zero_copy_only=False), dtype=np.int64)
+        offsets = pa.array(np.concatenate([np.zeros(1, np.int64), ends]))
+        texts = plain_text(pc.list_flatten(column))
+        return pa.LargeListArray.from_arrays(offsets, texts, mask=column.is_null() if column.null_count else None)
+    return column.cast(pa.large_string()) if is_text(column.type) else column
 
 
 def columns_of(messages: list[Message]) -> dict[str, Any]:
