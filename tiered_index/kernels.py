@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -43,6 +44,16 @@ class _State:
     begun = False
     thread: threading.Thread | None = None
     loops: ModuleType | None = None
+
+
+def _forget_loading() -> None:
+    """Begin anew in a forked child, which has no copy of the thread that was loading."""
+    global _lock, _loading
+    _lock, _loading = threading.Lock(), threading.Lock()
+    _State.begun, _State.thread = _State.loops is not None, None
+
+
+os.register_at_fork(after_in_child=_forget_loading)
 
 
 def compiled(rows: int) -> ModuleType | None:

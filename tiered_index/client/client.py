@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import io
 import json
+import os
 import re
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Self, TypeVar
@@ -72,8 +73,13 @@ class IndexClient:
             raise InvalidArgument("this is no token: it is one word of printable ASCII")
         self.url = url.rstrip("/")
         self._headers = {"authorization": f"Bearer {token}"} if token is not None else {}
-        self._pool = urllib3.PoolManager(ca_certs=ca_file, maxsize=32)
+        self._ca_file = ca_file
+        self._connect()
         self._tries = tries
+
+    def _connect(self) -> None:
+        self._pid = os.getpid()
+        self._pool = urllib3.PoolManager(ca_certs=self._ca_file, maxsize=32)
 
     def query(
         self,
@@ -318,6 +324,9 @@ class IndexClient:
             redirect=0,
         )
         query = f"?{urlencode(asked, errors=_HALVES)}" if asked else ""
+        if self._pid != os.getpid():
+            # a forked child shares no connection with its parent
+            self._connect()
         try:
             response = self._pool.request(
                 method,

@@ -14,6 +14,7 @@ archives segments, each started by its first call.
 from __future__ import annotations
 
 import contextlib
+import os
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
@@ -37,10 +38,11 @@ from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lifecycle.lifecycle import Progress
 from tiered_index.service.lifecycle.segment_archive import ReadSegment, SegmentArchive, SegmentUploads
 from tiered_index.service.log.state import LogState
-from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.lookup.budget import LookupLimits
+from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
 from tiered_index.service.lookup.query import Files
 from tiered_index.service.opening import Parts, open_parts
-from tiered_index.service.threads import Worker
+from tiered_index.service.threads import FORKED, Worker
 from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
@@ -76,6 +78,7 @@ class IndexService(Lookups[ItemT]):
         """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests."""
         self.config = config
         self._closed = False
+        self._pid = os.getpid()
         # the remaining steps of closing; None: closing has not begun
         self._closing: list[Callable[[], object]] | None = None
         self._trouble: list[Exception] = []
@@ -174,7 +177,7 @@ class IndexService(Lookups[ItemT]):
         The call is accepted whole or refused whole and never waits for a disk. Raises `InvalidArgument` (fix the call),
         `BackPressure` (slow down and repeat it), `WriterFenced`, `IndexClosed`. Any thread.
         """
-        if self._closed or self._session.fenced is not None:
+        if self._closed or self._pid != os.getpid() or self._session.fenced is not None:
             self._check_writable()
         if topic_id is None and source is None and source_position is None and not extra:
             known = self._topics.assigned(topic)
@@ -278,10 +281,12 @@ class IndexService(Lookups[ItemT]):
         """Return the greatest position of `source` before which everything is durable; None: unknown source."""
         if not isinstance(source, str):
             raise InvalidArgument(f"source must be text, not {source!r:.80}")
+        self._check_process()
         return self._flusher.positions.get(source)
 
     def durable_positions(self) -> dict[str, int]:
         """Return the durable position of every source ever given to this index."""
+        self._check_process()
         return dict(self._flusher.positions)
 
     # State
@@ -309,6 +314,7 @@ class IndexService(Lookups[ItemT]):
         )
 
     def files(self) -> list[Handle]:
+        self._check_process()
         return sorted(self._catalog.all(), key=lambda handle: (handle.sequence, handle.file_id))
 
     def health(self) -> dict[str, Any]:
@@ -318,8 +324,11 @@ class IndexService(Lookups[ItemT]):
         see yet. `quarantined_entries` and `folded_entries` (see `Explain`) count since this service was opened, the
         latter at each lookup that meets them, as `put_entries`, `refused_puts` (by back-pressure), `steps` in the life
         of files and `failed_rounds` of the workers do. `position_age_s` is since when each durable position stands,
-        `lease_left_s` how long the lease holds unless it is renewed (None: there is none).
+        `lease_left_s` how long the lease holds unless it is renewed (None: there is none). In a forked child it has
+        `index_id` and `problems` alone.
         """
+        if self._writer.is_foreign:
+            return {"index_id": self.index_id, "problems": [f"process: {FORKED}"]}
         (parts,) = self._opened
         return parts.health((self._writer, self._rounds))
 
@@ -428,9 +437,14 @@ class IndexService(Lookups[ItemT]):
         if self._session.fenced is not None:
             raise self._session.fenced.with_traceback(None)
 
-    def _check_open(self) -> None:
+    def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
+        self._check_process(limits)
         if self._closed:
             raise IndexClosed("the index is closed")
+
+    def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
+        if self._pid != os.getpid():
+            raise IndexClosed(FORKED)
 
 
 def _flush(opened: list[Parts]) -> None:

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
+import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings
@@ -39,12 +42,12 @@ from tiered_index.service.log.records import IndexDescriptor, LostObject
 from tiered_index.service.log.session import Writer, writer_of
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
-from tiered_index.service.lookup.lookups import Lookups
+from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE
-from tiered_index.service.threads import DaemonPool, NoThread, close_until_s
+from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.storage.opening import child_storages, open_storage
@@ -58,7 +61,8 @@ class IndexReader(Lookups[ItemT]):
     """Answers lookups over one or several indexes that others write.
 
     Several indexes must have one schema. Their entries are merged into one answer order, and each entry's `source` is
-    the URI of its index. Threads: every method from any thread.
+    the URI of its index. Threads: every method from any thread. In a forked child the first call opens it anew, with
+    threads, locks and connections of the child's own; one over a `storage_backend` raises `IndexClosed` there.
     """
 
     def __init__(
@@ -72,12 +76,20 @@ class IndexReader(Lookups[ItemT]):
         """Open for reading; prefer `IndexReader.open`."""
         if config.root is None and config.storage is None and storage is None and storages is None:
             raise ConfigError("neither storage nor root is set: give a storage URI, a root, or both")
-        self.config = config
-        self._closed = False
-        self._shared: Storage | None = None
         if storages is not None and (config.root is not None or storage is not None):
             raise InvalidArgument("several storages are read without a root")
+        self.config = config
         self._clock = clock or SystemClock()
+        self._storages, self._is_given = storages, storage is not None
+        self._closed = False
+        # held while it is opened anew in a forked child
+        self._opening = threading.Lock()
+        self._open(storage)
+        _readers.add(self)
+
+    def _open(self, storage: Storage | None) -> None:
+        config, storages = self.config, self._storages
+        self._shared: Storage | None = None
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
             _disk_cache(config),
@@ -116,6 +128,8 @@ class IndexReader(Lookups[ItemT]):
                 self._expired,
             )
             undo.pop_all()
+        # last: until here a forked child has nothing of its own
+        self._pid = os.getpid()
 
     @classmethod
     def open(
@@ -168,6 +182,7 @@ class IndexReader(Lookups[ItemT]):
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, local ones in their present state."""
+        self._check_process()
         handles = [handle for view in self._views for handle in view.all_handles()]
         self._check_open()
         return sorted(handles, key=lambda handle: (handle.sequence, handle.file_id))
@@ -205,6 +220,7 @@ class IndexReader(Lookups[ItemT]):
     @property
     def storages(self) -> list[MeteredStorage]:
         """The storage of each index, metered, as `sources`."""
+        self._check_process()
         return [view.storage for view in self._views]
 
     @property
@@ -215,6 +231,7 @@ class IndexReader(Lookups[ItemT]):
     @property
     def segment_archives(self) -> dict[str | None, SegmentArchive]:
         """The archived segments of each index, by the `source` of its entries: its URI, or None where one is read."""
+        self._check_process()
         return {view.storage.uri if self._several else None: self._archive_of(view) for view in self._views}
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
@@ -223,6 +240,9 @@ class IndexReader(Lookups[ItemT]):
     def close(self) -> None:
         """Release threads and connections. Idempotent."""
         self._closed = True
+        with self._opening:
+            if self._pid != os.getpid():
+                return
         until_s = close_until_s()
         with contextlib.ExitStack() as each:
             if self._shared is not None:
@@ -234,6 +254,7 @@ class IndexReader(Lookups[ItemT]):
 
     @property
     def _only(self) -> IndexView:
+        self._check_process()
         self._check_one_index()
         return self._views[0]
 
@@ -302,9 +323,22 @@ class IndexReader(Lookups[ItemT]):
             undo.callback(view.close)
         return views
 
-    def _check_open(self) -> None:
+    def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
+        self._check_process(limits)
         if self._closed:
             raise IndexClosed("the reader is closed")
+
+    def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
+        if self._pid == os.getpid() or self._closed:
+            return
+        if self._is_given:
+            raise IndexClosed(FORKED)
+        with self._opening:
+            if self._pid != os.getpid() and not self._closed:
+                # kept: what the parent's threads were using can't even be let go of
+                _of_parents.append((self._views, self._parts, self._engine))
+                with deadline_at(limits.deadline_s()):
+                    self._open(None)
 
     def _log_states(self) -> Sequence[LogState]:
         return [view.log_state for view in self._views]
@@ -390,6 +424,18 @@ class IndexReader(Lookups[ItemT]):
         # closing empties the catalogs, so what was found may be incomplete
         self._check_open()
         return found
+
+
+_readers: weakref.WeakSet[IndexReader[Any]] = weakref.WeakSet()
+_of_parents: list[object] = []
+
+
+def _renew_locks() -> None:
+    for reader in list(_readers):
+        reader._opening = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_renew_locks)
 
 
 def _disk_cache(config: IndexConfig) -> DiskCache | None:

@@ -7,6 +7,7 @@ Storages of the same name share one table of objects. Every method takes the tab
 from __future__ import annotations
 
 import hashlib
+import os
 import threading
 import uuid
 from collections.abc import Iterator, Sequence
@@ -78,6 +79,13 @@ class MemoryStorage(Storage):
         with self._registry_lock:
             names = {name[len(below) :].partition("/")[0] for name in self._shelves if name.startswith(below)}
         return [MemoryStorage(below + name, clock=self._clock) for name in sorted(names)]
+
+    @classmethod
+    def _renew_locks(cls) -> None:
+        """Have a forked child wait for no thread of its parent."""
+        cls._registry_lock = threading.Lock()
+        for shelf in cls._shelves.values():
+            shelf.lock = threading.Lock()
 
     def get(self, name: str) -> bytes:
         return self._find(name)[0]
@@ -193,3 +201,6 @@ class MemoryStorage(Storage):
             if len(page) < PAGE:
                 return
             after = page[-1][0]
+
+
+os.register_at_fork(after_in_child=MemoryStorage._renew_locks)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from typing import Any, Generic, NamedTuple, TypeVar
 
-from tiered_index.errors import BudgetExceeded, ConfigError, InvalidArgument
+from tiered_index.errors import BudgetExceeded, ConfigError, IndexClosed, InvalidArgument
 from tiered_index.storage.base import Call, Storage, WrapperStorage
 from tiered_index.tracing import span
 
@@ -316,6 +317,7 @@ class MeteredStorage(WrapperStorage):
         self.total = Usage(self.prices)
         # whether the backend reports its requests through `sending`
         self._tells = False
+        self._pid = os.getpid()
 
     @contextlib.contextmanager
     def measure(self, into: Usage | None = None) -> Iterator[Usage]:
@@ -329,6 +331,9 @@ class MeteredStorage(WrapperStorage):
             yield usage
 
     def _around(self, call: Call, act: Callable[[], _T]) -> _T:
+        if self._pid != os.getpid():
+            # its connections are the parent's, too: both would read the same answers
+            raise IndexClosed(f"a parent process opened {self.uri}, and this process is its fork: open it anew")
         context = active_context()
         usages = [self.total, *(usage for owner, usage in context.usages if owner is None or owner is self)]
         # Whether a further page is a request is known only when it is sent or, with a backend that doesn't report its

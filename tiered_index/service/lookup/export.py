@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import weakref
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
+from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.format.hashing import HashRule, joint_rule, normal_hashes
 from tiered_index.format.schema import Schema
 from tiered_index.format.shard import entry_checksum
@@ -100,6 +101,7 @@ class Export(Iterator[pa.RecordBatch]):
     ) -> None:
         """`held` ends with the export: what keeps its files as they are. The other arguments are of the index."""
         assert state.genesis is not None
+        self._pid = os.getpid()
         self._wanted, self._state = wanted, state
         self.entry_schema = schema
         self._check_open, self._read_log, self._held = check_open, read_log, held
@@ -126,6 +128,8 @@ class Export(Iterator[pa.RecordBatch]):
 
     def __next__(self) -> pa.RecordBatch:
         try:
+            if self._pid != os.getpid():
+                raise IndexClosed("a parent process began this export, and this process is its fork: begin it anew")
             self._check_open()
             batch = next(self._batches)
         except BaseException as error:  # whatever it is, the end among it: nothing more is read

@@ -39,13 +39,14 @@ if TYPE_CHECKING:
 
 L = TypeVar("L")
 T = TypeVar("T")
-_NO_LIMITS = LookupLimits()
+NO_LIMITS = LookupLimits()
+"""Of a lookup that has no bound."""
 _TRACED = ("requests", "bytes", "cost_usd", "files_read", "files_skipped")
 
 
 def _limits(max_requests: int | None, max_bytes: int | None, timeout_s: float | None) -> LookupLimits:
     if max_requests is None and max_bytes is None and timeout_s is None:
-        return _NO_LIMITS
+        return NO_LIMITS
     return LookupLimits(max_requests, max_bytes, timeout_s)
 
 
@@ -94,8 +95,8 @@ class Lookups(ABC, Generic[ItemT]):
         `CorruptFile` or `PartialAnswer`; where a bound was reached `BudgetExceeded`, whose `result` is what was found.
         With `allow_partial` the status is ``partial`` instead, and `failed` names each file and why.
         """
-        self._check_open()
         limits = _limits(max_requests, max_bytes, timeout_s)
+        self._check_open(limits)
         lookup = self._engine.prepare(topic, key, begin_ms, end_ms, max_count, cursor)
         return self._answer("query", self._engine.query, lookup, allow_partial, limits)
 
@@ -138,9 +139,9 @@ class Lookups(ABC, Generic[ItemT]):
         A lookup is a `Lookup`, or a tuple (topic, key) for the newest 64. The bounds are of the whole call. The result
         is a sequence of `QueryResult`, each made when it is looked at.
         """
-        self._check_open()
-        checked = check_lookups(lookups)
         limits = _limits(max_requests, max_bytes, timeout_s)
+        self._check_open(limits)
+        checked = check_lookups(lookups)
         return self._answer("query_many", self._engine.query_many, checked, allow_partial, limits)
 
     def messages(
@@ -169,7 +170,9 @@ class Lookups(ABC, Generic[ItemT]):
         fetched: the answer is truncated before it, behind at least one message.
         """
         lookup = Lookup(topic=topic, key=key, begin_ms=begin_ms, end_ms=end_ms, max_count=max_count, cursor=cursor)
-        with LookupBudget(self._prices, LookupLimits(max_requests, max_bytes, timeout_s)).open() as budget:
+        limits = LookupLimits(max_requests, max_bytes, timeout_s)
+        self._check_open(limits)
+        with LookupBudget(self._prices, limits).open() as budget:
             with span("messages"):
                 order_key = self._engine.order_key
                 return MessageLookup(
@@ -190,9 +193,9 @@ class Lookups(ABC, Generic[ItemT]):
 
         Of a stored file it needs the directory: a request where that is in no cache. Arguments and errors as `query`.
         """
-        self._check_open()
-        second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
         limits = _limits(max_requests, max_bytes, timeout_s)
+        self._check_open(limits)
+        second_min, second_max, _ = check_range(begin_ms, end_ms, 1)
 
         def answer(files: Files, *rest: Any) -> TopicsResult:
             return self._engine.topics(self._once(files), *rest)
@@ -257,7 +260,7 @@ class Lookups(ABC, Generic[ItemT]):
         def answer(files: Files, *rest: Any) -> list[tuple[Handle, NamedStats]]:
             return self._engine.file_stats(self._once(files), *rest)
 
-        stats = self._answer("du", answer, within, False, _NO_LIMITS)
+        stats = self._answer("du", answer, within, False, NO_LIMITS)
         return du_table(stats, self.log_state, self._prices)
 
     @property
@@ -269,6 +272,7 @@ class Lookups(ABC, Generic[ItemT]):
     @property
     def log_state(self) -> LogState:
         """The storage's log as far as it was read. Of one index only."""
+        self._check_process()
         self._check_one_index()
         return self._log_states()[0]
 
@@ -281,6 +285,7 @@ class Lookups(ABC, Generic[ItemT]):
 
     def cache_use(self) -> dict[str, CacheUse]:
         """Return how the caches in memory, which indexes share, were used: ``blocks``, ``directories``, ``filters``."""
+        self._check_process()
         return self._cold_paths[0].caches.use()
 
     @property
@@ -349,14 +354,18 @@ class Lookups(ABC, Generic[ItemT]):
         allow_partial: bool,
     ) -> T:
         missing = MissingObjects(self._read_log, allow_partial, self._prices)
-        if limits is _NO_LIMITS and (files := self._ready()) is not None:
+        if limits is NO_LIMITS and (files := self._ready()) is not None:
             return missing.run(self._catalogs, answer, files, lookup, None)
         with LookupBudget(self._prices, limits).open() as budget:
             return missing.run(self._catalogs, answer, self._begin(), lookup, budget)
 
     @abstractmethod
-    def _check_open(self) -> None:
-        """Raise `IndexClosed` where it is closed."""
+    def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:
+        """Raise `IndexClosed` where it is closed, after `_check_process`."""
+
+    @abstractmethod
+    def _check_process(self, limits: LookupLimits = NO_LIMITS) -> None:
+        """In a forked child, open the index anew within `limits`, or raise `IndexClosed`."""
 
     def _once(self, files: Files) -> Files:
         """Return `files` without local ones that a record has removed."""

@@ -24,6 +24,7 @@ import resource
 import secrets
 import socket
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -251,7 +252,10 @@ class Root:
 
 
 class RootLock:
-    """Exclusive lock of a root, held by an open descriptor: it ends with the process, however that ends."""
+    """Exclusive lock of a root, held by an open descriptor: it ends with the process, however that ends.
+
+    A forked child closes its copy of the descriptor, or the root would stay locked for as long as the child runs.
+    """
 
     def __init__(self, root: Root) -> None:
         self._path = root.path / "lock"
@@ -260,6 +264,7 @@ class RootLock:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             # a file object: closing it is one step that may be repeated
             self._file = os.fdopen(os.open(self._path, flags, 0o644), "rb+", buffering=0)
+            _locks.add(self)
         except OSError as error:
             raise disk_error(error, f"opening {self._path}") from error
         try:
@@ -293,6 +298,17 @@ class RootLock:
     def release(self) -> None:
         """Give the lock up. Idempotent."""
         self._file.close()
+
+
+_locks: weakref.WeakSet[RootLock] = weakref.WeakSet()
+
+
+def _release_all() -> None:
+    for lock in list(_locks):
+        lock.release()
+
+
+os.register_at_fork(after_in_child=_release_all)
 
 
 def _holder(data: bytes, file: str) -> tuple[int | None, str | None]:

@@ -5,7 +5,8 @@ Python runs signal handlers in the main thread, between any two instructions, an
 where the caller's wait is interrupted. A background worker also calls its `run_once` every so often. An error of a
 round is logged once and kept in `error`; the next rounds wait longer, up to a bound.
 
-A `DaemonPool` reads a storage: neither a close nor the interpreter's end waits long for a request that hangs.
+A `DaemonPool` reads a storage: neither a close nor the interpreter's end waits long for a request that hangs. In a
+forked child it has no thread and no lock of its parent's.
 `side_by_side` runs the parts of one piece of work in it. The caller runs the parts that no thread has begun, so it
 never waits for a free thread, and parts may have parts. Threads: every function and method from any.
 Imports no other folder of the service.
@@ -97,6 +98,15 @@ class DaemonPool:
         self._closed = False
         self._end = weakref.finalize(self, self._work.end)
         self._end.atexit = False
+        _pools.add(self)
+
+    def _begin_anew(self) -> None:
+        """Forget the threads, which a fork has not copied, and a lock that one of them may have held."""
+        self._lock = threading.Lock()
+        self._end.detach()
+        self._work = _Work()
+        self._end = weakref.finalize(self, self._work.end)
+        self._end.atexit = False
 
     def submit(self, call: Callable[..., T], *arguments: Any) -> Future[T]:
         """Have `call(*arguments)` run in a copy of the caller's context, so that its requests count to the lookup.
@@ -133,6 +143,17 @@ class DaemonPool:
         for thread in self._work.threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until_s - time.monotonic()))
+
+
+_pools: weakref.WeakSet[DaemonPool] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    for pool in list(_pools):
+        pool._begin_anew()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def side_by_side(parts: Sequence[Callable[[], T]]) -> list[T]:
@@ -214,6 +235,10 @@ class _Task(Generic[T]):
         return self._result
 
 
+FORKED = "a parent process opened the index, and this process is its fork: open it anew in this process"
+"""What a forked child is told of an index that it can't use."""
+
+
 class Worker:
     """One thread that makes calls in order, and `run_once` every `interval_s` seconds; a fork can't use it."""
 
@@ -264,7 +289,7 @@ class Worker:
 
     def _ask(self, action: Callable[[], T]) -> _Task[T]:
         if self.is_foreign:
-            raise IndexClosed("the index was opened by another process, of which this one is a fork: open it anew")
+            raise IndexClosed(FORKED)
         if sys.is_finalizing():
             raise IndexClosed("the interpreter is ending, its threads have stopped: close the index before")
         if not self._started:
@@ -277,10 +302,12 @@ class Worker:
 
     def stop(self, patience_s: float | None = None) -> None:
         """Stop after the running call, waiting at most `patience_s` for it; later calls are refused. Idempotent."""
+        if self.is_foreign:
+            return
         self._stopping = True
         self._tasks.put(None)
         thread = self._thread
-        if self.is_foreign or thread is threading.current_thread():
+        if thread is threading.current_thread():
             return
         if not self._started:
             self._stopped = True

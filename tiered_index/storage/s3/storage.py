@@ -2,7 +2,7 @@
 
 Object `name` is the key `prefix/name`; keys below the prefix that are not valid names are not listed. Asked of the
 service: put-if-absent (`If-None-Match: *`), strong reads after writes, listings in order of UTF-8 bytes. Threads: any
-number; after a fork, open a new storage.
+number; after a fork, open a new storage, as readers do by themselves.
 
 An uploaded part's receipt (`PartInfo.etag`) is the service's tag and, after a space, the part's CRC32 where the service
 gave one: completing an upload that was begun with a checksum algorithm must repeat each part's checksum.

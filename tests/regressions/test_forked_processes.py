@@ -1,0 +1,242 @@
+"""A forked child took entries that nobody ever wrote, and waited for ever in a lookup for threads of its parent."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from tiered_index import AsyncIndexReader, IndexReader, IndexService
+from tiered_index.errors import IndexClosed
+
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
+NOW_MS = 1_700_000_000_000
+FILES = 10
+SMALL = {"slots": 7, "items": 12}
+HANGS_S = 60
+
+
+def in_child(act):
+    """Return what `act` returns in a forked child, as JSON has it; an error as its class and text."""
+    ends = os.pipe()
+    child = os.fork()
+    if not child:
+        signal.alarm(HANGS_S)
+        try:
+            found = act()
+        except BaseException as error:  # noqa: BLE001 - told to the parent
+            found = [type(error).__name__, str(error)]
+        os.write(ends[1], json.dumps(found).encode())
+        os._exit(0)
+    os.close(ends[1])
+    with os.fdopen(ends[0], "rb") as told:
+        answer = told.read()
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    return json.loads(answer)
+
+
+@pytest.fixture(params=["file", "sqlite", "s3"])
+def given(request, tmp_path, monkeypatch):
+    """How to open the storage: `FILES` files of one entry of key k each."""
+    if request.param == "s3":
+        server = request.getfixturevalue("server")
+        for name, value in server.environment.items():
+            monkeypatch.setenv(name, value)
+        options = {"storage": f"s3://{server.new_bucket()}/p", "s3": {"endpoint_url": server.endpoint_url}}
+    else:
+        options = {"storage": f"{request.param}://{tmp_path}/stored"}
+    with IndexService.open(root=tmp_path / "writer", background=False, **SMALL, **options) as service:
+        for number in range(FILES):
+            service.put("t", 0, "k", number, 1, NOW_MS + number * 1000)
+            service.seal()
+        service.run_lifecycle()
+    return options
+
+
+def offsets(reader, **bounds):
+    return [item.offset for item in reader.query("t", "k", **bounds)]
+
+
+def test_a_reader_answers_on_both_sides_of_a_fork(given, tmp_path):
+    expected = list(reversed(range(FILES)))
+    with IndexReader.open(cache_dir=tmp_path / "cache", **given) as reader:
+        assert offsets(reader) == expected
+        for _ in range(2):
+            assert in_child(partial(offsets, reader)) == expected
+            assert in_child(partial(offsets, reader, timeout_s=HANGS_S)) == expected
+        # a child of a child
+        assert in_child(lambda: [offsets(reader), in_child(partial(offsets, reader))]) == [expected, expected]
+        assert offsets(reader) == expected
+        reader.close()
+        assert in_child(partial(offsets, reader)) == ["IndexClosed", "the reader is closed"]
+
+
+@pytest.mark.parametrize("given", ["file"], indirect=True)
+def test_a_reader_that_others_are_using_answers_in_the_child(given, beside):
+    """Whatever locks the parent's threads hold, the child waits for none."""
+    with IndexReader.open(refresh_interval_s=0, **given) as reader:
+        stop = []
+
+        def ask():
+            while not stop:
+                offsets(reader)
+
+        asking = [beside(ask) for _ in range(3)]
+        for _ in range(5):
+            assert len(in_child(partial(offsets, reader))) == FILES
+        stop.append(True)
+        assert all(one.ended(30) and one.error is None for one in asking)
+
+
+@pytest.mark.parametrize("given", ["sqlite"], indirect=True)
+def test_an_awaited_reader_answers_in_the_child(given):
+    import asyncio
+
+    async def ask(reader):
+        return [item.offset for item in await reader.query("t", "k")]
+
+    reader = AsyncIndexReader(IndexReader.open(**given))
+    assert len(asyncio.run(ask(reader))) == FILES
+    assert len(in_child(lambda: asyncio.run(ask(reader)))) == FILES
+    asyncio.run(reader.close())
+
+
+@pytest.mark.parametrize("given", ["file"], indirect=True)
+def test_what_a_child_can_not_use_is_refused(given, tmp_path):
+    from tiered_index.storage.memory import MemoryStorage
+
+    with IndexReader.open(**given) as reader, reader.export() as export:
+        kept = reader.storage
+        assert in_child(lambda: [len(batch) for batch in export])[0] == "IndexClosed"
+        assert in_child(lambda: [info.name for info in kept.list()])[0] == "IndexClosed"
+        assert sum(map(len, export)) == FILES
+    backend = MemoryStorage()
+    IndexService.open(root=tmp_path / "other", storage_backend=backend, background=False, **SMALL).close()
+    with IndexReader.open(storage_backend=backend) as reader:
+        kind, text = in_child(partial(offsets, reader))
+        assert kind == "IndexClosed" and "fork" in text
+
+
+CALLS = {
+    "put": lambda service: service.put("t", 0, "k", 1, 1, NOW_MS),
+    "put_batch": lambda service: service.put_batch(
+        {"topic": ["t"], "queue_id": [0], "key": ["k"], "offset": [1], "size": [1], "timestamp_ms": [NOW_MS]}
+    ),
+    "flush": lambda service: service.flush(),
+    "seal": lambda service: service.seal(),
+    "run_lifecycle": lambda service: service.run_lifecycle(),
+    "archive": lambda service: service.archive("s", 0, 1, lambda at, length: b"1"),
+    "query": lambda service: len(service.query("t", "k")),
+    "query_many": lambda service: len(service.query_many([("t", "k")])),
+    "topics": lambda service: len(service.topics()),
+    "export": lambda service: service.export(),
+    "files": lambda service: len(service.files()),
+    "du": lambda service: len(service.du()),
+    "durable_position": lambda service: service.durable_position("s"),
+    "durable_positions": lambda service: service.durable_positions(),
+    "cache_use": lambda service: len(service.cache_use()),
+    "log_state": lambda service: service.log_state.number,
+}
+
+
+@pytest.mark.parametrize("background", [True, False])
+def test_a_writer_refuses_every_call_of_a_child(tmp_path, background):
+    options = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "background": background, **SMALL}
+    with IndexService.open(**options) as service:
+
+        def each():
+            answers = {}
+            for name, call in CALLS.items():
+                try:
+                    answers[name] = call(service)
+                except IndexClosed as error:
+                    answers[name] = "refused" if "fork" in str(error) else str(error)
+            problems = service.health()["problems"]
+            service.close()
+            return [answers, problems]
+
+        answers, problems = in_child(each)
+        assert answers == dict.fromkeys(CALLS, "refused")
+        assert len(problems) == 1 and "fork" in problems[0]
+        service.put("t", 0, "k", 1, 1, NOW_MS)
+        child = os.fork()
+        if not child:
+            # keeps no copy of the parent's lock
+            signal.pause()
+    try:
+        with IndexService.open(**options) as again:
+            assert len(again.query("t", "k")) == 1
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def look_up(given, reader, told):
+    told.put(len(offsets(reader if reader is not None else IndexReader.open(**given))))
+
+
+@pytest.mark.parametrize("given", ["file"], indirect=True)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_children_of_multiprocessing(given, method):
+    context = multiprocessing.get_context(method)
+    told = context.SimpleQueue()
+    with IndexReader.open(**given) as reader:
+        assert len(offsets(reader)) == FILES
+        child = context.Process(target=look_up, args=(given, reader if method == "fork" else None, told))
+        child.start()
+        child.join(HANGS_S)
+        assert child.exitcode == 0
+        assert told.get() == FILES
+
+
+APPLICATION = """
+import os
+from tiered_index import IndexReader, IndexService
+from tiered_index.errors import IndexClosed
+place, now_ms = os.environ["PLACE"], 1_700_000_000_000
+service = IndexService.open(root=place + "/root", storage="file://" + place + "/storage", slots=7, items=12)
+service.put("t", 0, "k", 1, 1, now_ms)
+service.seal()
+service.run_lifecycle()
+reader = IndexReader.open("file://" + place + "/storage")
+assert len(reader.query("t", "k")) == 1
+
+def application(environ, start_response):
+    try:
+        said = str(service.put("t", 0, "k", 2, 1, now_ms))
+        service.flush()
+    except IndexClosed as error:
+        said = "refused"
+    start_response("200 OK", [])
+    return [f"{said} {len(reader.query('t', 'k'))}".encode()]
+"""
+
+
+@pytest.mark.parametrize("preload", [True, False])
+def test_gunicorn(tmp_path, preload):
+    """What a worker accepts is kept: with --preload it refuses, since the master has opened the index."""
+    (tmp_path / "app.py").write_text(APPLICATION)
+    options = ["--workers", "1", "--bind", "127.0.0.1:0", *(["--preload"] if preload else [])]
+    command = [sys.executable, "-m", "gunicorn", "--no-control-socket", *options, "app:application"]
+    environment = {**os.environ, "PLACE": str(tmp_path), "PYTHONPATH": f"{tmp_path}:{Path.cwd()}"}
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as served:
+        address = next(found[1] for line in served.stderr if (found := re.search(r"Listening at: (http://\S+)", line)))
+        answers = []
+        for _ in range(3):
+            with urllib.request.urlopen(address, timeout=HANGS_S) as answer:
+                answers.append(answer.read().decode())
+        served.terminate()
+        served.stderr.read()
+    assert served.returncode == 0
+    assert answers == (["refused 1"] * 3 if preload else ["1 1"] * 3)
+    with IndexService.open(root=tmp_path / "root", storage=f"file://{tmp_path}/storage", background=False) as again:
+        assert [item.offset for item in again.query("t", "k")] == ([1] if preload else [2, 1])
