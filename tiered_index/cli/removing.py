@@ -26,15 +26,18 @@ from tiered_index.cli.options import (
 )
 from tiered_index.cli.output import Output, counted, describe_object, human_bytes, likely_seconds, unknown_topic
 from tiered_index.cli.session import Session, StoredIndex, command, open_stored_index
+from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.retention import Expired, Retention
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
+from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
 from tiered_index.service.cold.path import ColdSettings
 from tiered_index.service.erasure.erase import EraseRequest, Erasure
 from tiered_index.service.erasure.erase import erase as erase_index
 from tiered_index.service.lifecycle.expiry import ExpiryPlan
 from tiered_index.service.lifecycle.expiry import expire as expire_index
 from tiered_index.service.lifecycle.orphans import Orphans, delete_orphans, find_orphans
+from tiered_index.service.root import CACHE
 from tiered_index.storage.base import ObjectInfo
 from tiered_index.storage.metering import PriceTable
 from tiered_index.types import format_time
@@ -189,7 +192,11 @@ def erase(
     record states what is erased, for good: no lookup shows it from then on, wherever it lies and whenever it comes
     there, a writer's buffer and files among it. Its bytes go with the next merges, or at once with --now, which merges
     what holds any, and deletes what records removed --grace ago. The certificate says what was done, what a scan of the
-    stored bytes found afterwards, and what it could not see. Exit code 1: with --now, bytes are left; run it again.
+    stored bytes found afterwards, and what it could not see.
+
+    Status erased: no byte is left. pending: bytes wait for the grace, for an upload that somebody else has begun, or
+    for a staged file; run it again later. remains: objects that the log names still hold some of it, or can't be read;
+    only this one is a failure (exit code 1).
 
     A key is known by its hash and its fingerprint, in an index of preset rocketmq by its hash alone: there another key
     of the topic with the same hash goes, too.
@@ -221,9 +228,19 @@ def erase_here(session: Session, request: EraseRequest, *, yes: bool, now: bool,
             messages=partial(MessagesToErase, request),
             progress=lambda what, done, total: bar.update(done, f"{done:,} of {total:,} {what}", total),
         )
+        if yes:
+            _drop_cached(config, index)
         total = index.storage.total
         session.out.answer({**done.to_dict(), "requests": total.requests_by_kind, "cost_usd": total.cost_usd})
     return tell_erased(session.out, done)
+
+
+def _drop_cached(config: IndexConfig, index: StoredIndex) -> None:
+    """Delete what the given root, or the cache, still has of objects that are gone: its writer may have ended."""
+    folder = config.cache_dir or (config.root / CACHE if config.root is not None else None)
+    state = index.log.state
+    if folder is not None and state.genesis is not None:
+        CacheFolder(DiskCache(folder, config.cache_max_bytes), state.genesis.index_id).forget_unnamed(state.objects)
 
 
 def tell_erased(out: Output, done: Erasure) -> int:

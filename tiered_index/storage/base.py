@@ -173,6 +173,12 @@ class Storage(ABC):
             self.abort_upload(handle)
         return len(handles)
 
+    def purge(self, older_than_ms: int) -> tuple[str, ...]:
+        """Take bytes that no object and no upload has out of the storage's files: of half-made work last written before
+        `older_than_ms` (epoch ms), and of what was deleted. Return the names of places that still have such bytes.
+        """
+        return ()
+
     def close(self) -> None:  # noqa: B027 - most backends hold nothing
         """Release connections; the storage can't be used afterwards. Idempotent."""
 
@@ -384,6 +390,10 @@ class WrapperStorage(Storage):
         return self._around(
             Call("abort_uploads", prefix), lambda: self.inner.abort_uploads(prefix, older_than_ms=older_than_ms)
         )
+
+    def purge(self, older_than_ms: int) -> tuple[str, ...]:
+        """As the inner storage's; no request."""
+        return self.inner.purge(older_than_ms)
 
     def close(self) -> None:
         """Close the inner storage."""

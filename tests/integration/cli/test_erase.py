@@ -38,8 +38,10 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
 
     waiting = run_here("erase", *asked, "--now", "--yes", "--json")
-    assert (waiting.code, waiting.document["status"]) == (1, "remains")
+    assert (waiting.code, waiting.document["status"]) == (0, "pending")
     assert waiting.document["pending"] and waiting.document["scan"]["remaining"] == []
+    text = run_here("erase", *asked, "--now", "--yes", "--wide")
+    assert text.code == 0 and "status: pending" in text.out and "after the grace (3600 s)" in text.err
     done = run_here("erase", *asked, "--now", "--grace", "0", "--yes", "--json")
     assert (done.code, done.document["status"], done.document["pending"]) == (0, "erased", [])
     assert done.document["deleted"]["objects"] == 1
@@ -47,6 +49,14 @@ def test_a_dry_run_the_record_and_the_bytes(run_here, store):
     assert "0 objects with something left" in people.out and "status: erased" in people.out
     assert run_here("verify", "--deep", "--storage", store).code == 0
     assert len(run_here("query", "orders", "k3", "--storage", store, "--json").document["items"]) == 10
+
+
+def test_the_cache_of_a_given_root_drops_what_was_erased(run_here, store, tmp_path):
+    cache = tmp_path / "root" / "cache"
+    assert list(cache.rglob("*.trailer")) and list(cache.rglob("*.filter"))
+    asked = ("erase", "--topic", "orders", "--root", tmp_path / "root", "--now", "--grace", "0", "--yes")
+    assert run_here(*asked).code == 0
+    assert not list(cache.rglob("*.trailer")) and not list(cache.rglob("*.filter"))
 
 
 def test_progress_is_a_share_of_each_step(run_here, store, monkeypatch):

@@ -184,7 +184,7 @@ def test_objects_of_nothing_else_go_by_the_record_itself(native):
     assert any("--grace 0" in step for step in done.to_do)
     life.check()
     # its bytes stay for readers at work, and then go
-    assert wipe(life, now=True, grace_s=3600).status == "remains"
+    assert wipe(life, now=True, grace_s=3600).status == "pending"
     life.clock.advance(2 * DAY_S)
     assert wipe(life, now=True, grace_s=7 * DAY_S).pending == done.removed
     done = wipe(life, now=True, grace_s=3600)

@@ -13,6 +13,7 @@ trouble of this folder is a lookup's error.
 A CRC32 is no signature: whoever writes an entry could make an answer short. So only a regular file that
 `DiskCache.trusts` is read; anything else in its place counts as damaged.
 
+Entries of objects that the log no longer names are deleted: with what was erased its filters and directories go, too.
 The folder has a bound in bytes; what was used longest ago goes first. A time of use is the file's own, known to every
 process that shares the folder. Each process counts what it adds, and counts all again after a small part of the bound.
 Threads and processes: any number; entries appear whole, by a rename.
@@ -31,7 +32,7 @@ import time
 import zlib
 from collections.abc import Container, Iterator
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from tiered_index.format.names import DATA_PREFIX
 from tiered_index.storage.disk import TEMPORARY_PREFIX, make_path
@@ -178,6 +179,9 @@ class CacheFolder:
         self._lock = threading.Lock()
         # damaged entries that stay, each with what tells the file from one that takes its place
         self._passed_over: dict[Path, tuple[int, ...]] = {}
+        # objects that may have entries
+        self._written: set[str] = set()
+        self._looked = False
 
     def read(self, name: str, kind: Kind, length: int) -> bytes | None:
         """Return an object's entry of `length` bytes, verified, or None."""
@@ -244,6 +248,8 @@ class CacheFolder:
                     piece = bytes(data[start : start + PIECE_BYTES])
                     handle.write(piece + zlib.crc32(piece, self._seed(name, kind, number)).to_bytes(_CRC_BYTES, "big"))
             replaced = path.stat().st_size if path.exists() else 0
+            with self._lock:
+                self._written.add(name)
             temporary.replace(path)
         except OSError as error:
             with contextlib.suppress(OSError):
@@ -262,10 +268,23 @@ class CacheFolder:
         return self._cache.has_room(_stored_bytes(length))
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget what was noted of entries of objects that are not among `named`."""
+        """Delete the entries of objects that are not among `named`, and forget what was noted of them."""
         with self._lock:
             for path in [path for path in self._passed_over if path.stem.replace(",", "/") not in named]:
                 del self._passed_over[path]
+            if not self._looked:
+                # what an earlier process has left
+                stems = [entry.name.rpartition(".")[0] for entry in _scan(self._mine)]
+                self._written.update(stem.replace(",", "/") for stem in stems if stem.startswith(_ENTRY))
+                self._looked = True
+            gone = [name for name in self._written if name not in named]
+            self._written.difference_update(gone)
+        for path in [self._path(name, kind) for name in gone for kind in get_args(Kind)]:
+            with contextlib.suppress(OSError):
+                if not self._cache.read_only:
+                    size_bytes = path.lstat().st_size
+                    path.unlink()
+                    self._cache.added(-size_bytes)
 
     def _path(self, name: str, kind: Kind) -> Path:
         return self._mine / f"{name.replace('/', ',')}.{kind}"  # a comma is in no object's name

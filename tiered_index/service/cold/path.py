@@ -260,7 +260,7 @@ class ColdPath:
         return self._checked(stored, stored.trailer_position, stored.filter_length, check)
 
     def forget_unnamed(self, named: Container[str]) -> None:
-        """Forget what was noted of objects that are not among `named`; no later object has their names."""
+        """Forget what was noted, and cached on disk, of objects that are not among `named`."""
         self.filters.forget_unnamed(named)
         if self._folder is not None:
             self._folder.forget_unnamed(named)

@@ -19,7 +19,7 @@ from tiered_index.errors import InvalidArgument
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX, STAGING_PREFIX
 from tiered_index.retention import Expired
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
-from tiered_index.service.erasure.find import FindHidden, Found, find_hidden
+from tiered_index.service.erasure.find import FindHidden, Found, find_hidden, find_staged
 from tiered_index.service.erasure.segments import FindMessages, RewriteSegments, erase_messages
 from tiered_index.service.lifecycle.expiry import groups
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -41,9 +41,10 @@ _ROUNDS = 5
 _QUEUES = -(2**31), 2**31 - 1
 _MOMENTS_MS = -MAX_TIMESTAMP_MS, MAX_TIMESTAMP_MS + 1
 
-Status = Literal["planned", "hidden", "erased", "remains"]
+Status = Literal["planned", "hidden", "erased", "pending", "remains"]
 """``planned``: a dry run. ``hidden``: no lookup shows it, and merges take its bytes; archived messages are as they
-were. ``erased``: no byte is left that could be looked at. ``remains``: bytes are left.
+were. ``erased``: no byte is left that could be looked at. ``pending``: the grace or others' uploads are waited for.
+``remains``: bytes are left.
 """
 MakeFind = Callable[[int, bool], FindMessages]
 """Returns what finds the messages of a request that were stored before a moment (epoch milliseconds); the other one is
@@ -103,10 +104,11 @@ class Erasure:
     which `messages_erased` messages were overwritten; `collisions` entries of their messages have another key of the
     same hash and fingerprint, and went, too (None: no segment was read, or none for a key). `log_numbers` are the
     records that stated and removed it. `scanned_*` tell of the scan of stored bytes after everything else; `remaining`
-    are objects in which it found entries, or that could not be told, `pending` objects that were removed and whose
-    bytes are still there, or uploads that no record names yet. `unchecked` says in words what could not be seen,
-    `to_do` what is left to do. `unknown_topics` has the topic where none of the files that were stored at first has it;
-    `known_topics` are those that they have then.
+    are objects in which it found entries, or that could not be told. `pending` are objects that were removed and whose
+    bytes are still there, unfinished uploads, staged objects that hold any of it, and other places of the storage with
+    bytes that no object has. `unchecked` says in words what could not be seen, `to_do` what is left to do.
+    `unknown_topics` has the topic where none of the files that were stored at first has it; `known_topics` are those
+    that they have then.
     """
 
     request: EraseRequest
@@ -231,16 +233,18 @@ def erase(
         _check_bound(begun.expired, stones)
         return Erasure(status="planned", log_number=begun.number, **known)
     state = _record(log, stones, found)
+    unnamed_s = max(grace_s, _UNNAMED_S)
     if now:
         state = _rewrite(storage, log, clock, look, threads, run_tasks, shard_bytes, progress)
         if messages is not None:
             # by the tombstones' own moment: what comes while this works is neither hidden nor overwritten
             sought = messages(stones[0].before_ms, schema.keyed)
             known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
-        unnamed_s = max(grace_s, _UNNAMED_S)
         orphans = find_orphans(storage, log, clock, older_than_s=unnamed_s, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
+    before_ms = clock.now_ms() - round(unnamed_s * 1000)
+    half_made = storage.purge(before_ms)
     state = log.refresh()
     # what was read before is read again: the certificate tells of the bytes that are there now
     left = find(storage, state.objects.values(), asked, schema, lambda *done: progress("objects read again", *done))
@@ -259,13 +263,15 @@ def erase(
         "scanned_entries": sum(held.looked_at for held in left.values()),
         "scanned_bytes": sum(held.read_bytes for held in left.values()),
         "remaining": tuple(sorted(name for name, held in left.items() if held.hidden or held.problem)),
-        "pending": _pending(storage, state),
-        "unchecked": _unchecked(storage, state, left, known),
+        # what is under way for a moment alone has become an object, or nothing, by the second look
+        "pending": _pending(storage, state, asked, set(half_made).intersection(storage.purge(before_ms))),
+        "unchecked": _unchecked(state, left, known),
     }
     known["remaining"] += known.get("segments_remaining", ())
     # archived messages are looked at with `now` alone
-    remains = bool(known["remaining"] or known["pending"] or (state.archive and not now))
-    status: Status = "remains" if remains and now else "hidden" if remains else "erased"
+    is_left = bool(known["remaining"] or known["pending"] or (state.archive and not now))
+    left_now: Status = "remains" if known["remaining"] else "pending"
+    status: Status = "erased" if not is_left else left_now if now else "hidden"
     return Erasure(status=status, to_do=_to_do(known, now=now, grace_s=grace_s), **known)
 
 
@@ -275,10 +281,14 @@ def check_grace(grace_s: float) -> None:
         raise InvalidArgument(f"grace_s must not be negative, not {grace_s!r}")
 
 
-def _pending(storage: Storage, state: LogState) -> tuple[str, ...]:
-    named = state.objects.keys() | state.archive.keys()
-    stored = [info.name for prefix in (DATA_PREFIX, SEGMENTS_PREFIX) for info in own_objects(storage, prefix)]
-    return tuple(sorted(name for name in stored if name not in named))
+def _pending(storage: Storage, state: LogState, asked: Tombstones, half_made: set[str]) -> tuple[str, ...]:
+    """Return what has bytes and no record's name."""
+    # in this order: what is completed, or published, meanwhile is met later
+    prefixes = (STAGING_PREFIX, DATA_PREFIX, SEGMENTS_PREFIX)
+    waiting = half_made | {handle.name for prefix in prefixes for handle in storage.list_uploads(prefix)}
+    waiting.update(find_staged(storage, asked))
+    stored = {info.name for prefix in prefixes[1:] for info in own_objects(storage, prefix)}
+    return tuple(sorted(waiting | stored - state.objects.keys() - state.archive.keys()))
 
 
 def _check_bound(expired: Expired, stones: Sequence[Tombstone]) -> Expired:
@@ -377,16 +387,13 @@ def _hidden(found: Found, without: Container[str] = ()) -> int:
     return sum(held.hidden for name, held in found.items() if name not in without)
 
 
-def _unchecked(storage: Storage, state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
+def _unchecked(state: LogState, left: Found, known: dict[str, Any]) -> tuple[str, ...]:
     said = [held.problem for held in left.values() if held.problem is not None]
     if state.epoch:
         said.append(
             "a writer's root: what it has yet to upload is hidden, and goes with a merge after that; its copies of "
-            "objects that are gone go in its next round"
+            "objects that are gone, and what its cache has of them, go in its next round"
         )
-    staged = sum(1 for _ in own_objects(storage, STAGING_PREFIX))
-    if staged:
-        said.append(f"{staged} staged objects below {STAGING_PREFIX}: they are hidden once they are published")
     said += known.get("segment_problems", ())
     if state.archive and not known.get("segments_read"):
         said.append(f"{len(state.archive)} archived segments: the messages themselves are erased with --now alone")
@@ -404,8 +411,8 @@ def _to_do(known: dict[str, Any], *, now: bool, grace_s: float) -> tuple[str, ..
         steps.append(f"{what}: run it again; `verify` tells of damaged ones" if now else f"{what}: merge, or use --now")
     if known["pending"]:
         steps.append(
-            f"{len(known['pending'])} objects that no record names are still stored: run it with --now again after the "
-            f"grace ({grace_s:.0f} s), or with --grace 0 where no export and no job reads; an upload that was left "
-            f"unfinished goes after a day"
+            f"{len(known['pending'])} objects or uploads that no record names are still stored: run it with --now "
+            f"again after the grace ({grace_s:.0f} s), or with --grace 0 where no export and no job reads; an "
+            f"unfinished upload goes after a day, a staged object once a job has compacted it"
         )
     return tuple(steps)

@@ -1,7 +1,8 @@
 """What stored objects hold of erased entries: their bytes are read, whatever lookups show of them. Threads: any.
 
 Of an object the table of its topics is read, and where it may hold any such entry, the slots of erased keys, or all
-slots where a topic or a queue was erased; each run is checked against its CRC32.
+slots where a topic or a queue was erased; each run is checked against its CRC32. Staged files, which no record names
+yet, are read whole, where their topics and times may be of any such entry.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from tiered_index.errors import CorruptFile, ObjectNotFound
+from tiered_index.format.names import STAGING_PREFIX, TICKET_SUFFIX
 from tiered_index.format.schema import Schema
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.service.cold.path import ColdPath, ColdSettings
 from tiered_index.service.files.compacted import StorageBytes
 from tiered_index.service.files.search import scan_runs
+from tiered_index.service.lifecycle.staged import Ticket, read_sealed, staged_entries
+from tiered_index.service.log.log import own_objects
 from tiered_index.service.log.records import StoredObject
 from tiered_index.storage.base import Storage
 from tiered_index.tombstones import Tombstones
@@ -68,6 +72,42 @@ def find_hidden(
             found[one.name] = held
             progress(len(found), len(stored))
     return found
+
+
+def find_staged(storage: Storage, stones: Tombstones) -> list[str]:
+    """Return the staged objects that hold anything of what `stones` hide, or of which it can't be told. Raises as the
+    storage.
+    """
+    names = [info.name for info in own_objects(storage, STAGING_PREFIX)]
+    tickets: dict[str, Ticket] = {}
+    for name in names:
+        if name.endswith(TICKET_SUFFIX):
+            with contextlib.suppress(CorruptFile, ObjectNotFound):
+                ticket = Ticket.decode(storage.get(name), name)
+                tickets[ticket.object] = ticket
+    found = []
+    for name in names:
+        if not name.endswith(TICKET_SUFFIX):
+            try:
+                # without a ticket nothing says where its entries end
+                if name not in tickets or _is_in_staged(storage, tickets[name], stones):
+                    found.append(name)
+            except CorruptFile:
+                found.append(name)
+            except ObjectNotFound:
+                continue  # it was published meanwhile, under another name
+    return found
+
+
+def _is_in_staged(storage: Storage, ticket: Ticket, stones: Tombstones) -> bool:
+    sealed, pieces = read_sealed(storage, ticket)
+    names = dict(sealed.topics)
+    told = [stone for stone in stones if stone.topic in names.values() and sealed.begin_ms < stone.before_ms]
+    if not told:
+        return False
+    with staged_entries(storage, ticket, sealed, pieces) as entries:
+        seconds = entries["time_diff_s"].astype(np.int64) + sealed.begin_ms // 1000
+        return bool(Tombstones(tuple(told)).hides(entries, seconds, names).any())
 
 
 def _held(cold: ColdPath, stored: StoredObject, stones: Tombstones, schema: Schema) -> Held:

@@ -41,7 +41,7 @@ from tiered_index.storage.base import (
     chosen_uploads,
 )
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
-from tiered_index.storage.local.files import DurableFiles, check_regular, encode, typed_errors, walk
+from tiered_index.storage.local.files import WORK_FOLDER, DurableFiles, check_regular, encode, typed_errors, walk
 
 _DESCRIPTION = "upload.json"
 _BLOCK_BYTES = 4 << 20
@@ -194,6 +194,15 @@ class LocalStorage(Storage):
                 self._files.sweep(older_than_ms)
                 self._sweep_uploads(older_than_ms)
         return aborted
+
+    def purge(self, older_than_ms: int) -> tuple[str, ...]:
+        """Remove half-made files and the folders of dropped uploads; return what others may be at work on."""
+        with typed_errors(f"sweeping {self.folder}"):
+            self._files.sweep(older_than_ms)
+            self._sweep_uploads(older_than_ms)
+            half_made = [f"{WORK_FOLDER}/{name}" for name in self._disk.names(self.folder / WORK_FOLDER)]
+            dropped = [entry for entry in self._upload_folders() if self._describe(entry) is None]
+        return (*half_made, *(f"{self._uploads.name}/{entry}" for entry in dropped))
 
     def _path(self, name: str) -> Path:
         path = self.folder / encode(check_name(name))

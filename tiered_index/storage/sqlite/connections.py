@@ -11,6 +11,7 @@ of them does, so before a fork every connection is closed. Threads: any number.
     drafts    bodies that nothing names (yet, or any more), with the time they were last written; -1: given up
     uploads   unfinished multipart uploads
     parts     their parts: (upload, number) -> body, size, etag
+    overwritten  a mark without rows: no free page has bytes of what was deleted
 
 Every body is named by exactly one row of `objects`, `parts` or `drafts`, in every committed state; its number is never
 used again; its pieces cover it from 0 on without holes.
@@ -107,6 +108,8 @@ _TABLES = (
     "CREATE TABLE parts (upload TEXT NOT NULL, number INTEGER NOT NULL, body INTEGER NOT NULL, "
     "size_bytes INTEGER NOT NULL, etag TEXT NOT NULL, PRIMARY KEY (upload, number)) WITHOUT ROWID",
 )
+# The mark of a database of which every deleted byte was overwritten: an earlier version left them in free pages
+_OVERWRITTEN = "CREATE TABLE overwritten (mark INTEGER)"
 
 
 def typed(path: Path, rows: Iterable[tuple[Any, ...]], *kinds: type) -> Iterator[tuple[Any, ...]]:
@@ -157,8 +160,8 @@ def adopt(connection: sqlite3.Connection) -> None:
     """Set what holds for one connection. FULL: a commit is on the disk when it returns."""
     connection.execute("PRAGMA synchronous=FULL")
     connection.execute("PRAGMA trusted_schema=OFF")
-    # Some builds overwrite what is deleted, which would write every dropped object once more.
-    connection.execute("PRAGMA secure_delete=OFF")
+    # An erasure promises that no byte is left, so what is deleted is overwritten: it is written once more.
+    connection.execute("PRAGMA secure_delete=ON")
     connection.execute(f"PRAGMA journal_size_limit={_WAL_KEPT_BYTES}")
 
 
@@ -174,7 +177,7 @@ def create(connection: sqlite3.Connection, path: Path) -> None:
     connection.execute("BEGIN IMMEDIATE")
     try:
         if not recognise(connection, path):
-            for table in _TABLES:
+            for table in (*_TABLES, _OVERWRITTEN):
                 connection.execute(table)
             connection.execute(f"PRAGMA application_id={APPLICATION_ID}")
             connection.execute(f"PRAGMA user_version={VERSION}")
@@ -223,6 +226,38 @@ class ConnectionPool:
     def write(self, doing: str, action: Callable[[sqlite3.Connection], _T]) -> _T:
         """Run `action`, perhaps again, in one write transaction: durable at the return, undone whole if it raises."""
         return self._repeat(doing, lambda: self._write(doing, action))
+
+    def overwrite(self, doing: str) -> tuple[str, ...]:
+        """Let nothing that was deleted stay in the file or its write-ahead log; return which of them still may have it,
+        since other connections read or there is no room.
+        """
+        if not self._writer.acquire(timeout=self._timeout_s):
+            return (f"{self.path}-wal",)
+        try:
+            return self._repeat(doing, self._overwrite)
+        finally:
+            self._writer.release()
+
+    def _overwrite(self) -> tuple[str, ...]:
+        link = self._take(make=False)
+        if link is None:
+            return ()
+        connection, sound = link.connection, False
+        try:
+            marked = "SELECT 1 FROM sqlite_master WHERE name = 'overwritten'"
+            if connection.execute(marked).fetchone() is None:
+                connection.execute("VACUUM")
+                connection.execute(_OVERWRITTEN)
+            # a log that was checkpointed keeps its bytes until it is cut or written anew
+            is_busy = connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()[0]
+            sound = True
+            return (f"{self.path}-wal",) if is_busy else ()
+        except sqlite3.Error as error:
+            if isinstance(translate(error, doing="overwriting", path=self.path), DiskFull):
+                return (str(self.path),)
+            raise
+        finally:
+            self._give_back(link, sound=sound)
 
     def close(self) -> None:
         """Close every connection, lent ones when they come back. Idempotent."""

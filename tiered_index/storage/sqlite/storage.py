@@ -3,9 +3,9 @@ processes.
 
 An object's bytes lie in rows of a mebibyte, and one last row, its name, makes them visible; when a call returns, its
 effect is durable. Readers beside a writer see one consistent state each call and wait for nobody (write-ahead log). The
-file is made by the first write. Space of deleted objects is used again; the file never shrinks. Errors besides the
-contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`. Threads: any number, in any number of processes, also after
-a fork. Not for network file systems, which lack what its locks need.
+file is made by the first write. Space of deleted objects is overwritten and used again; the file never shrinks. Errors
+besides the contract's: `DiskFull`, `CorruptFile`, `UnsupportedVersion`. Threads: any number, in any number of
+processes, also after a fork. Not for network file systems, which lack what its locks need.
 
 In a multipart upload each part is a body, and completing moves rows' places, not their bytes, in one transaction. A
 part that arrives after abort or completion is refused, in the transaction that would have named it.
@@ -214,6 +214,17 @@ class SqliteStorage(Storage):
         if older_than_ms is not None and not prefix:
             self._bodies.sweep(older_than_ms)
         return aborted
+
+    def purge(self, older_than_ms: int) -> tuple[str, ...]:
+        """Remove drafts of killed writers, overwrite what was freed, and empty the write-ahead log."""
+        self._bodies.sweep(older_than_ms)
+
+        def drafts(connection: sqlite3.Connection) -> list[str]:
+            rows = connection.execute("SELECT body FROM drafts")
+            return [f"{self.path}: draft {body}" for (body,) in typed(self.path, rows, int)]
+
+        left: list[str] = self._pool.read("listing drafts", drafts, list)
+        return (*left, *self._pool.overwrite("overwriting what was freed"))
 
     def close(self) -> None:
         """Close the connections; what is called afterwards is refused. Idempotent."""

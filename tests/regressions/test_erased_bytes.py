@@ -1,0 +1,189 @@
+"""A certificate says `erased` only where no byte of what was erased is left: every file is searched for them."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.merging import BASE_MS, HOUR_MS, Merging
+from tiered_index.service.cold.disk_cache import CacheFolder, DiskCache
+from tiered_index.service.erasure.erase import EraseRequest, Erasure, erase
+from tiered_index.service.lifecycle.staged import open_tickets
+from tiered_index.service.log.log import StorageLog
+from tiered_index.storage.disk import TEMPORARY_PREFIX
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.sqlite import connections
+from tiered_index.storage.sqlite.storage import SqliteStorage
+
+
+@pytest.fixture
+def begin(tmp_path: Path) -> Iterator[Callable[..., Merging]]:
+    """Return what begins an index below the test's folder, which is let go of at the end."""
+    begun: list[Merging] = []
+
+    def make(storage: Any = None, **settings: Any) -> Merging:
+        begun.append(Merging(tmp_path, storage, settings=settings))
+        return begun[-1]
+
+    yield make
+    for life in begun:
+        life.close()
+        life.storage.close()
+
+
+def wipe(life: Merging, *keys: str, topic: str = "orders", grace_s: float = 0) -> Erasure:
+    request = EraseRequest(topic, keys)
+    return erase(life.storage, life.log(), request, life.clock, yes=True, now=True, grace_s=grace_s, threads=1)
+
+
+def fill(life: Merging) -> bytes:
+    """Publish two files of one topic, and return bytes of the first one's entries."""
+    for hour in range(2):
+        life.put([(BASE_MS + hour * HOUR_MS + n * 1000, f"k{hour}-{n}") for n in range(400)], "orders")
+        life.put([(BASE_MS + hour * HOUR_MS, "other")], "pay")
+        life.publish()
+    life.later()
+    first = next(iter(life.state.objects.values()))
+    middle = first.trailer_position // 2
+    return life.storage.get_range(first.name, middle, 48)
+
+
+def holding(folder: Path, secret: bytes) -> list[str]:
+    """Return the files below a folder that have some bytes."""
+    return [str(path) for path in folder.rglob("*") if path.is_file() and secret in path.read_bytes()]
+
+
+def test_an_unfinished_upload_is_waited_for(begin, tmp_path):
+    storage = LocalStorage(tmp_path / "storage")
+    life = begin(storage)
+    secret = fill(life)
+    handles = [storage.begin_upload(name) for name in ("data/left/a.index", "segments/s/b.log", "staging/c/d.entries")]
+    for handle in handles:
+        storage.upload_part(handle, 1, secret)
+    done = wipe(life)
+    assert (done.status, done.remaining) == ("pending", ())
+    assert done.pending == tuple(sorted(handle.name for handle in handles)) and done.to_do
+    assert holding(tmp_path / "storage", secret)
+    for handle in handles:
+        storage.abort_upload(handle)
+    assert wipe(life).status == "erased"
+    life.index._lifecycle.refresh()
+    life.index.run_lifecycle()
+    assert not holding(tmp_path, secret)
+
+
+def test_a_half_made_file_of_a_killed_writer_is_waited_for_and_swept(begin, tmp_path):
+    life = begin(LocalStorage(tmp_path / "storage"))
+    secret = fill(life)
+    left = tmp_path / "storage" / ".%work" / f"{TEMPORARY_PREFIX}1-0"
+    left.write_bytes(secret)
+    done = wipe(life)
+    assert (done.status, done.pending) == ("pending", (f".%work/{left.name}",))
+    os.utime(left, (BASE_MS // 1000 - 10**6,) * 2)
+    assert wipe(life).status == "erased" and not left.exists()
+
+
+@pytest.mark.parametrize("made", ["now", "by an earlier version"])
+def test_a_database_keeps_nothing_of_it(begin, tmp_path, monkeypatch, made):
+    if made != "now":
+        monkeypatch.setattr(connections, "_OVERWRITTEN", "SELECT 1")
+        adopt = connections.adopt
+
+        def lenient(connection: sqlite3.Connection) -> None:
+            adopt(connection)
+            connection.execute("PRAGMA secure_delete=OFF")
+
+        monkeypatch.setattr(connections, "adopt", lenient)
+    folder = tmp_path / "storage"
+    folder.mkdir()
+    life = begin(SqliteStorage(folder / "objects.db"))
+    secret = fill(life)
+    assert holding(folder, secret)
+    if made != "now":
+        life.merge(10**6)
+        life.later()
+        for name in {info.name for info in life.storage.list("data/")} - life.state.objects.keys():
+            life.storage.delete(name)
+        assert holding(folder, secret), "in pages that were freed"
+        life.storage.close()
+        monkeypatch.undo()
+        life.storage = SqliteStorage(folder / "objects.db")
+    done = wipe(life)
+    assert (done.status, done.pending) == ("erased", ())
+    assert not holding(folder, secret)
+
+
+def test_a_database_that_is_being_read_is_waited_for(begin, tmp_path):
+    folder = tmp_path / "storage"
+    folder.mkdir()
+    path = folder / "objects.db"
+    life = begin(SqliteStorage(path, busy_timeout_s=0.1))
+    secret = fill(life)
+    reader = sqlite3.connect(path, isolation_level=None)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM objects").fetchone()
+    done = wipe(life)
+    assert (done.status, done.pending) == ("pending", (f"{path}-wal",)) and holding(folder, secret)
+    reader.execute("ROLLBACK")
+    assert wipe(life).status == "erased" and not holding(folder, secret)
+    reader.close()
+
+
+def test_a_staged_object_is_read_and_waited_for(begin):
+    life = begin(compaction="spark", compact_timeout_s=10**9)
+    life.put([(BASE_MS, "gone"), (BASE_MS, "stays")], "orders")
+    life.index.seal()
+    life.index.run_lifecycle()
+    life.later()
+    log = StorageLog(life.storage, life.clock)
+    log.open()
+    (ticket,), _ = open_tickets(life.storage, log)
+    assert wipe(life, "nobody's").status == "erased"
+    done = wipe(life, "gone")
+    assert (done.status, done.pending, done.remaining) == ("pending", (ticket.object,), ())
+    # of what can't be read nothing is known
+    life.storage.put(ticket.object, bytes(ticket.size_bytes))
+    assert wipe(life, "nobody's").pending == (ticket.object,)
+    life.storage.delete(ticket.name)
+    assert wipe(life, "nobody's").pending == (ticket.object,)
+
+
+@pytest.mark.parametrize("how", ["next round", "restart"])
+def test_the_writers_cache_drops_what_was_erased(begin, tmp_path, how):
+    life = begin(cache_max_bytes=1 << 24)
+    fill(life)
+    gone, cache = set(life.state.objects), tmp_path / "root" / "cache"
+
+    def cached() -> set[str]:
+        return {path.stem.replace(",", "/") for path in cache.rglob("data,*") if path.suffix in {".trailer", ".filter"}}
+
+    assert gone <= cached()
+    if how == "restart":
+        life.index.close()
+    wipe(life)
+    wipe(life, topic="pay")
+    if how == "restart":
+        life.index = life.open()
+    else:
+        life.index._lifecycle.refresh()
+    assert cached() <= set(life.state.objects)
+
+
+def test_a_cache_of_others_is_left_alone(tmp_path):
+    def entries(folder: CacheFolder, names: Iterable[str]) -> list[bool]:
+        return [folder.read(name, "trailer", 3) is not None for name in names]
+
+    folder = CacheFolder(DiskCache(tmp_path, 1 << 20), "i")
+    names = ("data/a/1.index", "data/b/1.index")
+    for name in names:
+        folder.write(name, "trailer", b"abc")
+    (tmp_path / "i" / "notes").write_bytes(b"mine")
+    CacheFolder(DiskCache(tmp_path, 1 << 20, read_only=True), "i").forget_unnamed(set())
+    assert entries(folder, names) == [True, True]
+    folder.forget_unnamed({names[1]})
+    assert entries(folder, names) == [False, True] and (tmp_path / "i" / "notes").exists()
