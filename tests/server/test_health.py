@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
-import re
 import signal
 import socket
 import threading
@@ -229,13 +228,10 @@ def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
             writer.put("orders", 0, b"{}", keys=["k"], uniq_key=f"U{number}", store_ms=1_762_000_000_000 + number)
         writer.flush()
         place = ("--root", tmp_path / "root", "--storage", (tmp_path / "storage").as_uri())
-        watched = ("--follow", "--metrics-port", 0, "--max-lag", 60, "--log-format", "json", "-v", "--json")
-        with process_of("ingest", tmp_path / "store", *place, *watched) as process:
-            url = None
-            while url is None:
-                said = json.loads(process.stderr.readline())
-                url = re.search(r"metrics at (\S+)/metrics", said["message"])
-            with httpx.Client(base_url=url[1], timeout=PATIENCE_S, trust_env=False) as client:
+        watched = ("--follow", tmp_path / "store", "--port", 0, "--max-lag", 60, "--log-format", "json", "-v", "--json")
+        with process_of("serve", *place, *watched) as process:
+            url = json.loads(process.stdout.readline())["url"]
+            with httpx.Client(base_url=url, timeout=PATIENCE_S, trust_env=False) as client:
                 until_s = time.monotonic() + PATIENCE_S
                 while client.get("/readyz").status_code != 200:
                     assert time.monotonic() < until_s
@@ -245,22 +241,9 @@ def test_a_follower_has_probes_and_metrics_and_a_log_for_programs(tmp_path):
                 assert found["tiered_index_put_entries_total",] == 6
                 assert found["tiered_index_follow_lost_ranges_total",] == 0
                 assert client.get("/livez", headers={"x-request-id": "probe-1"}).status_code == 200
-                assert client.get("/v1/query", params=KNOWN).status_code == 404
             process.send_signal(signal.SIGTERM)
             _, errors = process.communicate(timeout=PATIENCE_S)
     lines = list(map(json.loads, errors.splitlines()))
     (probe,) = [line for line in lines if line.get("request_id") == "probe-1"]
     assert (probe["route"], probe["status"], probe["level"]) == ("/livez", 200, "INFO")
     assert all(line["time"] and line["logger"].startswith("tiered_index") for line in lines)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [(("--metrics-port", "0"), "give --follow, too"), (("--follow", "--max-lag", "5"), "give --metrics-port, too")],
-)
-def test_a_port_that_nobody_could_ask_is_refused(tmp_path, capsys, arguments, said):
-    (tmp_path / "store" / "commitlog").mkdir(parents=True)
-    place = ("--root", str(tmp_path / "root"), "--storage", (tmp_path / "storage").as_uri())
-    with pytest.raises(SystemExit) as ended:
-        run(["ingest", str(tmp_path / "store"), *place, *arguments])
-    assert (ended.value.code, said in capsys.readouterr().err) == (2, True)

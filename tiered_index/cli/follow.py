@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tiered_index.cli.output import Output, counted, human_bytes, human_count, human_seconds, states
 from tiered_index.cli.progress import (
@@ -37,9 +37,6 @@ from tiered_index.rocketmq.log.segments import End
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 from tiered_index.types import format_time
-
-if TYPE_CHECKING:
-    from tiered_index.cli.serve import Watch
 
 
 class Archiving:
@@ -343,23 +340,17 @@ def archiving_of(follower: Follower) -> Archiving:
     )
 
 
-def ingest_store(
-    session: Session, path: Path, options: FollowOptions, watch: Watch | None = None, **settings: Any
-) -> int:
-    """Ingest the store in a folder, seen by `watch`; `settings` are the index's. Return the exit code."""
+def ingest_store(session: Session, path: Path, options: FollowOptions, **settings: Any) -> int:
+    """Ingest the store in a folder; `settings` are the index's. Return the exit code."""
     store = StoreDirectory.open(path, options.store_name)
     config = session.config(offset_space="commitlog", **settings)
     started_s = time.monotonic()
     with contextlib.ExitStack() as stack:
         ending = Ending()
-        if watch is not None:
-            stack.enter_context(watch)
         index = stack.enter_context(IndexService.open(config))
         follower, put = open_follower(session, index, store, options, ending)
         if options.archive:
             follower.archiving = stack.enter_context(archiving_of(follower))
-        if watch is not None:
-            stack.enter_context(watch.show(follower))
         end = None if options.follow else store.log_end()
         title, total = "following" if options.follow else "ingesting", end.offset if end is not None else None
         with flushed(index), session.progress(title, total) as progress:

@@ -19,10 +19,9 @@ from urllib.parse import unquote, urlsplit
 from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
-from tiered_index.cli.options import Column, Constant, Items, LogAs, MaxLag, Patience, Slots, Wait
+from tiered_index.cli.options import Column, Constant, Items, LogAs, Patience, Slots, Wait
 from tiered_index.cli.output import counted, human_count, human_seconds, states
 from tiered_index.cli.progress import FIRST, PatientPut, flushed, settle, what_waits, write_what_waits
-from tiered_index.cli.serve import Watch
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
 from tiered_index.cli.sources.messages import Batch, Fields, local_path, opened_place
@@ -193,11 +192,6 @@ def ingest(
     exclude_topics: list[str] | None = _of_store(None, metavar="PATTERN", help="Not these topics; several times."),
     index_tags: bool = _of_store(False, "--index-tags", help="Index messages under their tags, too, for query --tag."),
     index_prepared: bool = _of_store(False, "--index-prepared", help="Index prepared messages of transactions, too."),
-    metrics_port: int | None = _of_store(
-        None, metavar="PORT", help="With --follow: /metrics, /livez, /readyz on this port; 0: any.", show_default=False
-    ),
-    metrics_host: str = _of_store("127.0.0.1", metavar="HOST", help="Address of --metrics-port."),
-    max_lag: MaxLag = None,
     log_format: LogAs = "text",
     column: Column = None,
     constant: Constant = None,
@@ -217,8 +211,6 @@ def ingest(
       tiered-index ingest /home/rocketmq/store --root /data/index --storage s3://bucket/index --follow
 
       tiered-index ingest /home/rocketmq/store --root /data/index --topics 'order*' --exclude-topics order-test
-
-      tiered-index ingest /home/rocketmq/store --root /data/index --follow --metrics-port 9464 --max-lag 60
 
       tiered-index ingest messages.ndjson --root /data/index --storage s3://bucket/index --wait
 
@@ -251,12 +243,7 @@ def ingest(
             selection,
         )
         check_apart(session.config(), path)
-        if metrics_port is None and max_lag is not None:
-            raise InvalidArgument("--max-lag is what /readyz tells: give --metrics-port, too")
-        if metrics_port is not None and not follow:
-            raise InvalidArgument("--metrics-port is for a command that stays: give --follow, too")
-        watch = Watch(session, metrics_host, metrics_port, max_lag) if metrics_port is not None else None
-        return ingest_store(session, path, options, watch, slots=slots, items=items, preset=preset, hash=hash_rule)
+        return ingest_store(session, path, options, slots=slots, items=items, preset=preset, hash=hash_rule)
     of_stores = {
         "--follow": follow,
         "--store-name": store_name,
@@ -269,8 +256,6 @@ def ingest(
         "--exclude-topics": exclude_topics,
         "--index-tags": index_tags,
         "--index-prepared": index_prepared,
-        "--metrics-port": metrics_port is not None,
-        "--max-lag": max_lag is not None,
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")

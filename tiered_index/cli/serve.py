@@ -1,5 +1,6 @@
-"""`tiered-index serve`: lookups over HTTP; `tiered-index token`: who may use it; and how a follower is, for probes of
-`serve --follow` and on a port of `ingest`'s own (`Watch`). All but `token`'s file needs the extra `server`.
+"""`tiered-index serve`: lookups over HTTP. `tiered-index token`: who may use it.
+
+`serve` needs the extra `server`.
 """
 
 from __future__ import annotations
@@ -8,14 +9,13 @@ import contextlib
 import gc
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from typer import Argument, Option
 
-from tiered_index.cli.follow import Follower, FollowOptions, archiving_of, gauges_of, open_follower, problems_of
+from tiered_index.cli.follow import FollowOptions, archiving_of, gauges_of, open_follower, problems_of
 from tiered_index.cli.options import CacheDir, LogAs, MaxLag, bytes_option
 from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.session import Session, command
@@ -307,58 +307,6 @@ class Following:
     def __exit__(self, *_: object) -> None:
         self._ending.event.set()
         self._thread.join()
-
-
-@dataclass
-class Watch:
-    """`/metrics`, `/livez` and `/readyz` of a follower at `host` and `port`, from before its index is opened: a
-    context, within which `show` is called. Raises `ConfigError` without the extra, or the address.
-    """
-
-    session: Session
-    host: str
-    port: int
-    max_lag_s: float | None = None
-
-    def __enter__(self) -> Self:
-        with server_extra("--metrics-port"):
-            from tiered_index.server.health import StandIn
-            from tiered_index.server.listening import HttpListener, in_background
-        self._stand_in = StandIn()
-        listener = HttpListener(self._stand_in, self.host, self.port)
-        self._serving = in_background(listener)
-        self._serving.__enter__()
-        self.session.out.note(f"metrics at {listener.url}/metrics")
-        return self
-
-    @contextlib.contextmanager
-    def show(self, follower: Follower) -> Iterator[None]:
-        """Show how a follower is until the block ends."""
-        from tiered_index.server.app import Service
-        from tiered_index.server.calls import Caps
-        from tiered_index.server.listening import is_local, own_names
-        from tiered_index.server.served import Audit, Served, messages_of, redaction_of
-
-        index, store = follower.index, follower.dispatcher.store.folder
-        served = Served(
-            index,
-            messages_of(index, store),
-            Caps(),
-            redaction_of(index, store),
-            Audit(None),
-            problems=lambda: problems_of(follower, self.max_lag_s),
-            gauges=lambda: gauges_of(follower),
-        )
-        hosts = own_names(self.host) if is_local(self.host) else None
-        with Service(served, threads=2, hosts=hosts, only_health=True) as service:
-            self._stand_in.app = service.app
-            try:
-                yield
-            finally:
-                self._stand_in.reason, self._stand_in.app = "stopping", None
-
-    def __exit__(self, *error: Any) -> None:
-        self._serving.__exit__(*error)
 
 
 def _tls(kind: type[Tls], cert: Path | None, key: Path | None, clients: Path | None) -> Tls | None:

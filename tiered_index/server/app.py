@@ -7,9 +7,8 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
 from dataclasses import asdict
-from typing import Any, Self
+from typing import Self
 
 import pyarrow as pa
 from fastapi import FastAPI
@@ -168,19 +167,16 @@ class Service:
         answer_bytes: int = 1 << 30,
         rate: float = 0.0,
         hosts: frozenset[str] | None = None,
-        only_health: bool = False,
         console: bool = True,
     ) -> None:
-        """Take what is served; `Calls`, `Room`, `Rate` and `Gate` say what the rest means. `only_health`: no
-        lookups, and then no console, which asks for them.
-        """
+        """Take what is served; `Calls`, `Room`, `Rate` and `Gate` say what the rest means."""
         self._calls = Calls(threads, waiting)
         metrics = Metrics(served.lookups, served.gauges)
         # lookups of other protocols of the process are counted, too
         self.count = metrics.lookup
         self._routes = Routes(served, self._calls, metrics)
-        app = create_app(self._routes, openapi.add_health_routes if only_health else openapi.add_routes)
-        page = Console() if console and not only_health else None
+        app = create_app(self._routes)
+        page = Console() if console else None
         if page is not None:
             page.add_routes(app)
         self.app = Gate(
@@ -225,8 +221,8 @@ class _Dispatch:
         await response(scope, receive, send)
 
 
-def create_app(routes: Routes, add_routes: Callable[[FastAPI, Any], None]) -> FastAPI:
-    """Return the routes that `add_routes` adds as an application, without the gate that stands before them."""
+def create_app(routes: Routes) -> FastAPI:
+    """Return the application without the gate that stands before it."""
     app = FastAPI(
         title="tiered_index",
         version=__version__,
@@ -252,5 +248,5 @@ def create_app(routes: Routes, add_routes: Callable[[FastAPI, Any], None]) -> Fa
 
     for kind in (HTTPException, TieredIndexError, Exception):
         app.add_exception_handler(kind, tell)
-    add_routes(app, routes)
+    openapi.add_routes(app, routes)
     return app

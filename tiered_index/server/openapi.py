@@ -343,13 +343,6 @@ def add_routes(app: FastAPI, api: Any) -> None:
     app.openapi = described  # type: ignore[method-assign]
 
 
-def add_health_routes(app: FastAPI, api: Any) -> None:
-    """Add those routes of `api` alone that tell how it is, without a description."""
-    for path, handler in _health(api):
-        app.add_api_route(path, handler, response_model=None, include_in_schema=False)
-    _add_heads(app, api)
-
-
 def _add_heads(app: FastAPI, api: Any) -> None:
     """Have probes answered that ask for the head only."""
     for path, handler in _health(api):
