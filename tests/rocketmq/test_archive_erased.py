@@ -14,7 +14,7 @@ from tests.support.store_writer import StoreWriter
 from tiered_index import IndexReader, erase
 from tiered_index.clock import ManualClock, SystemClock
 from tiered_index.errors import StorageUnavailable
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.archive.erasure import MessagesToErase
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
@@ -35,7 +35,7 @@ from tiered_index.storage.local.storage import LocalStorage
 from tiered_index.storage.memory import MemoryStorage
 from tiered_index.testing.storage_faults import FaultStorage
 
-SEGMENT = 2 * PIECE_BYTES + 513
+SEGMENT = 2 * HEAD_BYTES + 513
 BEGIN_MS = 1_700_000_000_000
 WRITING = ("put", "put_if_absent", "begin_upload", "upload_part", "complete_upload", "delete_many")
 
@@ -305,7 +305,7 @@ def test_a_starting_writer_does_not_sweep_what_is_about_to_be_named(life, store,
 
 def test_parts_and_patches_across_their_edges(life, monkeypatch):
     storage, _, _ = life
-    monkeypatch.setattr(segments, "_PART_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(segments, "_PART_BYTES", HEAD_BYTES)
     before = read_all(storage)
     done = erase(storage.uri, "orders", yes=True, now=True, grace_s=0)
     after = read_all(storage)

@@ -10,7 +10,7 @@ from tests.rocketmq.archived_store import open_index
 from tests.support.store_writer import StoreWriter
 from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format import archived as layout
 from tiered_index.rocketmq.archive.archive import ArchivedLog, SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -18,6 +18,8 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.base import WrapperStorage
 from tiered_index.storage.memory import MemoryStorage
 
+# large ones, so that a chunk can be smaller than a piece
+PIECE_BYTES = 1 << 20
 SEGMENT = 5 * PIECE_BYTES - 77
 BEGIN_MS = 1_700_000_000_000
 
@@ -45,8 +47,10 @@ def store(tmp_path_factory):
 
 
 @pytest.fixture
-def archived(store, tmp_path):
+def archived(store, tmp_path, monkeypatch):
     """The archive of the closed segments, in a storage that remembers ranges."""
+    monkeypatch.setattr(layout, "PIECE_BYTES", PIECE_BYTES)
+    monkeypatch.setattr(layout.segment_object_bytes, "__defaults__", (PIECE_BYTES,))
     storage = Ranges(MemoryStorage())
     with open_index(tmp_path / "root", storage) as index:
         assert SegmentArchiver(index, "a-store", store / "commitlog").run_once() >= 1

@@ -36,16 +36,20 @@ def archived(index, store):
     return messages, max(lookups(messages), key=spread)
 
 
+def requests(storage):
+    return storage.calls("get_range") + storage.calls("get_suffix")
+
+
 def ask(storage, store, lookup, **limits):
     """Return what a fresh reader answers or raises, and how many requests for ranges reached the storage."""
     with IndexReader.open(storage_backend=storage, refresh_interval_s=10**6, query_threads=1) as reader:
-        before = storage.calls("get_range")
+        before = requests(storage)
         source = RocketmqMessages(store, reader.segment_archive, threads=1)
         try:
             answer: MessagesResult | BudgetExceeded = reader.messages(*lookup, max_count=1000, source=source, **limits)
         except BudgetExceeded as error:
             answer = error
-        return answer, storage.calls("get_range") - before
+        return answer, requests(storage) - before
 
 
 def check_sums(answer: MessagesResult) -> None:

@@ -15,6 +15,7 @@ from tests.rocketmq.answered import BEGIN_OF_LAST, same, settled, source_of, sto
 from tests.rocketmq.archived_store import delete_segments, index_log, lookups, scan
 from tiered_index import IndexReader
 from tiered_index.errors import InvalidArgument
+from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
 
@@ -66,12 +67,15 @@ def test_every_golden_message_field_for_field(index, store):
     }
 
 
-def test_deleted_segments_answer_from_the_archive_with_one_request_a_message(index, store, storage):
+def test_deleted_segments_answer_from_the_archive_with_one_request_a_message_and_one_a_table(index, store, storage):
     messages = settled(index, store)
     delete_segments(store, BEGIN_OF_LAST)
     with IndexReader.open(storage_backend=storage, block_cache_bytes=0, filter_after_probes=10**6) as reader:
         source = RocketmqMessages(store, reader.segment_archive)
-        archived = 0
+        archived, tables = 0, storage.calls("get_suffix")
+        for at in range(0, BEGIN_OF_LAST, golden_store.SEGMENT_BYTES):
+            source.at(at)  # the tables of all segments are known from here on
+        assert storage.calls("get_suffix") - tables == BEGIN_OF_LAST // golden_store.SEGMENT_BYTES
         for topic, key in lookups(messages):
             wanted = scan(messages, topic, key)
             cold = sum(m.physical_offset < BEGIN_OF_LAST for m in wanted)
@@ -86,9 +90,10 @@ def test_deleted_segments_answer_from_the_archive_with_one_request_a_message(ind
             assert storage.calls("get_range") - before == answer.explain.requests == 1 + answer.message_requests
             if cold == 1:
                 assert answer.message_requests == 1
-                assert answer.message_bytes == sum(m.size for m in wanted if m.physical_offset < BEGIN_OF_LAST)
+                assert answer.message_bytes == PIECE_BYTES == golden_store.SEGMENT_BYTES
                 archived += 1
         assert archived > 100
+        assert storage.calls("get_suffix") - tables == BEGIN_OF_LAST // golden_store.SEGMENT_BYTES
 
 
 def test_the_archive_alone_answers_without_a_store(index, store):

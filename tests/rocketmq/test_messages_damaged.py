@@ -4,52 +4,127 @@ whole.
 
 from __future__ import annotations
 
+import random
+from dataclasses import replace
+
 import pytest
 
 from tests.rocketmq import golden_store
-from tests.rocketmq.answered import BEGIN_OF_LAST, asked, damage, one_message, same, source_of
-from tests.rocketmq.archived_store import delete_segments, index_log
-from tests.rocketmq.messages import message
+from tests.rocketmq.answered import BEGIN_OF_LAST, asked, damage, one_message, same, settled, source_of
+from tests.rocketmq.archived_store import delete_segments, index_log, lies, scan
+from tests.rocketmq.messages import full, log, message, write_log
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import StorageUnavailable
+from tiered_index.format import archived
+from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.segments import segment_name
+from tiered_index.service.lifecycle.segment_archive import SegmentArchive
+from tiered_index.storage.base import WrapperStorage
 
 
-def test_no_damaged_byte_ever_becomes_an_answer(tmp_path, index, storage):
-    """Every byte of the message, in the store and in the archived segment: the body's CRC, or a field, tells."""
+def test_no_damaged_byte_of_the_store_becomes_an_answer(tmp_path, index):
+    """Every byte of the message: the body's CRC, or a field, tells; the rest has no checksum in RocketMQ's format."""
     store, wanted = one_message(tmp_path, index)
     path = store / "commitlog" / segment_name(0)
-    (segment,) = index.archived()
-    whole, object_bytes = path.read_bytes(), storage.get(segment.name)
-    local, archive = RocketmqMessages(store), RocketmqMessages(None, index.segment_archive)
+    whole = path.read_bytes()
+    local = RocketmqMessages(store)
     unchecked = []
     for at in range(wanted.physical_offset, wanted.physical_offset + wanted.size):
         damage(path, at)
-        changed = bytearray(object_bytes)
-        changed[at] ^= 1
-        storage.put(segment.name, bytes(changed))
-        for source in (local, archive):
-            answer = index.messages(wanted.topic, wanted.uniq_key, source=source)
-            if answer.collisions:  # a topic or key that is another one now
-                assert answer.messages == ()
-                continue
-            (fetched,) = answer.messages
-            if fetched.message is not None:
-                unchecked.append(at - wanted.physical_offset)
-                assert wanted.uniq_key in fetched.message.index_keys
-            else:
-                assert fetched.state == "missing"
-                assert fetched.problem
+        answer = index.messages(wanted.topic, wanted.uniq_key, source=local)
         path.write_bytes(whole)
+        if answer.collisions:  # a topic or key that is another one now
+            assert answer.messages == ()
+            continue
+        (fetched,) = answer.messages
+        if fetched.message is not None:
+            unchecked.append(at - wanted.physical_offset)
+            assert wanted.uniq_key in fetched.message.index_keys
+        else:
+            assert fetched.state == "missing"
+            assert fetched.problem
     # what the format doesn't protect: flag, queue offset, sys flag, times below the second, hosts, counts, property
     # values
     checked_always = {*range(4), *range(4, 8), *range(8, 12), *range(12, 16), *range(28, 36)}
     body = wanted.encode().index(wanted.raw_body)
     checked_always |= set(range(body - 4, body + len(wanted.raw_body)))
     assert not checked_always & set(unchecked)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_an_archived_message_is_answered_as_it_was_or_called_damaged(index, store, storage, monkeypatch, version):
+    """One flipped bit somewhere in each archived segment: by key, by place and by id, of either layout."""
+    if version == 1:
+        monkeypatch.setattr(archived, "SEGMENT_VERSION", 1)
+        monkeypatch.setattr(archived, "PIECE_BYTES", 1 << 20)
+        monkeypatch.setattr(archived.segment_object_bytes, "__defaults__", (1 << 20,))
+    messages = [m for m in settled(index, store) if m.physical_offset < BEGIN_OF_LAST]
+    keyed = {m.physical_offset: m for m in messages if m.is_visible and m.index_keys}
+    chosen, seen = random.Random(31 + version), set()
+    for _ in range(12):
+        kept = {segment.name: storage.get(segment.name) for segment in index.archived()}
+        half = chosen.sample(index.archived(), 3)
+        flipped = {segment.start: chosen.randrange(segment.size_bytes) for segment in half}
+        for segment in half:
+            changed = bytearray(kept[segment.name])
+            changed[flipped[segment.start]] ^= 1 << chosen.randrange(8)
+            storage.put(segment.name, bytes(changed))
+        source = RocketmqMessages(None, SegmentArchive(storage, lambda: index.log_state, lambda: index.log_state))
+        for start, at in flipped.items():
+            near = min(keyed, key=lambda offset: abs(offset - start - at))
+            sample = [keyed[near], *chosen.sample(sorted(keyed.values()), 3)]
+            for wanted in sample:
+                topic, key = wanted.topic, chosen.choice(wanted.index_keys)
+                expected = scan(messages, topic, key)
+                answer = index.messages(topic, key, max_count=1000, source=source)
+                assert answer.collisions == 0
+                found = [one for one in answer.messages if one.item.offset < BEGIN_OF_LAST]
+                assert len(found) == len(expected)
+                by_place = [source.at(wanted.physical_offset), source.by_msg_id(wanted.offset_msg_id)]
+                for fetched, as_it_was in [*zip(found, expected, strict=True), *((one, wanted) for one in by_place)]:
+                    if not same(fetched, as_it_was):
+                        assert (fetched.state, fetched.message) == ("missing", None)
+                        assert f"{fetched.read_from}: a piece of an archived segment does not" in fetched.problem
+                        assert lies(as_it_was) in fetched.read_from
+                        seen.add("damaged")
+                    else:
+                        seen.add("equal")
+        for name, data in kept.items():
+            storage.put(name, data)
+    assert seen == {"damaged", "equal"}
+
+
+def test_damage_hides_no_more_than_its_piece(tmp_path, index, storage):
+    """What lies in other pieces is answered, and a bit that was wrong on its way only is read again."""
+    messages = log(400)
+    write_log(tmp_path / "log", 100_000, {0: full(messages, 100_000), 100_000: log(1, 100_000)[0].encode()})
+    assert SegmentArchiver(index, "s", tmp_path / "log").run_once() == 1
+    (segment,) = index.archived()
+    whole = storage.get(segment.name)
+    changed = bytearray(whole)
+    changed[PIECE_BYTES + 100] ^= 1
+    storage.put(segment.name, bytes(changed))
+    source = RocketmqMessages(None, index.segment_archive)
+    found = [source.at(m.physical_offset) for m in messages]
+    bad = [m for m, one in zip(messages, found, strict=True) if one.message is None]
+    piece = range(PIECE_BYTES, 2 * PIECE_BYTES)
+    assert bad == [m for m in messages if m.physical_offset < piece.stop and m.physical_offset + m.size > piece.start]
+    flaky = replace(index.segment_archive, storage=_Flaky(storage, iter([bytes(changed), whole])))
+    assert same(RocketmqMessages(None, flaky).at(bad[1].physical_offset), bad[1])
+
+
+class _Flaky(WrapperStorage):
+    """Gives ranges of one version of the bytes after the other."""
+
+    def __init__(self, inner, versions):
+        super().__init__(inner)
+        self._versions = versions
+
+    def get_range(self, name, start, length):
+        return next(self._versions)[start : start + length]
 
 
 def test_a_body_whose_crc_is_wrong_is_missing_locally_and_archived_where_the_copy_is_whole(tmp_path, index):
@@ -74,7 +149,7 @@ def test_a_damaged_archived_segment_is_missing_with_its_reason(tmp_path, index, 
     delete_segments(store, 2_000)
     fetched = asked(index, wanted, source_of(index, store))
     assert (fetched.state, fetched.message, fetched.read_from) == ("missing", None, segment.name)
-    assert f"{segment.name}: the body contradicts its CRC" in fetched.problem
+    assert f"{segment.name}: a piece of an archived segment does not match its CRC32" in fetched.problem
 
 
 @pytest.mark.parametrize("change", ["cut", "gone"])

@@ -14,7 +14,7 @@ from tiered_index import IndexReader, erase
 from tiered_index.cli.main import run
 from tiered_index.clock import ManualClock
 from tiered_index.errors import InvalidArgument, NotAnIndex
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.archived import HEAD_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver
 from tiered_index.rocketmq.log.commitlog import CommitLogReader
 from tiered_index.service.merge.run import MergeOptions, merge_index
@@ -29,7 +29,7 @@ NOW_MS = BEGIN_MS + 3_600_000
 def origin(tmp_path_factory):
     """An index of files, a window table and archived segments."""
     folder = tmp_path_factory.mktemp("origin")
-    with StoreWriter(folder / "store", segment_bytes=PIECE_BYTES + 513) as writer:
+    with StoreWriter(folder / "store", segment_bytes=HEAD_BYTES + 513) as writer:
         for n in range(240):
             keys = [f"k-{n % 9}", "all"]
             writer.put(("orders", "pay")[n % 4 == 0], n % 3, b"secret" * 1500, keys=keys, store_ms=BEGIN_MS + n * 1000)

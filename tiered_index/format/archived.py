@@ -16,8 +16,13 @@ import numpy.typing as npt
 from tiered_index.errors import CorruptFile, UnsupportedVersion
 
 SEGMENT_MAGIC = b"TIXSEGM\n"
-SEGMENT_VERSION = 1
-PIECE_BYTES = 1 << 20
+SEGMENT_VERSION = 2
+# Version 1 has the same layout, and pieces of 1 MiB.
+_VERSIONS = (1, SEGMENT_VERSION)
+PIECE_BYTES = 16 << 10
+"""Bytes with one checksum. A lookup reads whole pieces; the table of a segment of 1 GiB takes 256 KiB."""
+HEAD_BYTES = 1 << 20
+"""How many bytes of a segment the log's `head_crc32` is about, at most."""
 # 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
 # 40 zero | 44 CRC32 of bytes 0..43
 _TAIL = struct.Struct(">8sIIQQIIII")
@@ -55,7 +60,7 @@ class SegmentTable:
         magic, version, piece_bytes, start, size_bytes, crc32, table_crc32, zero, _ = _TAIL.unpack(data[-_TAIL.size :])
         if magic != SEGMENT_MAGIC:
             raise damage("wrong magic of an archived segment", expected=SEGMENT_MAGIC, found=magic)
-        if version != SEGMENT_VERSION:
+        if version not in _VERSIONS:
             problem = f"archived segment of version {version}"
             raise UnsupportedVersion(file, problem, expected=SEGMENT_VERSION, found=version)
         if zero or not piece_bytes or segment_object_bytes(size_bytes, piece_bytes) != object_bytes:
@@ -66,6 +71,20 @@ class SegmentTable:
             raise CorruptFile(file, "the table of an archived segment does not match its CRC32", offset=size_bytes)
         return cls(start, size_bytes, crc32, piece_bytes, np.frombuffer(table, ">u4").astype(np.uint32))
 
+    def whole_pieces(self, begin: int, end: int) -> tuple[int, int]:
+        """Return the range of whole pieces that covers bytes [begin, end) of the segment."""
+        length = self.piece_bytes
+        return begin // length * length, min(-(-end // length) * length, self.size_bytes)
+
+    def damage(self, file: str, position: int, data: bytes | memoryview) -> list[CorruptFile]:
+        """Return an error for each of the whole pieces in `data`, which begins at byte `position`, that is damaged."""
+        found, view, length = [], memoryview(data), self.piece_bytes
+        for at in range(0, len(view), length):
+            if zlib.crc32(view[at : at + length]) != int(self.pieces[(position + at) // length]):
+                problem = "a piece of an archived segment does not match its CRC32"
+                found.append(CorruptFile(file, problem, offset=position + at))
+        return found
+
 
 class SegmentSums:
     """CRC32 of a segment and of its pieces, computed as its bytes arrive in order. One thread."""
@@ -73,17 +92,15 @@ class SegmentSums:
     def __init__(self) -> None:
         self.size_bytes = 0
         self.crc32 = 0
+        # of the first MiB, or of all where there is less
+        self.head_crc32 = 0
         self._pieces: list[int] = []
-
-    @property
-    def head_crc32(self) -> int:
-        """CRC32 of the first piece."""
-        return self._pieces[0] if self._pieces else 0
 
     def update(self, data: bytes | memoryview) -> None:
         """Add the next bytes."""
         self.crc32 = zlib.crc32(data, self.crc32)
         view, at = memoryview(data), 0
+        self.head_crc32 = zlib.crc32(view[: max(HEAD_BYTES - self.size_bytes, 0)], self.head_crc32)
         while at < len(view):
             begun = self.size_bytes % PIECE_BYTES
             part = view[at : at + PIECE_BYTES - begun]

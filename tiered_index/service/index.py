@@ -310,7 +310,10 @@ class IndexService(Lookups[ItemT]):
     def segment_archive(self) -> SegmentArchive:
         """The archived segments, for reading."""
         return SegmentArchive(
-            self._storage, lambda: self._session.log.state, partial(self._read_log, self._storage.uri)
+            self._storage,
+            lambda: self._session.log.state,
+            partial(self._read_log, self._storage.uri),
+            tables=self._cold_paths[0].caches.segments,
         )
 
     def files(self) -> list[Handle]:

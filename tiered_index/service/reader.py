@@ -235,7 +235,8 @@ class IndexReader(Lookups[ItemT]):
         return {view.storage.uri if self._several else None: self._archive_of(view) for view in self._views}
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
-        return SegmentArchive(view.storage, lambda: view.log_state, partial(self._read_log, view.storage.uri))
+        refresh = partial(self._read_log, view.storage.uri)
+        return SegmentArchive(view.storage, lambda: view.log_state, refresh, tables=view.cold.caches.segments)
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
-from tiered_index.format.archived import PIECE_BYTES
+from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, encode_document
 from tiered_index.service.log.state import LogState
@@ -136,12 +136,12 @@ def test_a_segment_goes_up_once(open_index, faulty):
 
 def test_a_large_segment_goes_up_in_parts(open_index, faulty):
     index = open_index(storage_backend=faulty, upload_part_bytes=5 << 20)
-    data = content(PIECE_BYTES) * 12 + b"tail"
+    data = content(HEAD_BYTES) * 12 + b"tail"
     assert archive(index, data)
     assert (faulty.calls("begin_upload"), faulty.calls("upload_part"), faulty.calls("complete_upload")) == (1, 3, 1)
     (segment,) = index.archived()
     assert faulty.get(segment.name)[: len(data)] == data
-    assert len(index.segment_archive.table(segment).pieces) == 13
+    assert len(index.segment_archive.table(segment).pieces) == 12 * HEAD_BYTES // PIECE_BYTES + 1
     assert index.segment_archive.read(segment, 5 << 20, 9) == data[5 << 20 :][:9]
 
 
@@ -186,7 +186,7 @@ def test_a_segment_that_was_rewritten_is_named(open_index, other, modified_ms, s
 
 def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(open_index, clock):
     index = open_index()
-    data = content(PIECE_BYTES) * 2
+    data = content(HEAD_BYTES) * 2
     archive(index, data)
     published_ms = index.archived()[0].published_ms
     assert published_ms == clock.now_ms()
@@ -201,7 +201,7 @@ def test_a_younger_file_is_compared_whole_and_an_older_one_by_its_head(open_inde
         return data[at : at + length]
 
     assert index.archive("s", 0, len(data), reading, published_ms - 1) is False
-    assert read == [(0, PIECE_BYTES)]
+    assert read == [(0, HEAD_BYTES)]
 
 
 def rewritten(index, data, rewritten_ms):
@@ -210,11 +210,11 @@ def rewritten(index, data, rewritten_ms):
 
 def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record(open_index, storage, clock):
     index = open_index("a")
-    old, new = content(PIECE_BYTES) * 2, content(PIECE_BYTES) + content(PIECE_BYTES, 3)
+    old, new = content(HEAD_BYTES) * 2, content(HEAD_BYTES) + content(HEAD_BYTES, 3)
     archive(index, old)
     (before,) = index.archived()
     with pytest.raises(CorruptFile, match="rewritten"):  # the copy is the younger one
-        rewritten(index, content(PIECE_BYTES, 3) * 2, before.published_ms - 1)
+        rewritten(index, content(HEAD_BYTES, 3) * 2, before.published_ms - 1)
     assert rewritten(index, old, before.published_ms) is False
     number = index.log_state.number
     with IndexReader.open(storage_backend=storage) as reader:
@@ -228,7 +228,7 @@ def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record
         assert reader.archived() == (after,)
     assert rewritten(index, new, before.published_ms) is False
     with pytest.raises(CorruptFile, match="rewritten"):
-        rewritten(index, content(PIECE_BYTES, 5) * 2, before.published_ms)
+        rewritten(index, content(HEAD_BYTES, 5) * 2, before.published_ms)
     with pytest.raises(CorruptFile, match="another size"):
         rewritten(index, new[:-1], clock.now_ms())
     index.close()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import threading
-import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -202,20 +201,18 @@ class _ArchivedFile(Segment):
         length, segment = self._table.piece_bytes, self._segment
         begin, end = first * length, min((last + 1) * length, segment.size_bytes)
         data = self._archive.read(segment, segment.start + begin, end - begin)
-        return [self._checked(number, data[number * length - begin :][:length]) for number in range(first, last + 1)]
-
-    def _checked(self, number: int, data: bytes) -> bytes:
-        if zlib.crc32(data) == int(self._table.pieces[number]):
-            return data
-        at = number * self._table.piece_bytes
-        problem = "a piece of an archived segment does not match its CRC32"
-        if not self._skip_corrupt:
-            raise CorruptFile(self._segment.name, problem, offset=at)
-        begin = self._segment.start + at
-        damage = SkippedRange(begin, begin + len(data), problem, self._segment.name)
-        if damage not in self.damaged:
-            self.damaged.append(damage)
-        return b"\xff" * len(data)
+        pieces = [data[at : at + length] for at in range(0, len(data), length)]
+        for error in self._table.damage(segment.name, begin, data):
+            if not self._skip_corrupt:
+                raise error
+            at = error.offset or 0
+            number = (at - begin) // length
+            pieces[number] = b"\xff" * len(pieces[number])
+            at += segment.start
+            damage = SkippedRange(at, at + len(pieces[number]), error.problem, segment.name)
+            if damage not in self.damaged:
+                self.damaged.append(damage)
+        return pieces
 
 
 class ArchivedLog(CommitLogReader):

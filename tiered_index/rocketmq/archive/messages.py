@@ -1,26 +1,30 @@
 """Messages of a RocketMQ store, from its commit log, else from archived segments: for the index's answers, and one by
 its id, as RocketMQ's tools find it. Any thread.
 
-What is read at a place is judged by `search.py`. A segment that an erasure or a repair replaces while it is read is
-looked for again.
+What is read at a place is judged by `search.py`. Archived segments are read in whole pieces, each compared with its
+CRC32; a message that reaches into a damaged piece is not used. A segment that an erasure or a repair replaces while it
+is read is looked for again.
 """
 
 from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, InvalidArgument, ObjectNotFound, StorageError
+from tiered_index.format.archived import SegmentTable
 from tiered_index.rocketmq.archive.search import Search
 from tiered_index.rocketmq.follow.tail import TruncatedTail
 from tiered_index.rocketmq.log.commitlog import CommitLogReader, MissingOffsets
 from tiered_index.rocketmq.log.layout import MIN_MESSAGE_BYTES, Host, decode_offset_msg_id
 from tiered_index.rocketmq.log.message import (
+    HEAD_BYTES,
     MAX_BODY_BYTES,
     MAX_MESSAGE_BYTES,
     BodyFormat,
@@ -54,12 +58,32 @@ _WITHHELD = "no message of a topic that you may see is here: there is none, it i
 
 @dataclass(slots=True)
 class _Run:
-    """Neighbouring messages of one segment, fetched by one request."""
+    """Neighbouring messages of one segment: offsets [begin, end) of its log, whole pieces, fetched by one request."""
 
     segment: ArchivedSegment
+    table: SegmentTable
     begin: int
     end: int
     searches: list[Search]
+
+
+class _Pieces(NamedTuple):
+    """Whole pieces of a segment from an offset of its log on, and the errors of those that are damaged."""
+
+    segment: ArchivedSegment
+    table: SegmentTable
+    begin: int
+    data: bytes
+    damage: list[CorruptFile]
+
+    def at(self, offset: int, length: int) -> memoryview:
+        """Return the bytes from an offset on, fewer at the end of the pieces. Raises `CorruptFile` for damaged ones."""
+        position = offset - self.segment.start
+        for error in self.damage:
+            assert error.offset is not None
+            if error.offset < position + length and position < error.offset + self.table.piece_bytes:
+                raise error
+        return memoryview(self.data)[offset - self.begin :][:length]
 
 
 class _ListedOnce(CommitLogReader):
@@ -262,7 +286,14 @@ class RocketmqMessages:
         for _ in range(_LOOKS):
             turn, looked_for = 0, open_searches
             while open_searches := [s for s in open_searches if s.found is None and len(candidates[id(s)]) > turn]:
-                runs = _runs([(candidates[id(search)][turn], search) for search in open_searches])
+                of_segments: dict[str, tuple[ArchivedSegment, list[Search]]] = {}
+                for search in open_searches:
+                    segment = candidates[id(search)][turn]
+                    of_segments.setdefault(segment.name, (segment, []))[1].append(search)
+                tables: dict[str, SegmentTable] = {}
+                several = [of_segments[name] for name in sorted(of_segments)]
+                _each(several, partial(_read_table, archive, tables), threads)
+                runs = [run for one, of in several if one.name in tables for run in _runs(one, tables[one.name], of)]
                 _each(runs, partial(_read_run, archive), threads)
                 turn += 1
             # the log was read again meanwhile: an erasure or a repair may have put another object in their place
@@ -318,99 +349,142 @@ class RocketmqMessages:
         )
 
 
-def _runs(wanted: Sequence[tuple[ArchivedSegment, Search]]) -> list[_Run]:
-    """Return the ranges to fetch: neighbours of one segment are joined."""
+def _runs(segment: ArchivedSegment, table: SegmentTable, searches: Sequence[Search]) -> list[_Run]:
+    """Return the ranges of a segment to fetch: neighbours are joined."""
     runs: list[_Run] = []
-    for segment, search in sorted(wanted, key=lambda pair: (pair[0].name, pair[1].offset)):
-        begin = search.offset
-        end = min(begin + min(search.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), segment.end)
+    for search in sorted(searches, key=attrgetter("offset")):
+        length = max(min(search.size or _GUESS_BYTES, MAX_MESSAGE_BYTES), HEAD_BYTES)
+        begin, end = _covering(segment, table, search.offset, length)
         last = runs[-1] if runs else None
-        is_near = last is not None and last.segment == segment and begin <= last.end + _GAP_BYTES
-        if last is not None and is_near and end - last.begin <= _RUN_BYTES:
+        if last is not None and begin <= last.end + _GAP_BYTES and end - last.begin <= _RUN_BYTES:
             last.end = max(last.end, end)
             last.searches.append(search)
         else:
-            runs.append(_Run(segment, begin, end, [search]))
+            runs.append(_Run(segment, table, begin, end, [search]))
     return runs
+
+
+def _covering(segment: ArchivedSegment, table: SegmentTable, offset: int, length: int) -> tuple[int, int]:
+    """Return the offsets of the log from and to which whole pieces cover `length` bytes at an offset."""
+    begin, end = table.whole_pieces(offset - segment.start, offset - segment.start + length)
+    return segment.start + begin, segment.start + end
+
+
+@contextlib.contextmanager
+def _failing(searches: Sequence[Search]) -> Iterator[None]:
+    """Let searches know what keeps their messages from being read within the block."""
+    try:
+        yield
+    except ObjectNotFound:
+        for search in searches:
+            search.gone = True  # the log has removed the object: the segment is archived no more, or anew
+    except (CorruptFile, StorageError, BudgetExceeded) as error:
+        for search in searches:
+            search.fail(error)
+
+
+@contextlib.contextmanager
+def _charged(segment: ArchivedSegment, search: Search) -> Iterator[None]:
+    """Charge a search for the request within the block, unless the budget refuses it."""
+    check_deadline(f"reading {segment.name}")
+    search.requests += 1
+    try:
+        yield
+    except BudgetExceeded:
+        search.requests -= 1
+        raise
+
+
+def _read_table(
+    archive: SegmentArchive, tables: dict[str, SegmentTable], one: tuple[ArchivedSegment, list[Search]]
+) -> None:
+    """Add the table of a segment that searches need, if it can be had."""
+    segment, searches = one
+    for search in searches:
+        search.read_from = segment.name
+    if (known := archive.known_table(segment)) is not None:
+        tables[segment.name] = known
+        return
+    with _failing(searches):
+        with _charged(segment, searches[0]):
+            tables[segment.name] = archive.table(segment)
+        searches[0].bytes += segment.object_bytes - segment.size_bytes
 
 
 def _read_run(archive: SegmentArchive, run: _Run) -> None:
     """Fetch a run and let each of its searches judge its message."""
-    segment, first = run.segment, run.searches[0]
-    for search in run.searches:
-        search.read_from = segment.name
-    try:
-        data = _get(archive, segment, first, run.begin, run.end - run.begin)
-    except ObjectNotFound:
+    with _failing(run.searches):
+        pieces = _get(archive, run.segment, run.table, run.searches[0], run.begin, run.end)
         for search in run.searches:
-            search.gone = True  # the log has removed the object: the segment is archived no more, or anew
-        return
-    except (CorruptFile, StorageError, BudgetExceeded) as error:
-        for search in run.searches:
-            search.fail(error)
-        return
-    for search in run.searches:
-        here = memoryview(data)[search.offset - run.begin :]
-        try:
-            if search.sees is not None and not _is_seen(archive, segment, search, here):
-                search.problems.append(_WITHHELD)
-                continue
-            message = _decode(archive, segment, search, here)
-        except ObjectNotFound:
-            search.gone = True
-        except (CorruptFile, StorageError, BudgetExceeded) as error:
-            search.fail(error)
-        else:
-            if message.is_erased:
-                search.take_erased(message, segment.name)
-            else:
-                search.take(message, "archived", segment.name)
+            with _failing([search]):
+                if search.sees is not None and not _is_seen(archive, pieces, search):
+                    search.problems.append(_WITHHELD)
+                    continue
+                message = _decode(archive, pieces, search)
+                if message.is_erased:
+                    search.take_erased(message, run.segment.name)
+                else:
+                    search.take(message, "archived", run.segment.name)
 
 
-def _get(archive: SegmentArchive, segment: ArchivedSegment, search: Search, offset: int, length: int) -> bytes:
-    """Return bytes of a segment by one request, which `search` is charged for unless the budget refuses it."""
-    check_deadline(f"reading {segment.name}")
-    search.requests += 1
-    try:
-        data = archive.read(segment, offset, length)
-    except BudgetExceeded:
-        search.requests -= 1
-        raise
-    search.bytes += len(data)
-    return data
+def _get(
+    archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, search: Search, begin: int, end: int
+) -> _Pieces:
+    """Return whole pieces of a segment by one request, which `search` is charged for; damaged ones are fetched once
+    more.
+    """
+    for _ in range(2):
+        with _charged(segment, search):
+            data = archive.read(segment, begin, end - begin)
+        search.bytes += len(data)
+        if not (damage := table.damage(segment.name, begin - segment.start, data)):
+            break
+    return _Pieces(segment, table, begin, data, damage)
 
 
-def _is_seen(archive: SegmentArchive, segment: ArchivedSegment, search: Search, data: memoryview) -> bool:
-    """Return whether a message of a topic that may be seen begins at `data`; if not, that costs one request always."""
-    sees, left = search.sees, segment.end - search.offset
+def _is_seen(archive: SegmentArchive, pieces: _Pieces, search: Search) -> bool:
+    """Return whether a message of a topic that may be seen begins at the place; if not, that costs one request always,
+    of as many pieces wherever it leads.
+    """
+    segment, table, sees, at = pieces.segment, pieces.table, search.sees, search.offset - pieces.segment.start
     assert sees is not None
 
-    def fetched(position: int, size: int) -> bytes:
-        return _get(archive, segment, search, search.offset + position, size)
+    def fetched(position: int, size: int) -> memoryview:
+        length = table.piece_bytes
+        count = -(-size // length) + 1
+        begin = max(min((at + position) // length, len(table.pieces) - count), 0) * length
+        end = min(begin + count * length, segment.size_bytes)
+        read = _get(archive, segment, table, search, segment.start + begin, segment.start + end)
+        return read.at(search.offset + position, size)
 
-    topic = peek_topic(data, left, search.offset, lambda position, size: data[position : position + size])
+    head, left = pieces.at(search.offset, HEAD_BYTES), segment.size_bytes - at
+    topic = peek_topic(head, left, search.offset, lambda position, size: pieces.at(search.offset + position, size))
     if topic is None or not sees(topic):
-        topic = peek_topic(data, left, search.offset, fetched)
+        topic = peek_topic(head, left, search.offset, fetched)
     return topic is not None and sees(topic)
 
 
-def _decode(archive: SegmentArchive, segment: ArchivedSegment, search: Search, data: memoryview) -> Message:
-    """Return the message at the beginning of `data`; one of unknown size that is longer is fetched whole."""
-    offset, size = search.offset, search.size
+def _decode(archive: SegmentArchive, pieces: _Pieces, search: Search) -> Message:
+    """Return the message that is searched for; one of unknown size that is longer than the pieces is fetched whole."""
+    offset, size, segment = search.offset, search.size, pieces.segment
     at = offset - segment.start
-    if search.item is not None and size is not None and int.from_bytes(data[:4], "big") != size:
+    head = pieces.at(offset, HEAD_BYTES)
+    if search.item is not None and size is not None and int.from_bytes(head[:4], "big") != size:
         size = None  # of an entry's place every message is of interest
-    if size is None and len(data) >= MIN_MESSAGE_BYTES:
-        claimed = check_head(data, segment.end - offset, file=segment.name, file_offset=at, physical_offset=offset).size
-        if len(data) < claimed:
-            data = memoryview(_get(archive, segment, search, offset, claimed))
-    elif size is not None:
-        data = data[:size]
+    length = size
+    if length is None and len(head) >= MIN_MESSAGE_BYTES:
+        length = check_head(head, segment.end - offset, file=segment.name, file_offset=at, physical_offset=offset).size
+        if offset - pieces.begin + length > len(pieces.data):
+            whole = _covering(segment, pieces.table, offset, length)
+            pieces = _get(archive, segment, pieces.table, search, *whole)
+    data = pieces.at(offset, length or MIN_MESSAGE_BYTES)
     return decode_message(data, file=segment.name, file_offset=at, physical_offset=offset, size=size)
 
 
 def _each(parts: Sequence[T], act: Callable[[T], None], threads: int) -> None:
     """Call `act` for every part, several at once; requests count where the caller's do."""
+    if not parts:
+        return
     if len(parts) == 1:
         act(parts[0])  # most messages are looked for in one place, and a thread costs more than reading it
         return

@@ -129,7 +129,7 @@ def _range(stored: StoredObject) -> tuple[int, int]:
 
 
 # read at once
-_PIECES = 16
+_STEP_BYTES = 16 << 20
 
 
 def check_segments(
@@ -155,18 +155,32 @@ def _check_segment_bytes(
     archive: SegmentArchive, segment: ArchivedSegment, table: SegmentTable, report: Report
 ) -> None:
     whole = 0
-    step = _PIECES * table.piece_bytes
+    length = table.piece_bytes
+    step = max(_STEP_BYTES // length, 1) * length
+    # the first and the last of the damaged pieces in a row, and the CRC32 of the first as read
+    run: list[int] = []
+
+    def tell() -> None:
+        if run:
+            first, last, found = run
+            part = f"piece {first}" if first == last else f"pieces {first} to {last}"
+            expected = int(table.pieces[first])
+            problem = f"CRC32 {found:#010x}, its table says {expected:#010x}"
+            report.add(segment.name, part, problem, first * length)
+            run.clear()
+
     for begin in range(0, segment.size_bytes, step):
         data = memoryview(archive.read(segment, segment.start + begin, min(step, segment.size_bytes - begin)))
         whole = zlib.crc32(data, whole)
         report.count("object_bytes", len(data))
-        for at in range(0, len(data), table.piece_bytes):
-            piece = (begin + at) // table.piece_bytes
-            found, expected = zlib.crc32(data[at : at + table.piece_bytes]), int(table.pieces[piece])
-            if found != expected:
-                report.add(
-                    segment.name, f"piece {piece}", f"CRC32 {found:#010x}, its table says {expected:#010x}", begin + at
-                )
+        for error in table.damage(segment.name, begin, data):
+            at = error.offset or 0
+            if run and at // length == run[1] + 1:
+                run[1] += 1
+                continue
+            tell()
+            run += [at // length, at // length, zlib.crc32(data[at - begin :][:length])]
+    tell()
     if whole != segment.crc32:
         report.add(segment.name, "segment", f"CRC32 {whole:#010x}, the log says {segment.crc32:#010x}")
 

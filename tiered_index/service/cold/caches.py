@@ -18,6 +18,7 @@ from typing import Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.format.archived import SegmentTable
 from tiered_index.format.bloom import (
     FILTER_BLOCK_BYTES,
     block_may_hold,
@@ -116,6 +117,8 @@ class Caches:
         self.blocks: ByteCache[tuple[str, str, int], bytes] = ByteCache(block_cache_bytes)
         self.directories: ByteCache[tuple[str, str], Trailer] = ByteCache(directory_cache_bytes)
         self.filters: ByteCache[tuple[str, str, int], bytes] = ByteCache(directory_cache_bytes // 2)
+        # tables of archived segments, by storage and object: 256 KiB for a segment of 1 GiB
+        self.segments: ByteCache[tuple[str, str], SegmentTable] = ByteCache(directory_cache_bytes // 4)
 
     def use(self) -> dict[str, CacheUse]:
         """Return how they were used: ``blocks``, ``directories``, ``filters``."""
@@ -123,7 +126,7 @@ class Caches:
 
     def clear(self) -> None:
         """Drop everything."""
-        for cache in (self.blocks, self.directories, self.filters):
+        for cache in (self.blocks, self.directories, self.filters, self.segments):
             cache.clear()
 
 

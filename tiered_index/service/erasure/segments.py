@@ -10,14 +10,13 @@ part of an upload or two. Threads: one a rewriting, any number of them; the log 
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile
-from tiered_index.format.archived import PIECE_BYTES, SegmentSums
+from tiered_index.format.archived import HEAD_BYTES, SegmentSums
 from tiered_index.format.names import segment_name
 from tiered_index.service.checks.checks import check_segments
 from tiered_index.service.checks.report import Report
@@ -28,7 +27,7 @@ from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.state import LogState
 from tiered_index.storage.base import MAX_PARTS, Storage
 
-_PART_BYTES = 16 * PIECE_BYTES
+_PART_BYTES = 16 * HEAD_BYTES
 # in an object's name: later than any writer's, so that none takes the upload for what an earlier one left
 _NO_EPOCH = 10**20 - 1
 _ROUNDS = 5
@@ -184,7 +183,7 @@ def _send(
     """Send a segment anew and read it back. Raises as `put_in_place`."""
     sums = SegmentSums()
     part_bytes = max(_PART_BYTES, storage.min_part_bytes, -(-segment.size_bytes // (MAX_PARTS - 1)))
-    part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
+    part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
 
     def fill(upload: Upload) -> None:
         for data in pieces(part_bytes):
@@ -213,7 +212,8 @@ def _checked(archive: SegmentArchive, segment: ArchivedSegment, part_bytes: int)
     for position in range(0, segment.size_bytes, part_bytes):
         end = min(position + part_bytes, segment.size_bytes)
         data = archive.read(segment, segment.start + position, end - position)
-        _check_pieces(segment, data, position, table.pieces.tolist(), table.piece_bytes)
+        for damage in table.damage(segment.name, position, data):
+            raise damage
         yield data
 
 
@@ -238,11 +238,3 @@ def _bytes_of(patch: Patch, begin: int, end: int) -> bytes:
     first = begin // length
     made = patch.unit * (-(-end // length) - first)
     return made[begin - first * length : end - first * length]
-
-
-def _check_pieces(segment: ArchivedSegment, data: bytes, position: int, pieces: list[int], size: int) -> None:
-    for at in range(0, len(data), size):
-        expected, found = pieces[(position + at) // size], zlib.crc32(memoryview(data)[at : at + size])
-        if expected != found:
-            problem = "a piece of an archived segment does not match its CRC32, so it is not written again"
-            raise CorruptFile(segment.name, problem, offset=position + at, expected=expected, found=found)

@@ -20,7 +20,7 @@ from typing import Any
 
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, ObjectNotFound, StorageError, TieredIndexError
-from tiered_index.format.archived import PIECE_BYTES, SegmentTable
+from tiered_index.format.archived import HEAD_BYTES, SegmentTable
 from tiered_index.format.names import DATA_PREFIX, SEGMENTS_PREFIX
 from tiered_index.format.trailer import TAIL_SIZE
 from tiered_index.format.verify import WINDOW_BYTES, WindowedRead, verify_compacted, verify_shard
@@ -357,8 +357,8 @@ def _check(storage: Storage, one: Part, seen: Callable[[int, bytes], None]) -> N
             raise CorruptFile(one.name, f"{found[0].part}: {found[0].problem}", offset=found[0].offset)
         return
     crc32 = 0
-    for at in range(0, one.size_bytes, PIECE_BYTES):
-        crc32 = zlib.crc32(read(at, min(PIECE_BYTES, one.size_bytes - at)), crc32)
+    for at in range(0, one.size_bytes, HEAD_BYTES):
+        crc32 = zlib.crc32(read(at, min(HEAD_BYTES, one.size_bytes - at)), crc32)
     table = SegmentTable.decode(read(one.size_bytes, size - one.size_bytes), size, one.name)
     logged = (one.start, one.size_bytes, one.crc32, one.crc32)
     problem = "start, size or CRC32 are not what the log says"

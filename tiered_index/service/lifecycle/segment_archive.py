@@ -1,8 +1,8 @@
 """Archived segments: closed pieces of a source's log, uploaded whole and once, which outlive the source.
 
-One log record adds an upload; its object carries the CRC32 of every MiB behind the segment's bytes. Names carry the
-writer's epoch: what a crash left is swept by a writer of the same or a later epoch. Threads: uploads of one process are
-serialised by a lock that nothing else takes; reading from any thread.
+One log record adds an upload. Its object carries the CRC32 of every 16 KiB behind the segment's bytes, and who reads a
+part checks it. Names carry the writer's epoch: a writer of the same or a later epoch sweeps what a crash left. Threads:
+uploads of one process are serialised by a lock that nothing else takes; reading from any thread.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable
-from tiered_index.format.archived import PIECE_BYTES, SegmentSums, SegmentTable, segment_object_bytes
+from tiered_index.format.archived import HEAD_BYTES, SegmentSums, SegmentTable, segment_object_bytes
 from tiered_index.format.names import segment_epoch, segment_name, store_prefix
+from tiered_index.service.cold.caches import ByteCache
 from tiered_index.service.lifecycle.publication import Publication, Upload
 from tiered_index.service.log.records import ArchivedSegment, LogRecord
 from tiered_index.service.log.session import StorageSession
@@ -27,13 +28,22 @@ ReadSegment = Callable[[int, int], bytes]
 """
 
 
+# tables of segments of 64 GiB in all
+_TABLES_BYTES = 16 << 20
+
+
 @dataclass(frozen=True)
 class SegmentArchive:
-    """The archived segments of an index, for reading. `state` is the log's as known, `refresh` reads the log on."""
+    """The archived segments of an index, for reading. `state` is the log's as known, `refresh` reads the log on;
+    `tables` are those fetched so far, by the storage's URI and the object's name; archives may share them.
+    """
 
     storage: Storage
     state: Callable[[], LogState]
     refresh: Callable[[], LogState]
+    tables: ByteCache[tuple[str, str], SegmentTable] = field(
+        default_factory=lambda: ByteCache(_TABLES_BYTES), kw_only=True
+    )
 
     def holding(self, offset: int, store: str | None = None) -> list[ArchivedSegment]:
         """Return the segments that hold byte `offset` of the log of `store` (None: of any store)."""
@@ -46,24 +56,41 @@ class SegmentArchive:
         if not segment.start <= offset <= offset + length <= segment.end:
             raise InvalidArgument(f"bytes {offset} to {offset + length} are not within {segment.name}")
         try:
-            return self.storage.get_range(segment.name, offset - segment.start, length)
-        except ObjectNotFound as error:
-            if segment.name not in self.refresh().archive:
-                raise
-            raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
+            with self._there(segment):
+                return self.storage.get_range(segment.name, offset - segment.start, length)
         except InvalidArgument as error:
             raise CorruptFile(
                 segment.name, f"is shorter than the log says ({error})", expected=segment.object_bytes
             ) from error
 
+    @contextlib.contextmanager
+    def _there(self, segment: ArchivedSegment) -> Iterator[None]:
+        """Raise `CorruptFile` for an object that the storage lacks and the end of the log names."""
+        try:
+            yield
+        except ObjectNotFound as error:
+            if segment.name not in self.refresh().archive:
+                raise
+            raise CorruptFile(segment.name, "the log names this object, but the storage does not have it") from error
+
+    def known_table(self, segment: ArchivedSegment) -> SegmentTable | None:
+        """Return a segment's table if it was fetched before."""
+        return self.tables.get((self.storage.uri, segment.name))
+
     def table(self, segment: ArchivedSegment) -> SegmentTable:
-        """Return the CRC32 of a segment's pieces: a request. Raises `CorruptFile` where the log contradicts them."""
-        data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
+        """Return the CRC32 of a segment's pieces, by a request unless it was fetched before. Raises `ObjectNotFound`
+        (removed since), and `CorruptFile` where the log contradicts them.
+        """
+        if (known := self.known_table(segment)) is not None:
+            return known
+        with self._there(segment):
+            data, size = self.storage.get_suffix(segment.name, segment.object_bytes - segment.size_bytes)
         CorruptFile.unless_equal(segment.name, "has another size than the log says", segment.object_bytes, size)
         table = SegmentTable.decode(data, size, segment.name)
-        found = (table.start, table.size_bytes, table.crc32, int(table.pieces[0]) if len(table.pieces) else 0)
-        logged = (segment.start, segment.size_bytes, segment.crc32, segment.head_crc32)
+        found = (table.start, table.size_bytes, table.crc32)
+        logged = (segment.start, segment.size_bytes, segment.crc32)
         CorruptFile.unless_equal(segment.name, "start, size or CRC32 are not what the log says", logged, found)
+        self.tables.put((self.storage.uri, segment.name), table, table.pieces.nbytes)
         return table
 
 
@@ -186,7 +213,7 @@ class SegmentUploads:
         sums = SegmentSums()
         # whole pieces, and so large that they can be numbered
         part_bytes = max(self.part_bytes, session.storage.min_part_bytes, -(-size_bytes // (MAX_PARTS - 1)))
-        part_bytes = -(-part_bytes // PIECE_BYTES) * PIECE_BYTES
+        part_bytes = -(-part_bytes // HEAD_BYTES) * HEAD_BYTES
 
         def fill(upload: Upload) -> None:
             for position in range(0, size_bytes, part_bytes):
@@ -226,11 +253,11 @@ def _compare(known: ArchivedSegment, size_bytes: int, read: ReadSegment, modifie
     where = _called(known.store, known.start)
     problem = f"has another size than its archived copy {known.name}: it was rewritten"
     CorruptFile.unless_equal(where, problem, known.size_bytes, size_bytes)
-    head = _exactly(read, 0, min(PIECE_BYTES, size_bytes))
+    head = _exactly(read, 0, min(HEAD_BYTES, size_bytes))
     found = zlib.crc32(head)
     whole, expected = known.source or (known.crc32, known.head_crc32)
     if found == expected and (modified_ms is None or modified_ms >= known.published_ms):
-        for position in range(len(head), size_bytes, PIECE_BYTES):
-            found = zlib.crc32(_exactly(read, position, min(PIECE_BYTES, size_bytes - position)), found)
+        for position in range(len(head), size_bytes, HEAD_BYTES):
+            found = zlib.crc32(_exactly(read, position, min(HEAD_BYTES, size_bytes - position)), found)
         expected = whole
     CorruptFile.unless_equal(where, f"differs from its archived copy {known.name}: it was rewritten", expected, found)
