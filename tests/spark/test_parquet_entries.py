@@ -20,6 +20,7 @@ from tiered_index.spark.build import folders, parquet
 from tiered_index.spark.build.parquet import HAS_KEY
 from tiered_index.spark.build.sources import FIELDS, Entries, check_source, entries_of, entry_frame
 from tiered_index.spark.executors import StorageAddress
+from tiered_index.spark.lookup.keys import key_files
 from tiered_index.storage.opening import open_storage
 from tiered_index.storage.s3.options import S3Options
 
@@ -201,7 +202,7 @@ def test_hidden_folders_and_tables_are_no_folder_of_files(tmp_path: Any, kind: s
     with contextlib.closing(storage):
         for name in names:
             put(name)
-        assert sorted(found()) == ["_day=1/b.parquet", "a.parquet"]
+        assert sorted(found()) == ["_day=1/b.parquet", "a.parquet", "g/j.txt"]
         put("g/_delta_log/00000000000000000000.json")
         with pytest.raises(InvalidArgument, match=r"files is a table \(_delta_log/\)|db is a table \(_delta_log/\)"):
             found()
@@ -249,3 +250,56 @@ def test_files_in_s3_that_cant_be_named_are_not_left_out_in_silence(s3, monkeypa
         stored.client.put_object(Bucket=stored.bucket, Key="m/ts=2026-11-21 01%3A00/p.parquet", Body=b"")
     with pytest.raises(InvalidArgument, match=r"'ts=2026-11-21 01%3A00/p\.parquet' first"):
         folders.find_stored(StorageAddress, uri)
+
+
+@pytest.mark.parametrize("kind", ["local", "stored"])
+def test_a_folder_is_read_by_sparks_own_rules(spark: Any, tmp_path: Any, kind: str) -> None:
+    """Whatever files are named, and with the columns that folders are named for."""
+    table, folder = messages(50), tmp_path / "files"
+    names = ["a.parquet", "b.PARQUET", "c.pq", "part-00003", "d.parquet.tmp", "_hidden", "e.parquet._COPYING_"]
+    for number, name in enumerate(names):
+        path = folder / f"topic=orders%20{number % 2}" / "queue_id=3" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(table.slice(10 * number, 10).drop_columns(["topic", "queue_id"]), path)
+    uri = str(folder)
+    if kind == "stored":
+        uri = f"sqlite://{tmp_path}/files.db"
+        with open_storage(uri) as storage:
+            for path in folder.rglob("*"):
+                if path.is_file():
+                    storage.put(path.relative_to(folder).as_posix().replace("%20", "_"), path.read_bytes())
+    check_source(uri, {}, SCHEMA, ADDRESS_OF)
+    [plain] = [read_whole(entries_in(spark, uri), [*FIELDS, HAS_KEY])]
+    got = pa.Table.from_batches(plain)
+    assert sorted(got["offset"].to_pylist()) == table["offset"].to_pylist()
+    blank = " " if kind == "local" else "_"
+    assert set(got["topic"].to_pylist()) == {f"orders{blank}0", f"orders{blank}1"}
+    assert set(got["queue_id"].to_pylist()) == {3}
+    if kind == "local":
+        theirs = spark.read.parquet(uri).select("topic", "queue_id", "offset").collect()
+        ours = zip(*(got[name].to_pylist() for name in ("topic", "queue_id", "offset")), strict=True)
+        assert sorted(map(tuple, theirs)) == sorted(ours)
+
+
+def test_what_folders_and_files_both_have_is_refused_where_it_is_taken(tmp_path: Any) -> None:
+    for name in ("topic=x/a.parquet", "topic=y/b.parquet"):
+        (tmp_path / name).parent.mkdir()
+        pq.write_table(messages(10), tmp_path / name)
+    check_source(str(tmp_path), {"topic": "key"}, SCHEMA, ADDRESS_OF)
+    with pytest.raises(InvalidArgument, match=r"column 'topic' is in .*a\.parquet and in the name of its folder"):
+        check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
+    pq.write_table(messages(10), tmp_path / "c.parquet")
+    with pytest.raises(InvalidArgument, match="are named for other columns"):
+        check_source(str(tmp_path), {"topic": "key"}, SCHEMA, ADDRESS_OF)
+
+
+def test_folders_of_lines_and_of_other_files(tmp_path: Any) -> None:
+    (tmp_path / "topic=x").mkdir()
+    (tmp_path / "topic=x" / "part-0").write_text("{}")
+    with pytest.raises(InvalidArgument, match="folders are named for 'topic', and of NDJSON fields stand in the lines"):
+        check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
+    (tmp_path / "topic=x" / "part-0").write_text("?")
+    with pytest.raises(InvalidArgument, match=r"part-0 \(1 files\)"):
+        check_source(str(tmp_path), {}, SCHEMA, ADDRESS_OF)
+    with pytest.raises(InvalidArgument, match="1 folders in it, 'topic=x' first"):
+        key_files(str(tmp_path))

@@ -88,7 +88,8 @@ class ParquetFiles:
     """Files, as (storage's URI or nothing, name); `groups` are (file, row group, rows, bytes).
 
     `schema` has the columns that all have; a table's may gain one, or a wider type, in time. `untyped` are columns
-    without a type, as pandas writes one that is empty, with the first file where they are.
+    without a type, as pandas writes one that is empty, with the first file where they are. `partitions` are columns of
+    the schema that the files' folders are named for, a value a file; `doubled` such ones that a file has, too, with it.
     """
 
     files: Sequence[tuple[str, str]]
@@ -96,15 +97,21 @@ class ParquetFiles:
     schema: pa.Schema
     groups: Sequence[tuple[int, int, int, int]]
     untyped: Mapping[str, str] = field(default_factory=dict)
+    partitions: Mapping[str, pa.Array] = field(default_factory=dict)
+    doubled: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, files: Sequence[tuple[str, str]], address_of: AddressOf) -> ParquetFiles:
+    def of(
+        cls, files: Sequence[tuple[str, str]], address_of: AddressOf, partitions: Mapping[str, pa.Array] | None = None
+    ) -> ParquetFiles:
         """Read the footers, some at once. Raises `InvalidArgument` where columns that not all have matter, or are named
         in other letters, `CorruptFile`, as the storage.
         """
         schema: pa.Schema | None = None
         groups: list[tuple[int, int, int, int]] = []
         untyped: dict[str, str] = {}
+        doubled: dict[str, str] = {}
+        folders = partitions or {}
         with ExitStack() as held, ThreadPoolExecutor(_FOOTERS) as pool:
             # one a URI: a client of S3 takes longer to make than a footer to read
             uris = dict.fromkeys(uri for uri, _ in files if uri)
@@ -115,6 +122,10 @@ class ParquetFiles:
                 if schema is None:
                     has = ", ".join(found.names)
                     raise InvalidArgument(f"{name} has other columns than {files[0][1]}: {has}")
+                lower = {one.lower() for one in found.names}
+                for column_name in folders:
+                    if column_name.lower() in lower:
+                        doubled.setdefault(column_name, name)
                 for column in found:
                     if pa.types.is_null(column.type):
                         untyped.setdefault(column.name, name)
@@ -122,7 +133,10 @@ class ParquetFiles:
                     about = metadata.row_group(group)
                     groups.append((number, group, about.num_rows, about.total_byte_size))
         assert schema is not None
-        return cls(files, address_of, schema, groups, untyped)
+        for column_name, values in folders.items():
+            if column_name not in schema.names:
+                schema = schema.append(pa.field(column_name, values.type))
+        return cls(files, address_of, schema, groups, untyped, folders, doubled)
 
     def parts(self, parallelism: int) -> list[tuple[int, list[int]]]:
         """Return (file, its row groups) for each task: some tasks for each of `parallelism` cores."""
@@ -151,25 +165,35 @@ class ParquetFiles:
         sizes = {(file, group): (rows, size) for file, group, rows, size in self.groups}
         with ExitStack() as held:
             storage = held.enter_context(self.address_of(uri).open()) if uri else None
-            parquet = held.enter_context(_parquet(storage, name, texts))
+            own = [column for column in texts if column not in self.partitions]
+            parquet = held.enter_context(_parquet(storage, name, own))
             now = [parquet.metadata.row_group(group).num_rows for group in range(parquet.metadata.num_row_groups)]
             if now != [rows for (file, _), (rows, _) in sizes.items() if file == number]:
                 raise InvalidArgument(f"{name} was replaced while it was read: build from a copy that stands still")
             for group in groups:
                 rows, size = sizes[number, group]
                 most = max(1 << 10, min(_BATCH_ROWS, _BATCH_BYTES * rows // max(1, size)))
-                wanted = list(columns)
+                # a batch without columns would have no rows
+                wanted = [c for c in columns if c not in self.partitions] or parquet.schema_arrow.names[:1]
                 if if_null is not None and if_null not in wanted and _may_be_null(parquet.metadata, group, if_null):
                     wanted.append(if_null)
                 first = 0
                 try:
                     for found in parquet.iter_batches(most, row_groups=[group], columns=wanted, use_threads=False):
-                        yield found.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
+                        whole = self._with_folders(found, (*columns, if_null), number)
+                        yield whole.replace_schema_metadata({PLACE: json.dumps([name, group, first])})
                         first += len(found)
                 except TieredIndexError:
                     raise
                 except (pa.ArrowException, OSError) as error:
                     raise CorruptFile(name, f"row group {group} can't be read: {error}") from error
+
+    def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str | None], number: int) -> pa.RecordBatch:
+        """Return the rows of a file with those of the columns that its folders are named for."""
+        for column in columns:
+            if column in self.partitions and column not in rows.schema.names:
+                rows = rows.append_column(column, pa.repeat(self.partitions[column][number], len(rows)))
+        return rows
 
 
 def _may_be_null(metadata: pq.FileMetaData, group: int, column: str) -> bool:

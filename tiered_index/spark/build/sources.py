@@ -24,7 +24,7 @@ import pyarrow.json as pj
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.log.store import StoreDirectory
-from tiered_index.spark.build.folders import files_below, find_stored, kind_of, kind_of_all
+from tiered_index.spark.build.folders import files_below, find_stored, kind_of_all, partition_columns
 from tiered_index.spark.build.log_sources import (
     LOG_COLUMNS,
     SKIPPED,
@@ -73,12 +73,19 @@ def frame_of(
     log = _log_of(spark, source, address_of, skip_corrupt)
     if log is not None:
         return log.frame
-    _, stored, local = _places(source)
-    if stored:
-        return _stored_frame(spark, stored, address_of)
-    files = [file for path in local for file in files_below(path)]
-    if kind_of_all([str(file) for file in files]) == "parquet":
+    found, below = _files(source, address_of)
+    kind, partitions = kind_of_all(found, address_of), partition_columns(below)
+    if found[0][0] and kind == "ndjson":
+        _check_folders(partitions)
+        read = partial(_read_ndjson, address_of=address_of)
+        splits = [[uri, name, 0] for uri, name in found]
+        return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
+    if found[0][0] or (kind == "parquet" and partitions):
+        return _frame_of_files(spark, ParquetFiles.of(found, address_of, partitions))
+    files = [Path(name) for _, name in found]
+    if kind == "parquet":
         return _parquet_frame(spark, files)
+    _check_folders(partitions)
     with typed_errors("reading the source"):
         check_lines(spark, files)
     reader = spark.read.schema(_MESSAGE).option("mode", "FAILFAST")
@@ -115,6 +122,31 @@ def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list
     return [], [], local
 
 
+def _files(
+    source: str | os.PathLike[str] | Sequence[str | Path], address_of: AddressOf
+) -> tuple[list[tuple[str, str]], list[str]]:
+    """Return the files of a source, each with a storage's URI, or nothing where it is local, and their names below what
+    was given.
+    """
+    _, stored, local = _places(source)
+    found = [file for uri in stored for file in find_stored(address_of, uri)]
+    below = [name if uri in stored else "" for uri, name in found]
+    for path in local:
+        files = files_below(path)
+        found += [("", str(file)) for file in files]
+        below += [file.relative_to(path).as_posix() for file in files]
+    return found, below
+
+
+def _check_folders(partitions: Mapping[str, object]) -> None:
+    """Raise `InvalidArgument` where folders of NDJSON are named for a field: lines alone have those."""
+    if named := [name for name in partitions if name in (*FIELDS, "keys", "topic_id")]:
+        raise InvalidArgument(
+            f"folders are named for {named[0]!r}, and of NDJSON fields stand in the lines: give a DataFrame that has "
+            "the folders' columns, as spark.read.json makes it"
+        )
+
+
 def check_source(source: SourceLike, columns: Mapping[str, object], schema: Schema, address_of: AddressOf) -> None:
     """Raise what `entries_of` does for paths, as far as that needs no Spark: what is not there, or lacks a column of
     Parquet that is named by `columns` or as its field.
@@ -125,11 +157,10 @@ def check_source(source: SourceLike, columns: Mapping[str, object], schema: Sche
     if files is None:
         _wanted(columns, (), schema)
         _, stored, local = _places(source)
-        names = [name for uri in stored for _, name in find_stored(address_of, uri)]
-        if not any((path / "commitlog").is_dir() for path in local):
-            names += [str(file) for path in local for file in files_below(path)]
-            if stored or local:
-                kind_of_all(names)
+        if (stored or local) and not any((path / "commitlog").is_dir() for path in local):
+            found, below = _files(source, address_of)
+            if kind_of_all(found, address_of) == "ndjson":
+                _check_folders(partition_columns(below))
         return
     for field in _wanted(columns, files.schema.names, schema):
         name = columns.get(field, field)
@@ -165,16 +196,11 @@ def _parquet_frame(spark: SparkSession, files: Sequence[Path]) -> DataFrame:
     return frame.drop(*columns_not_in_all(frame.columns, files) - {"topic_id"})
 
 
-def _stored_frame(spark: SparkSession, uris: Sequence[str], address_of: AddressOf) -> DataFrame:
-    found = [file for uri in uris for file in find_stored(address_of, uri)]
-    if kind_of_all([name for _, name in found]) == "ndjson":
-        read = partial(_read_ndjson, address_of=address_of)
-        splits = [[uri, name, 0] for uri, name in found]
-        return _message_frame(frame_of_splits(spark, splits).mapInArrow(read, _MESSAGE))
-    files = ParquetFiles.of(found, address_of)
+def _frame_of_files(spark: SparkSession, files: ParquetFiles) -> DataFrame:
     parts = files.parts(spark.sparkContext.defaultParallelism)
-    where = found[0][1] if len(found) == 1 else f"a file of {' and '.join(uris)}"
-    typed = [field for field in files.schema if field.name not in files.untyped]
+    first, others = files.files[0][1], len(files.files) - 1
+    where = f"{first} or one of {others:,} files beside it" if others else first
+    typed = [field for field in files.schema if field.name not in {*files.untyped, *files.doubled}]
     known = pa.schema([field.with_type(_known_type(field, where)) for field in typed])
     if "topic_id" in files.untyped:
         # other files may have some
@@ -234,7 +260,7 @@ def _lines(address: StorageAddress, name: str) -> Iterator[io.BufferedIOBase]:
     with address.open() as storage:
         handle = ObjectReader(storage, name, storage.head(name).size_bytes)
         buffered = io.BufferedReader(handle, _BLOCK_BYTES)
-        yield gzip.GzipFile(fileobj=buffered) if name.endswith(".gz") else buffered
+        yield gzip.GzipFile(fileobj=buffered) if name.lower().endswith(".gz") else buffered
 
 
 # What every message has; `topic_id` is optional.
@@ -327,18 +353,19 @@ def _parquet_files(source: SourceLike, address_of: AddressOf) -> ParquetFiles | 
     paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
     if any(map(is_archive, paths)) or len({is_local(path) for path in paths}) != 1:
         return None
-    if not is_local(paths[0]):
-        found = [file for path in paths for file in find_stored(address_of, path)]
-        return ParquetFiles.of(found, address_of) if all(kind_of(name) == "parquet" for _, name in found) else None
-    local = [local_path(path) for path in paths]
+    stored = not is_local(paths[0])
+    local = [] if stored else [local_path(path) for path in paths]
     if not all(path.exists() for path in local) or any((path / "commitlog").is_dir() for path in local):
         return None
-    names = [str(file) for path in local for file in files_below(path)]
-    if not all(kind_of(name) == "parquet" for name in names):
+    found, below = _files(source, address_of)
+    if kind_of_all(found, address_of) != "parquet":
         return None
+    partitions = partition_columns(below)
     try:
-        return ParquetFiles.of([("", name) for name in names], address_of)
+        return ParquetFiles.of(found, address_of, partitions)
     except (InvalidArgument, CorruptFile):
+        if stored or partitions:
+            raise
         return None  # Spark says what is wrong, or knows better: files of a folder may differ
 
 
@@ -427,6 +454,11 @@ def _check_there(field: str, name: str, there: Sequence[str], whose: str) -> Non
 
 def _check_typed(field: str, name: str | None, files: ParquetFiles) -> None:
     """Raise `InvalidArgument` where a file's column has no type: maybe what it had got lost where it was written."""
+    if name is not None and name in files.doubled:
+        raise InvalidArgument(
+            f"column {shown_column(field, name)} is in {files.doubled[name]} and in the name of its folder: give the "
+            "files themselves, whose columns count then, or a DataFrame"
+        )
     # messages need no id of their topic
     if name is not None and name in files.untyped and field != "topic_id":
         raise InvalidArgument(

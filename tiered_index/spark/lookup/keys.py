@@ -153,7 +153,12 @@ def key_files(path: str) -> tuple[Sequence[str], list[Path]]:
     place = local_path(path)
     if not place.exists():
         raise InvalidArgument(f"{place}: no such file or folder")
-    below = [p for p in place.iterdir() if p.is_file() and not p.name.startswith((".", "_"))] if place.is_dir() else []
+    below = [p for p in place.iterdir() if not p.name.startswith((".", "_"))] if place.is_dir() else []
+    if folders := sorted(p.name for p in below if p.is_dir()):
+        raise InvalidArgument(
+            f"{place} has {len(folders):,} folders in it, {folders[0]!r} first, and keys are files of one folder: give "
+            "a folder without folders, or a DataFrame"
+        )
     # Spark's order: the first Parquet file says which columns there are
     files = [place] if place.is_file() else sorted(below)
     kinds = [kind for kind in (_CSV, (".parquet",), NDJSON) if all(file.name.endswith(kind) for file in files)]
