@@ -236,6 +236,11 @@ def did_you_mean(name: str, known: Iterable[str], prefix: str = "") -> str:
     return f"; did you mean {prefix + near[0]!r}?" if near else ""
 
 
+def install_hint(extra: str) -> str:
+    """Return how an extra is installed, of which no package index has the package."""
+    return f"pip install '.[{extra}]' in a clone, or pip install 'FILE.whl[{extra}]' of its wheel"
+
+
 def without_frames(error: E) -> E:
     """Return `error` without the tracebacks of it and its causes; for errors that are kept.
 

@@ -1,4 +1,4 @@
-"""Whether loops are compiled: the door to `tiered_index.loops`, which needs numba (``pip install tiered_index[fast]``).
+"""Whether loops are compiled: the door to `tiered_index.loops`, which needs numba (the extra ``fast``).
 
 Numba takes half a second to load, and some seconds once on a machine, until its cache is filled. So a process begins
 with NumPy, and once it has worked on as many rows as make up for the time, a thread loads the loops beside it: no call

@@ -14,7 +14,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 python=${PYTHON:-$here/../../.venv/bin/python}
 [ -x "$python" ] || python=$(command -v "${PYTHON:-python3}")
 submit=$("$python" -c 'import pathlib, pyspark; print(pathlib.Path(pyspark.__file__).parent / "bin" / "spark-submit")') || {
-  echo "$python has no PySpark: pip install 'tiered_index[spark]'" >&2
+  echo "$python has no PySpark: pip install '.[spark]' in a clone, or pip install 'FILE.whl[spark]' of its wheel" >&2
   exit 2
 }
 

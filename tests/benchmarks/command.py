@@ -100,7 +100,7 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
     missing = missing_packages()
     if missing and (lacking := [name for name in chosen if name in _ON_SPARK]):
         extras = ",".join(sorted(set(missing.values())))
-        raise ConfigError(f"suite {lacking[0]} needs {', '.join(missing)}: pip install 'tiered_index[{extras}]'")
+        raise ConfigError(f"suite {lacking[0]} needs {', '.join(missing)}: pip install '.[{extras}]'")
     return chosen
 
 

@@ -123,7 +123,7 @@ def _extension() -> Path:
         / "httpfs.duckdb_extension"
     )
     if not path.exists():
-        raise ConfigError(f"duckdb-extension-httpfs is not of DuckDB {duckdb.__version__}: install tiered_index[bench]")
+        raise ConfigError(f"duckdb-extension-httpfs is not of DuckDB {duckdb.__version__}: pip install '.[bench]'")
     return path
 
 

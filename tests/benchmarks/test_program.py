@@ -209,7 +209,7 @@ def test_a_suite_of_spark_without_its_packages(monkeypatch):
     monkeypatch.setattr(command, "missing_packages", lambda: {"pyspark": "spark", "duckdb": "bench"})
     refused = bench("spark")
     assert refused.code == 2
-    assert "suite spark needs pyspark, duckdb: pip install 'tiered_index[bench,spark]'" in refused.err
+    assert "suite spark needs pyspark, duckdb: pip install '.[bench,spark]'" in refused.err
 
 
 def test_help_has_examples():

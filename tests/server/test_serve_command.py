@@ -204,5 +204,6 @@ def test_without_the_extra_it_says_so_in_one_sentence(storage):
     )
     assert done.returncode == 2
     assert done.stderr == (
-        "tiered-index: serve needs the extra 'server' (fastapi is missing): pip install 'tiered_index[server]'\n"
+        "tiered-index: serve needs the extra 'server' (fastapi is missing): pip install '.[server]' "
+        "in a clone, or pip install 'FILE.whl[server]' of its wheel\n"
     )

@@ -459,7 +459,7 @@ def test_missing_java_and_missing_pyspark(monkeypatch, tmp_path):
         timeout=60,
     )
     assert run.returncode == 2
-    assert "pip install 'tiered_index[spark]'" in run.stderr
+    assert "pip install '.[spark]' in a clone" in run.stderr
 
 
 def test_errors_of_tasks_keep_their_class_and_their_text():

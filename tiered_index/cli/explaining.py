@@ -322,9 +322,13 @@ class Pages(Generic[R]):
 
     @cached_property
     def _hints(self) -> list[str]:
-        """Why nothing was found, where that may surprise."""
+        """Why nothing was found, where that may surprise; and whether seconds were given where milliseconds are due."""
         unknown = self.last.unknown_topics
-        seconds = None if self._found or self.end_ms is None else likely_seconds("the range", self.end_ms)
+        seconds = None
+        if self.end_ms is not None:
+            seconds = likely_seconds("the range", self.end_ms)
+        elif self.begin_ms:  # 0 is the begin of all
+            seconds = likely_seconds("the range", self.begin_ms, "begins")
         asked: list[str] = [] if seconds is None else [seconds]
         if (self._found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return asked
@@ -340,7 +344,7 @@ class Pages(Generic[R]):
         if len(unknown) > _MOST_TOPICS:
             hints.append(f"nor any of {len(unknown) - _MOST_TOPICS:,} more topics")
         if self._found:
-            return hints
+            return hints + asked
         first, last = (min(file.second_min for file in files) * 1000, max(file.second_max for file in files) * 1000)
         if (self.begin_ms or 0) // 1000 * 1000 > last or (self.end_ms is not None and self.end_ms < first):
             hints.append(f"the index has entries from {format_time(first)} to {format_time(last)} only")

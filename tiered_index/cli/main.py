@@ -17,7 +17,7 @@ from typer import Option
 from typer.core import TyperCommand
 
 from tiered_index._version import __version__
-from tiered_index.cli.output import Output, discard, printable, tell
+from tiered_index.cli.output import CLOSED_PIPE, Output, discard, printable, tell
 from tiered_index.errors import DiskFull
 
 USAGE = 2
@@ -205,6 +205,8 @@ def run(arguments: list[str] | None = None, program: typer.Typer = app, name: st
         code = USAGE
     except typer.Abort:
         code = INTERRUPTED
+    except SystemExit as ended:  # by which the library of the command line says that nobody reads on
+        code = CLOSED_PIPE if isinstance(ended.__context__, BrokenPipeError) else ended.code
     except (OSError, DiskFull) as error:  # of help, usage and version: commands report theirs themselves
         discard(sys.stdout)
         message = f"stdout can't be written: {error.strerror}" if isinstance(error, OSError) else str(error)

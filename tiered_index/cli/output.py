@@ -35,6 +35,8 @@ _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 # Width of tables that go to a file: none of them is wider.
 _WIDE = 100_000
 _OBJECTS = 20
+# The exit code where nobody reads on.
+CLOSED_PIPE = 141
 
 
 def printable(text: str) -> str:
@@ -121,11 +123,11 @@ def human_seconds(seconds: float) -> str:
     return f"{int(seconds // 60)} min {int(seconds % 60):02d} s"
 
 
-def likely_seconds(what: str, time_ms: int) -> str | None:
+def likely_seconds(what: str, time_ms: int, verb: str = "ends") -> str | None:
     """Return what asks whether a time before 1973, at which `what` ends, was meant as seconds; None for later times."""
     if time_ms >= 10**11:
         return None
-    asked = f"{what} ends at {format_time(time_ms)}: did you mean milliseconds?"
+    asked = f"{what} {verb} at {format_time(time_ms)}: did you mean milliseconds?"
     return f"{asked} {time_ms} seconds are {time_ms * 1000}" if time_ms else asked
 
 

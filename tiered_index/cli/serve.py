@@ -19,7 +19,7 @@ from tiered_index.cli.follow import FollowOptions, archiving_of, gauges_of, open
 from tiered_index.cli.options import CacheDir, LogAs, MaxLag, bytes_option
 from tiered_index.cli.progress import Ending, Progress
 from tiered_index.cli.session import Session, command
-from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.errors import ConfigError, InvalidArgument, install_hint
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.index import IndexService
 
@@ -36,7 +36,7 @@ def server_extra(what: str) -> Iterator[None]:
         if (error.name or "").startswith("tiered_index"):
             raise
         raise ConfigError(
-            f"{what} needs the extra 'server' ({error.name} is missing): pip install 'tiered_index[server]'"
+            f"{what} needs the extra 'server' ({error.name} is missing): {install_hint('server')}"
         ) from error
 
 

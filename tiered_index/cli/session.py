@@ -28,7 +28,7 @@ import typer
 from typer.models import OptionInfo
 
 from tiered_index.cli.explaining import print_not_read
-from tiered_index.cli.output import JsonFormatter, Output, PrintableFormatter, describe_error, discard
+from tiered_index.cli.output import CLOSED_PIPE, JsonFormatter, Output, PrintableFormatter, describe_error, discard
 from tiered_index.cli.progress import Progress
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 UNEXPECTED = 70
 # What a shell reports of a program that SIGPIPE ended: its reader has all that it wanted.
-_CLOSED_PIPE = 141
 _INTERRUPTED = 130
 _SETTINGS = "TIERED_INDEX_"
 # where repeated requests are logged: by its name, since the module loads boto3
@@ -275,7 +274,7 @@ def _guarded(session: Session, act: Callable[[], int]) -> int:
         return error.exit_code
     except BrokenPipeError:
         discard(sys.stdout)  # nobody reads on
-        return _CLOSED_PIPE
+        return CLOSED_PIPE
     except _TimeUp as time_up:
         time_up.limit.report()
         return BudgetExceeded.exit_code

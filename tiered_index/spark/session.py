@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import tiered_index
-from tiered_index.errors import ConfigError
+from tiered_index.errors import ConfigError, install_hint
 from tiered_index.spark.executors import check_classic
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def check_pyspark() -> None:
     try:
         importlib.import_module("pyspark.sql")
     except ImportError as error:
-        raise ConfigError("PySpark is not installed: pip install 'tiered_index[spark]'") from error
+        raise ConfigError(f"PySpark is not installed: {install_hint('spark')}") from error
 
 
 def check_java() -> None:
@@ -128,9 +128,7 @@ def register(spark: SparkSession) -> None:
         from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
         from tiered_index.spark.datasource.messages import MessageSource
     except ImportError as error:
-        raise ConfigError(
-            f"data sources need PySpark 4.2 or later: pip install 'tiered_index[spark]' ({error})"
-        ) from error
+        raise ConfigError(f"data sources need PySpark 4.2 or later ({error}): {install_hint('spark')}") from error
 
     with _active(spark):
         spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)

@@ -97,6 +97,16 @@ def test_nothing_found_is_explained(run_here, original, topic, range_, hints):
     assert run_here(*where, "--json", "--all").records[-1]["hints"] == lines
 
 
+@pytest.mark.parametrize("key", ["own-7", "nobody"])
+def test_seconds_for_milliseconds_are_asked_about_whatever_is_found(run_here, original, key):
+    where = ("query", "orders", key, "--root", original.root)
+    asked = "the range begins at 1970-01-20T16:13:20Z: did you mean milliseconds? 1700000000 seconds are 1700000000000"
+    assert asked in run_here(*where, "--begin", "1700000000").out.splitlines()
+    assert run_here(*where, "--begin", "1700000000", "--json").document["hints"] == [asked]
+    for begin in ("0", "2023-11-14"):
+        assert run_here(*where, "--begin", begin, "--json").document["hints"] == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

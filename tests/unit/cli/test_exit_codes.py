@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import subprocess
 import sys
@@ -203,6 +204,17 @@ def test_a_shell_completes_commands_and_options(monkeypatch):
     assert completed.stdout.split() == ["--max", "--max-requests", "--max-bytes"]
     monkeypatch.delenv("_TIERED_INDEX_COMPLETE")
     assert "--install-completion" in CliRunner().invoke(app, ["--help"]).stdout
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["query", "--help"], []])
+def test_a_reader_of_help_that_leaves_is_told_by_the_code(monkeypatch, arguments):
+    end, start = os.pipe()
+    os.close(end)
+    with open(start, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(SystemExit) as ended:
+            run(arguments)
+    assert ended.value.code == 141
 
 
 def test_a_reader_that_leaves_is_no_error():
