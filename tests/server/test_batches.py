@@ -101,7 +101,16 @@ def expected(result, redaction):
 
 @settings(max_examples=25, deadline=None)
 @given(
-    asked=lookups, paged=st.booleans(), more=st.sampled_from([{}, {"failed": (FAILED,)}, {"lost": lambda n: (LOST,)}])
+    asked=lookups,
+    paged=st.booleans(),
+    more=st.sampled_from(
+        [
+            {},
+            {"failed": (FAILED,)},
+            {"failed": (FAILED,), "lacking": {(FAILED.source, FAILED.file): {0}}},
+            {"lost": lambda n: (LOST,)},
+        ]
+    ),
 )
 @pytest.mark.parametrize("redaction", [Redaction(), HIDDEN])
 def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged, more, redaction):
@@ -132,6 +141,9 @@ def test_every_form_of_a_batch_says_what_its_answers_say(looked_up, asked, paged
     cursors = {str(number): answer["cursor"] for number, answer in enumerate(answers) if answer["cursor"]}
     assert status["cursors"] == document["cursors"] == cursors
     assert status["status"] == document["status"]
+    partial = [number for number, answer in enumerate(answers) if answer["status"] == "partial"]
+    assert status["partial"] == document["partial"] == partial
+    assert len(partial) <= 1 or "lacking" not in more
 
 
 def test_a_client_takes_no_stream_without_its_status_for_an_answer(looked_up):

@@ -30,6 +30,7 @@ from tiered_index.errors import (
     StorageUnavailable,
 )
 from tiered_index.format.schema import Schema
+from tiered_index.format.trailer import parse_trailer
 from tiered_index.service.merge.run import MergeOptions
 from tiered_index.spark import build, look_up, lookup, merge
 from tiered_index.spark.lookup import packing as lookup_packing
@@ -321,6 +322,32 @@ def test_a_file_that_is_denied(spark, copied):
     rows = {row.id: row for row in result.frame.collect()}
     assert {rows[1].status, rows[2].status} == {"partial"} and rows[1].failed[0].file == stored.file_id
     assert result.statuses["partial"] == len([row for row in rows.values() if row.status == "partial"]) - 1
+
+
+def test_damage_is_told_by_slot_group(spark, copied):
+    """One flipped bit makes the answers partial that need its slot group, and no other."""
+    stored = max(states(copied).objects.values(), key=lambda one: one.count)
+    (path,) = Path(urlsplit(copied).path).rglob(stored.name.rpartition("/")[2])
+    data = bytearray(path.read_bytes())
+    runs = parse_trailer(bytes(data), stored.name, len(data)).directory.all_runs()
+    assert len(runs) > 1
+    data[runs[0].offset] ^= 1
+    path.write_bytes(data)
+    frame = spark.createDataFrame(ROWS, KEYS)
+    result = look_up(spark, frame, storage=copied, allow_partial=True, nested=True, max_count=1000)
+    rows = {row.id: row for row in result.frame.collect()}
+    with IndexReader.open(copied) as reader:
+        alone = {
+            number: reader.query(topic, key, begin, end, max_count=1000, allow_partial=True)
+            for topic, key, begin, end, number in ROWS
+        }
+    statuses = {number: answer.status for number, answer in alone.items()}
+    assert {number: row.status for number, row in rows.items()} == statuses
+    assert {"partial", "complete"} == {*statuses.values()}
+    assert {number: len(row.entries or ()) for number, row in rows.items()} == {n: len(a) for n, a in alone.items()}
+    assert len(result.failed) == 1
+    with pytest.raises(CorruptFile):
+        look_up(spark, frame, storage=copied)
 
 
 def test_an_index_that_is_merged_meanwhile_and_an_object_that_is_lost(spark, copied, monkeypatch):

@@ -103,6 +103,7 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
         counts, truncated = np.zeros(len(lookups), np.int64), set(range(len(lookups)))
         cursors: dict[int, str | None] = dict.fromkeys(truncated)
         exceeded: BudgetExceeded | None = None
+        lacking: set[int] = set()
         while cursors and exceeded is None:
             places = np.array(list(cursors))
             page = [replace(pages[at], cursor=cursor) for at, cursor in cursors.items()]
@@ -122,6 +123,9 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
             seen.append(decoded(seen_of, status))
             budget.spend(seen[-1]["explain"])
             more = {int(places[int(at)]): cursor for at, cursor in status["cursors"].items()}
+            # a service of an earlier version does not tell which lookups lack what could not be read
+            told = status.get("partial", range(len(page)))
+            lacking.update(int(places[at]) for at in told)
             truncated = truncated - set(cursors) | more.keys()
             if not more or (counts >= most)[list(more)].any():
                 tables = [_once(tables)]
@@ -135,9 +139,12 @@ def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
         entries = entries.filter(pa.array(rank < np.repeat(most, counts)))
         entries = entries.drop_columns(["lookup", "topic"])
         failed = tuple({(report.source, report.file): report for one in seen for report in one["failed"]}.values())
+        ranges = [check_range(lookup.begin_ms, lookup.end_ms, 1) for lookup in lookups]
         failed_of = [
             _failed(one for one in failed if one.begin_ms // 1000 <= high and one.end_ms // 1000 >= low)
-            for low, high, _ in (check_range(lookup.begin_ms, lookup.end_ms, 1) for lookup in lookups)
+            if at in lacking
+            else None
+            for at, (low, high, _) in enumerate(ranges)
         ]
         statuses = [
             "partial" if files else "truncated" if at in truncated else "complete" for at, files in enumerate(failed_of)

@@ -182,7 +182,8 @@ class IndexClient:
 
         The table has `lookup` (int32: the lookup's number, from 0) and the entries' columns as `QueryResult.to_arrow`,
         by lookup and in answer order, also where there is no row. The other value has ``status``, ``cursors`` (of
-        truncated answers, by the lookup's number as text), ``failed``, ``explain``, and what each answer has else. With
+        truncated answers, by the lookup's number as text), ``partial`` (the numbers of partial ones), ``failed``,
+        ``explain``, and what each answer has else. With
         `allow_spent`, where a bound was reached before the end, they have what was found until then, and ``exceeded``
         says so; else that raises `BudgetExceeded`.
         """

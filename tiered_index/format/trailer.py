@@ -8,7 +8,7 @@ block, or a group that is not cut. Pure: bytes in, arrays out; safe under thread
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from functools import cached_property
 from operator import attrgetter
@@ -261,6 +261,25 @@ class Directory:
             return np.full(len(slots), -1)
         indices = np.searchsorted(self._first_slots, slots, "right") - 1
         return np.where((indices >= 0) & (self.groups["blocks"][indices] > 0), indices, -1)
+
+    def needing(
+        self, offsets: Collection[int], slots: Array, hashes: Array, second_min: Array, second_max: Array
+    ) -> npt.NDArray[np.bool_]:
+        """Return which keys (bool, n), by slot, hash and inclusive epoch seconds, need one of the runs at `offsets`."""
+        groups = np.searchsorted(self._first_slots, slots, "right") - 1
+        damaged = np.isin(self.groups["offset"], np.array([*offsets], np.uint64))
+        needing: npt.NDArray[np.bool_] = (damaged & (self.groups["blocks"] == 0) & (self.groups["count"] > 0))[groups]
+        for number in np.flatnonzero(np.isin(self.blocks["offset"], np.array([*offsets], np.uint64))).tolist():
+            block = self.blocks[number]
+            group = int(np.searchsorted(self.groups["offset"], block["offset"], "right")) - 1
+            needing |= (
+                (groups == group)
+                & (hashes >= block["hash_min"])
+                & (hashes <= block["hash_max"])
+                & (second_min <= block["second_max"])
+                & (second_max >= block["second_min"])
+            )
+        return needing & (groups >= 0)
 
     def blocks_of(self, group: int) -> tuple[Array, list[Run]]:
         """Return the blocks of a cut group in order of position: their rows of the table, and their runs."""

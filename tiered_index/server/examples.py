@@ -101,6 +101,7 @@ EXAMPLES = Examples(
             "results": [{"items": _NEWEST, **_RESULT}, {"items": [_item(*ENTRIES[2])], **_RESULT}],
             "status": "complete",
             "cursors": {},
+            "partial": [],
             "failed": [],
             "explain": _EXPLAIN,
             **_SEEN,

@@ -147,6 +147,7 @@ def schemas() -> dict[str, Any]:
             results={"type": "array", "items": _BATCH_ANSWER},
             status=_STATUS,
             cursors={"type": "object", "additionalProperties": _TEXT},
+            partial={"type": "array", "items": _NUMBER},
             failed=_list("FileReport"),
             explain=_ref("Explain"),
             timestamp_resolution_ms=_NUMBER,

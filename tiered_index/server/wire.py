@@ -91,7 +91,9 @@ def batch_document(results: QueryResults, redaction: Redaction, *, files: bool) 
 
 
 def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) -> dict[str, Any]:
-    """Return what is of a whole batch; `cursors` are those of its truncated answers, by the lookup's number."""
+    """Return what is of a whole batch; `cursors` are those of its truncated answers, by the lookup's number, `partial`
+    the numbers of its partial ones.
+    """
     truncated = {number for number in results.more.nonzero()[0].tolist() if number not in results.pages}
     truncated |= {number for number, page in results.pages.items() if page.cursor is not None}
     pages, every = results.pages.values(), range(len(results))
@@ -109,6 +111,7 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
     return {
         "status": "partial" if results.failed else "truncated" if truncated else "complete",
         "cursors": {str(number): results[number].cursor for number in sorted(truncated)},
+        "partial": [number for number in every if results[number].failed] if results.failed else [],
         "failed": redaction.document([report.to_dict() for report in results.failed]),
         "explain": redaction.document(results.explain.to_dict(files=files)),
         **redaction.document(seen.seen_to_dict()),

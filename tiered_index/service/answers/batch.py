@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.errors import TieredIndexError
 from tiered_index.format.bloom import filter_hashes
 from tiered_index.format.hashing import HashRule, code_units, java_hash_batch, key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
@@ -44,13 +45,26 @@ _HELD_ROWS = 1 << 14
 _FEWEST = 1 << 10
 
 
+Damage = tuple[npt.NDArray[np.int64], TieredIndexError]
+"""Lookups that lack what could not be read, and why."""
+
+
 @dataclass(frozen=True, slots=True)
 class Matches:
-    """What one file holds for a batch, beside what it has `folded`: row i answers lookup `lookups[i]`, unchecked."""
+    """What one file holds for a batch, beside what it has `folded`: row i answers lookup `lookups[i]`, unchecked.
+
+    `damage` is told where the batch may be partial; else what can't be read raises.
+    """
 
     lookups: npt.NDArray[np.int64]
     rows: Array
     folded: int = 0
+    damage: tuple[Damage, ...] = ()
+
+    @classmethod
+    def lacking(cls, *damage: Damage) -> Self:
+        """Return no rows, and what could not be read."""
+        return cls(np.zeros(0, np.int64), np.zeros(0, np.int64), 0, damage)
 
 
 class _Matched(NamedTuple):
@@ -88,10 +102,12 @@ class LookupBatch:
     """n validated lookups. Raises `InvalidArgument` naming the first bad one.
 
     `key_hash` (i32, n) is what a search looks for, by hash rule ``abs`` until `under` says otherwise. Of `queues`,
-    (place of the topic, queue), entries before an epoch second each were erased.
+    (place of the topic, queue), entries before an epoch second each were erased. With `allow_partial` a slot group that
+    can't be read is told as damage of the lookups that need it, and the others are answered.
     """
 
-    def __init__(self, lookups: Sequence[Lookup]) -> None:
+    def __init__(self, lookups: Sequence[Lookup], *, allow_partial: bool = False) -> None:
+        self.allow_partial = allow_partial
         asked = lookups if isinstance(lookups, LookupColumns) else LookupColumns.of(lookups)
         self.lookups = lookups
         self.queues: Mapping[tuple[int, int], int] = {}

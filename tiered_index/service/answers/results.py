@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate, chain, groupby, pairwise, repeat
 from typing import TYPE_CHECKING, Any, overload
@@ -132,7 +132,8 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
     names files that could not be read, where that was allowed. `freshness` as in `QueryResult`; `unknown` are topics
     that no file has; `lost` returns what was given up for good, by the lookup's number, `expired` before when
-    what it asks for has expired; None: nothing.
+    what it asks for has expired; None: nothing. `lacking` are the lookups that need what could not be read of a failed
+    file, by its source and name; of a file that isn't there they are all of its time.
     """
 
     batch: LookupBatch
@@ -148,6 +149,7 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
     pages: Mapping[int, QueryResult[ItemT]]
     lost: Callable[[int], tuple[LostFile, ...]] | None = None
     expired: Callable[[int], int | None] | None = None
+    lacking: Mapping[tuple[str | None, str], Collection[int]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._failed = self.failed
@@ -225,7 +227,13 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         start, stop, low, high, more = self._numbers[number]
         rows = self.rows[start:stop]
         failed = tuple(
-            [report for report in self._failed if report.begin_ms // 1000 <= high and report.end_ms // 1000 >= low]
+            [
+                report
+                for report in self._failed
+                if report.begin_ms // 1000 <= high
+                and report.end_ms // 1000 >= low
+                and ((only := self.lacking.get((report.source, report.file))) is None or number in only)
+            ]
         )
         status: Status = "partial" if failed else "truncated" if more else "complete"
         cursor = (

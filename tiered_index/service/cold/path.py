@@ -198,8 +198,13 @@ class ColdPath:
         """Return a file's trailer where it is in memory."""
         return self.caches.directories.get((self._index_id, stored.name))
 
-    def verified(self, stored: StoredObject, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, in the order given. Raises `CorruptFile`, `MissingObject`."""
+    def verified(
+        self, stored: StoredObject, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None
+    ) -> list[memoryview]:
+        """Return each run's verified bytes, in the order given. Raises `CorruptFile`, `MissingObject`.
+
+        With `damaged`, runs that are damaged are left out, and noted there by position.
+        """
         found: list[memoryview] = []
         pieces: dict[int, memoryview] = {}
         missing: list[Run] = []
@@ -214,14 +219,14 @@ class ColdPath:
             return found
         spans = spans_of(missing, self.settings.coalesce_gap_bytes, MAX_SPAN_BYTES)
         if len(spans) == 1:
-            pieces.update(self._fetch_span(stored, spans[0]))
+            pieces.update(self._fetch_span(stored, spans[0], damaged))
         elif spans:
             if self._closed:
                 raise IndexClosed("the index was closed during the lookup")
             with active_context().with_threads(self._range_reads.submit).active():
-                for some in side_by_side([partial(self._fetch_span, stored, span) for span in spans]):
+                for some in side_by_side([partial(self._fetch_span, stored, span, damaged) for span in spans]):
                     pieces.update(some)
-        return [pieces[run.offset] for run in runs]
+        return [pieces[run.offset] for run in runs if damaged is None or run.offset not in damaged]
 
     def excludes(self, stored: StoredObject, key_hash: int, fingerprint: int) -> bool:
         """Return whether a file certainly doesn't hold a key; False where its filter is in no cache."""
@@ -300,28 +305,51 @@ class ColdPath:
             self._folder.write(stored.name, "trailer", fetched[0])
         return trailer
 
-    def _fetch_span(self, stored: StoredObject, span: Span) -> list[tuple[int, memoryview]]:
-        def check(data: bytes) -> list[tuple[int, memoryview]]:
-            found = list(span.pieces(data))
-            for run, piece in found:
-                check_run(piece, run, stored.name)
+    def _fetch_span(
+        self, stored: StoredObject, span: Span, damaged: dict[int, CorruptFile] | None
+    ) -> list[tuple[int, memoryview]]:
+        def check(data: bytes, damaged: dict[int, CorruptFile] | None = None) -> list[tuple[int, memoryview]]:
+            found = []
+            for run, piece in span.pieces(data):
+                try:
+                    check_run(piece, run, stored.name)
+                except CorruptFile as error:
+                    if damaged is None:
+                        raise
+                    damaged[run.offset] = error
+                else:
+                    found.append((run, piece))
             for run, piece in found:
                 # a cached piece must not keep its whole span in memory
                 block = data if run.length == len(data) else bytes(piece)
                 self.caches.blocks.put((self._index_id, stored.name, run.offset), block, run.length)
             return [(run.offset, piece) for run, piece in found]
 
-        return self._checked(stored, span.start, span.length, check)
+        try:
+            return self._checked(stored, span.start, span.length, check, partial(check, damaged=damaged))
+        except CorruptFile as error:
+            if damaged is None:
+                raise
+            # the object ends too soon: which of the runs are there isn't known
+            damaged.update((run.offset, error) for run in span.runs)
+            return []
 
-    def _checked(self, stored: StoredObject, start: int, length: int, check: Callable[[bytes], T]) -> T:
-        """Return what `check` makes of a range; where it is damaged, of the same range fetched once more."""
+    def _checked(
+        self,
+        stored: StoredObject,
+        start: int,
+        length: int,
+        check: Callable[[bytes], T],
+        again: Callable[[bytes], T] | None = None,
+    ) -> T:
+        """Return what `check` makes of a range; where it is damaged, `again` of the same range fetched once more."""
         try:
             return check(self._get(stored, start, length))
         except UnsupportedVersion:
             raise
         except CorruptFile as error:
             _log.warning("fetched again: %s", error)
-        return check(self._get(stored, start, length))
+        return (again or check)(self._get(stored, start, length))
 
     def _get(self, stored: StoredObject, start: int, length: int) -> bytes:
         try:

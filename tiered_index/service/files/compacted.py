@@ -118,8 +118,8 @@ class LocalBytes:
                 starts = range(0, len(data), _FILTER_PIECE_BYTES)
                 self._filter_crcs = array("I", [zlib.crc32(data[at : at + _FILTER_PIECE_BYTES]) for at in starts])
 
-    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes, as they are mapped. Raises `CorruptFile`."""
+    def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
+        """As `FileBytes.verified`; the bytes are those that are mapped."""
         whole = memoryview(self.data)
         if isinstance(runs, RunTable):
             offsets, lengths, crcs, _ = runs.fields.tolist()
@@ -128,11 +128,19 @@ class LocalBytes:
                 return found
         else:
             found = [whole[run.offset : run.offset + run.length] for run in runs]
+        whole_ones = []
         for run, piece in zip(runs, found, strict=True):
             if crc32(piece) != run.crc32 or len(piece) != run.length:
-                check_length(len(piece), run.length, run.offset, self.file)
-                check_run(piece, run, self.file)
-        return found
+                try:
+                    check_length(len(piece), run.length, run.offset, self.file)
+                    check_run(piece, run, self.file)
+                except CorruptFile as error:
+                    if damaged is None:
+                        raise
+                    damaged[run.offset] = error
+                    continue
+            whole_ones.append(piece)
+        return whole_ones
 
 
 class StorageBytes:
@@ -156,9 +164,9 @@ class StorageBytes:
             raise SchemaMismatch(f"{self.file} stores {found.name} entries, the index {schema.name}")
         return trailer
 
-    def verified(self, runs: Sequence[Run]) -> list[memoryview]:
-        """Return each run's verified bytes. Raises `CorruptFile`, `MissingObject`."""
-        return self.cold.verified(self.stored, runs)
+    def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
+        """As `FileBytes.verified`. Raises `CorruptFile`, `MissingObject`."""
+        return self.cold.verified(self.stored, runs, damaged)
 
     def search(self, lookup: PreparedLookup) -> Array:
         """Return the rows that answer `lookup`, unordered; a search that finds nothing counts as a filter's miss."""
@@ -184,6 +192,10 @@ class StorageBytes:
             away = away.copy()
             away[here] = cold.filters.excludes_many(stored, hashes[here])
         found = search_file_for_many(self, batch, away)
+        for lacking, _ in found.damage:
+            # nobody knows whether it has these
+            away = away.copy()
+            away[lacking] = True
         whole = ~away & (batch.second_min <= stored.second_min) & (batch.second_max >= stored.second_max)
         misses = np.setdiff1d(np.flatnonzero(whole), found.lookups)
         if len(misses) and not self.lacks_topic(batch.topics[int(batch.topic_index[misses[0]])]):
@@ -296,10 +308,14 @@ class CompactedFile:
         """Return the rows that answer each lookup, unordered; every slot group is read and checked once."""
         if self.local is not None:
             try:
-                return search_file_for_many(self.local, batch)
+                found = search_file_for_many(self.local, batch)
             except (CorruptFile, StorageUnavailable):
                 if self.stored is None:
                     raise
+            else:
+                # the storage has what of the local copy is damaged
+                if not found.damage or self.stored is None:
+                    return found
         assert self.stored is not None
         return self.stored.search_many(batch, self.stored.away(batch))
 

@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.errors import CorruptFile
 from tiered_index.format.bloom import filter_hash
 from tiered_index.format.metadata import Metadata
 from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.trailer import Run, RunTable, Trailer
-from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, Matches, matching
+from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, Matches, matching
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers, select_items
 
 # blocks of a giant slot held in memory at a time
@@ -47,7 +49,11 @@ class FileBytes(Protocol):
     def words(self) -> npt.NDArray[np.uint64] | None:
         """The whole file, but what fills no word, where it is mapped: what is verified is unpacked where it lies."""
 
-    def verified(self, runs: Sequence[Run]) -> list[memoryview]: ...
+    def verified(self, runs: Sequence[Run], damaged: dict[int, CorruptFile] | None = None) -> list[memoryview]:
+        """Return each run's verified bytes, in the order given. Raises `CorruptFile`.
+
+        With `damaged`, runs that are damaged are left out, and noted there by position.
+        """
 
 
 def read_items(source: FileBytes, runs: Sequence[Run]) -> Array:
@@ -99,38 +105,84 @@ def _windows(runs: Iterable[Run], window_bytes: int, gap_bytes: int = 0) -> Iter
 
 
 def read_asked(
-    source: FileBytes, runs: Sequence[Run], ranks: npt.NDArray[np.int64] | None
+    source: FileBytes,
+    runs: Sequence[Run],
+    ranks: npt.NDArray[np.int64] | None,
+    damaged: dict[int, CorruptFile] | None = None,
 ) -> tuple[Array, Iterable[int]]:
-    """Return as `read_items`, and how many items are of each run: of packed ones those whose hash is asked for, by
-    `asked_ranks`, as unpacking all takes several times as long.
+    """Return the items of runs, and how many are of each run: of packed ones those whose hash is asked for, by
+    `asked_ranks`, as unpacking all takes several times as long. With `damaged`, of a run that is damaged, and noted
+    there by position, there are none.
     """
-    packing = source.trailer().metadata.packing
+    packing, schema = source.trailer().metadata.packing, source.trailer().metadata.layout.schema
+    pieces = source.verified(runs, damaged)
+    whole = runs
+    if damaged and len(pieces) < len(runs):
+        whole = [run for run in runs if run.offset not in damaged]
     if packing is None or ranks is None:
-        return read_items(source, runs), [run.count for run in runs]
-    pieces = source.verified(runs)
-    if isinstance(runs, RunTable):
-        offsets, _, _, of_runs = runs.fields
-    else:
-        offsets, of_runs = (np.array([getattr(run, name) for run in runs], np.int64) for name in ("offset", "count"))
-    words = source.words
-    return find_asked(packing, pieces, of_runs, ranks, source.file, None if words is None else (words, offsets))
+        items = np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), schema.item)
+        return items, [0 if damaged and run.offset in damaged else run.count for run in runs]
+
+    def find(runs: Sequence[Run], pieces: Sequence[memoryview]) -> tuple[Array, npt.NDArray[np.int64]]:
+        if isinstance(runs, RunTable):
+            offsets, _, _, counts = runs.fields
+        else:
+            offsets, counts = (np.array([getattr(run, name) for run in runs], np.int64) for name in ("offset", "count"))
+        words = source.words
+        return find_asked(packing, pieces, counts, ranks, source.file, None if words is None else (words, offsets))
+
+    try:
+        items, counts = find(whole, pieces)
+        if whole is runs:
+            return items, counts
+        found = dict(zip([run.offset for run in whole], counts.tolist(), strict=True))
+    except CorruptFile:
+        if damaged is None:
+            raise
+        # bytes that match their checksum and are no run: which one it is, is told run by run
+        parts, found = [], {}
+        for run, piece in zip(whole, pieces, strict=True):
+            try:
+                part, _ = find([run], [piece])
+            except CorruptFile as error:
+                damaged[run.offset] = error
+            else:
+                parts.append(part)
+                found[run.offset] = len(part)
+        items = np.concatenate(parts) if parts else np.empty(0, schema.item)
+    return items, [found.get(run.offset, 0) for run in runs]
 
 
 def scan_matches(
     source: FileBytes, runs: Iterable[Run], batch: LookupBatch, window_bytes: int, *, gap_bytes: int = 0
 ) -> Iterator[Matches]:
-    """Yield all rows of runs that answer lookups of a batch, in no order, a bounded number at a time."""
+    """Yield all rows of runs that answer lookups of a batch, in no order, a bounded number at a time; then the damage
+    of one that may be partial.
+    """
     metadata = source.trailer().metadata
     schema, begin_s, pairs = metadata.layout.schema, metadata.begin_ms // 1000, batch.topic_pairs(metadata)
     ranks = asked_ranks(metadata.packing, batch.key_hash) if metadata.packing is not None else None
+    damaged: dict[int, CorruptFile] | None = {} if batch.allow_partial else None
     for window in _windows(runs, window_bytes, gap_bytes):
-        items, _ = read_asked(source, window, ranks)
+        items, _ = read_asked(source, window, ranks, damaged)
         for places, lookups in batch.pairs(items["key_hash"]):
             picked = items[places]
             seconds = begin_s + picked["time_diff_s"].astype(np.int64)
             found = batch.select(picked, lookups, seconds, pairs, schema)
             if len(found.rows):
                 yield found
+    if damaged:
+        yield Matches.lacking(_damage(source.trailer(), batch, np.arange(len(batch)), damaged))
+
+
+def _damage(
+    trailer: Trailer, batch: LookupBatch, among: npt.NDArray[np.int64], damaged: Mapping[int, CorruptFile]
+) -> Damage:
+    """Return which lookups of a batch, `among` those, need runs that are damaged, and why they can't be read."""
+    hashes = batch.key_hash[among]
+    seconds = batch.second_min[among], batch.second_max[among]
+    needing = trailer.directory.needing(damaged, trailer.metadata.slot_map.slots_of(hashes), hashes, *seconds)
+    return among[needing], next(iter(damaged.values()))
 
 
 def lookup_hash(lookup: PreparedLookup, *, keyed: bool) -> int:
@@ -216,7 +268,10 @@ def _newest_first(runs: list[Run], lookup: PreparedLookup, *, ordered: bool) -> 
 
 
 class GiantSlot:
-    """One cut group: its `blocks` (rows of the directory, n), their runs, and its open lookups (batch numbers)."""
+    """One cut group: its `blocks` (rows of the directory, n), their runs, and its open lookups (batch numbers).
+
+    `lacking` are lookups whose page needs a damaged block; they are closed.
+    """
 
     def __init__(
         self, blocks: Array, runs: list[Run], lookups: npt.NDArray[np.int64], batch: LookupBatch, *, ordered: bool
@@ -232,6 +287,10 @@ class GiantSlot:
         self._batch = batch
         self._ordered = ordered
         self._round = 0
+        # of the blocks that a round chose, the lookups that it chose them for
+        self._chosen_for: dict[int, npt.NDArray[np.int64]] = {}
+        self._damaged: set[int] = set()
+        self.lacking = lookups[:0]
         self._keep_open(lookups)
 
     def next_runs(self) -> list[Run]:
@@ -239,27 +298,47 @@ class GiantSlot:
         target = (np.minimum(self._batch.max_count[self._open], _ALL) + 1) << self._round
         self._round = min(self._round + 1, _MOST_ROUNDS)
         promised = np.zeros(len(self._open), np.int64)
-        chosen = []
+        chosen, lost = [], []
         for place in self._order:
             if not self._unread[place]:
                 continue
             if (promised >= target).all():
                 break
             needing = self._needing(place)
-            if (needing & (promised < target)).any():
-                chosen.append(self.runs[place])
-                promised[needing] += self.runs[place].count
+            short = needing & (promised < target)
+            if not short.any():
+                continue
+            if place in self._damaged:
+                lost.append(self._open[short])
+                promised[short] = target[short]
+                continue
+            chosen.append(self.runs[place])
+            self._chosen_for[place] = self._open[short]
+            promised[needing] += self.runs[place].count
+        if lost:
+            self._give_up(np.concatenate(lost))
         return chosen
 
     def waiting(self) -> list[Run]:
         """Return the unread runs that an open lookup needs."""
-        return [run for place, run in enumerate(self.runs) if self._unread[place] and self._needing(place).any()]
+        unread = [place for place in range(len(self.runs)) if self._unread[place] and place not in self._damaged]
+        return [self.runs[place] for place in unread if self._needing(place).any()]
 
     def take(self, run: Run) -> npt.NDArray[np.int64]:
         """Note that a block is read; return the lookups that need it."""
         place = self._places[run.offset]
         self._unread[place] = False
         return self._open[self._needing(place)]
+
+    def miss(self, run: Run) -> None:
+        """Note that a block is damaged: it stays unread, and the lookups that it was chosen for have no page here."""
+        place = self._places[run.offset]
+        self._damaged.add(place)
+        self._give_up(self._chosen_for.get(place, self.lacking))
+
+    def _give_up(self, lookups: npt.NDArray[np.int64]) -> None:
+        self.lacking = np.union1d(self.lacking, lookups)
+        self._keep_open(np.setdiff1d(self._open, self.lacking))
 
     def settle(self, found: Matches) -> None:
         """Close the lookups that have enough; `found` are their first rows so far (`first_rows`)."""
@@ -295,7 +374,9 @@ class GiantSlot:
 def search_file_for_many(
     source: FileBytes, batch: LookupBatch, excluded: npt.NDArray[np.bool_] | None = None
 ) -> Matches:
-    """Return rows that answer each lookup but the `excluded` (bool, n), unordered, at most `max_count` + 1 of each."""
+    """Return rows that answer each lookup but the `excluded` (bool, n), unordered, at most `max_count` + 1 of each; and
+    the damage of a batch that may be partial.
+    """
     if excluded is not None and excluded.all():
         return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
     trailer = source.trailer()
@@ -322,15 +403,26 @@ def search_file_for_many(
     owners = {run.offset: giant for giant in giants for run in giant.runs}
     ranks = asked_ranks(metadata.packing, batch.key_hash[wanted]) if metadata.packing is not None else None
     done: list[int] = []
+    damaged: dict[int, CorruptFile] | None = {} if batch.allow_partial else None
+
+    def result() -> Matches:
+        found = gathered.found()
+        if not damaged:
+            return found
+        groups = {offset: error for offset, error in damaged.items() if offset not in owners}
+        lookups, error = _damage(trailer, batch, wanted[cut < 0], groups or damaged)
+        lookups = np.unique(np.concatenate([lookups, *(giant.lacking for giant in giants)]))
+        return replace(found, damage=((lookups, error),)) if len(lookups) else found
+
     while True:
         chosen = [*runs, *(run for giant in giants for run in giant.next_runs())] if giants else runs
         if not chosen:
-            return gathered.found()
+            return result()
         waiting = [run for giant in giants for run in giant.waiting()]
         segments = list(_segments(chosen, waiting, done, source.gap_bytes)) if giants else [chosen]
         for segment in segments:
             for window in _windows(segment, _WINDOW_BYTES):
-                items, counts = read_asked(source, window, ranks)
+                items, counts = read_asked(source, window, ranks, damaged)
                 if not giants:
                     look(items, None)
                     continue
@@ -338,9 +430,12 @@ def search_file_for_many(
                 for giant, part in itertools.groupby(window, lambda run: owners.get(run.offset)):
                     for block in [list(part)] if giant is None else [[run] for run in part]:
                         start, stop = stop, stop + sum(itertools.islice(held, len(block)))
-                        look(items[start:stop], None if giant is None else giant.take(block[0]))
+                        if giant is not None and damaged and block[0].offset in damaged:
+                            giant.miss(block[0])
+                        else:
+                            look(items[start:stop], None if giant is None else giant.take(block[0]))
         if not giants:
-            return gathered.found()
+            return result()
         done = sorted([*done, *(run.offset for segment in segments for run in segment)])
         runs = []
         found = gathered.first()

@@ -12,14 +12,15 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
+import numpy.typing as npt
 
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, StorageUnavailable
 from tiered_index.format.hashing import joint_rule
 from tiered_index.format.metadata import NamedStats
 from tiered_index.service.answers.batch import LookupBatch, Matches
 from tiered_index.service.answers.rows import Array, PreparedLookup, concatenate, first_answers
 from tiered_index.service.catalog.catalog import Catalog, Handle
-from tiered_index.service.cold.path import ColdPath
+from tiered_index.service.cold.path import ColdPath, MissingObject
 from tiered_index.service.files.compacted import CompactedFile, StorageBytes, open_stored
 from tiered_index.service.log.records import StoredObject
 from tiered_index.service.log.state import LogState
@@ -117,13 +118,14 @@ class WindowTable:
     def search_many(self, batch: LookupBatch) -> Matches:
         """Return the rows that answer each lookup, unordered; shards side by side, every slot group is read once."""
         read = [(StorageBytes(self._cold, stored), away) for stored, away in self._excluded(batch)]
-        searches = [partial(source.search_many, batch, away) for source, away in read]
-        found = [part for part in side_by_side(searches) if len(part.rows)]
+        parts = side_by_side([partial(_search_shard, source, batch, away) for source, away in read])
         self._topics.update(source.known_topics or frozenset() for source, _ in read)
+        damage = tuple([one for part in parts for one in part.damage])
+        found = [part for part in parts if len(part.rows)]
         if not found:
-            return Matches(np.zeros(0, np.int64), np.zeros(0, np.int64))
+            return Matches.lacking(*damage)
         lookups, rows = (np.concatenate([getattr(part, name) for part in found]) for name in ("lookups", "rows"))
-        return Matches(lookups, rows, sum(part.folded for part in found))
+        return Matches(lookups, rows, sum(part.folded for part in found), damage)
 
     def topic_stats(self) -> NamedStats:
         """As `Handle.topic_stats`, from the shards' metadata, read side by side."""
@@ -153,6 +155,17 @@ class WindowTable:
             if not away.all():
                 result.append((stored, away))
         return result
+
+
+def _search_shard(source: StorageBytes, batch: LookupBatch, away: npt.NDArray[np.bool_]) -> Matches:
+    here = np.flatnonzero(~away)
+    try:
+        return source.search_many(batch, away)
+    except (CorruptFile, MissingObject, StorageUnavailable) as error:
+        if not batch.allow_partial:
+            raise
+        # the lookups of other shards have their answers
+        return Matches.lacking((here, error))
 
 
 def apply_log_state(

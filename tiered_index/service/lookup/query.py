@@ -18,7 +18,7 @@ from tiered_index.format.hashing import HASH_RULES, HashRule, lookup_numbers
 from tiered_index.format.metadata import NamedStats, TopicStats
 from tiered_index.format.schema import Schema
 from tiered_index.retention import Expired
-from tiered_index.service.answers.batch import NEVER, LookupBatch, MatchAccumulator, best_answers
+from tiered_index.service.answers.batch import NEVER, Damage, LookupBatch, MatchAccumulator, best_answers
 from tiered_index.service.answers.results import AnswerForm, QueryResults
 from tiered_index.service.answers.rows import (
     AnswerRows,
@@ -34,6 +34,7 @@ from tiered_index.service.answers.rows import (
     query_digest,
 )
 from tiered_index.service.catalog.catalog import Handle, RootOnly
+from tiered_index.service.cold.path import MissingObject
 from tiered_index.service.log.records import LostObject
 from tiered_index.service.lookup.budget import NOTHING, LookupBudget, RequestStats, TopK, add_up
 from tiered_index.service.lookup.scan import FileNote, FileReader, MissingObjects, Scan
@@ -191,11 +192,14 @@ class QueryEngine:
     ) -> QueryResults[Any]:
         """Answer many lookups; arguments and errors as `query`. No file is skipped: each is read once for all."""
         started = time.perf_counter()
-        batch = LookupBatch(lookups)
+        batch = LookupBatch(lookups, allow_partial=allow_partial)
         matches = MatchAccumulator(batch, self.schema)
+        # by file, where only some lookups need what could not be read of it
+        lacking: dict[tuple[str | None, str], set[int]] = {}
 
         def look(handle: Handle) -> int:
             matched = 0
+            damage: list[Damage] = []
             for one in kept.get((handle.source, handle.hash)) or batch.under(handle.hash):
                 found = handle.search_many(one)
                 if len(found.rows):
@@ -204,6 +208,11 @@ class QueryEngine:
                         found.rows["key_hash"] = batch.key_hash[found.lookups]
                     matches.add(found)
                 matched += len(found.rows)
+                damage += found.damage
+            if damage:
+                lacking[handle.source, handle.file_id] = {at for places, _ in damage for at in places.tolist()}
+                # what a missing object means is found out in the log, so it is told first
+                raise min([error for _, error in damage], key=lambda error: not isinstance(error, MissingObject))
             return matched
 
         def excludes(handle: Handle) -> str | None:
@@ -258,7 +267,7 @@ class QueryEngine:
 
         results = QueryResults(
             *(batch, rows, starts, more, failed, explain, files.seen(handles), unknown, self.schema, self.form),
-            *(pages, given_up if lost else None, expired if any(begins) else None),
+            *(pages, given_up if lost else None, expired if any(begins) else None, lacking),
         )
         if short and not scan.errors:
             raise BudgetExceeded(str(short[0]), failed=results.failed, result=results) from short[0]

@@ -76,8 +76,11 @@ class PackedBatch(LookupBatch):
         places: Int64 | None = None,
         rule: HashRule = "abs",
         expired: Expired = NOTHING,
+        *,
+        allow_partial: bool = False,
     ) -> None:
         self.packed = lookups
+        self.allow_partial = allow_partial
         self.places = np.arange(len(lookups)) if places is None else places
         self.lookups = ()
         if len(lookups) and (lookups["topic"] == lookups["topic"][0]).all():
@@ -108,15 +111,18 @@ class PackedBatch(LookupBatch):
         """As `LookupBatch.under`; of two batches, the second has only the lookups whose hash differs."""
         if rule == "abs":
             return (self,)
-        masked = type(self)(self.packed, self._plan_topics, self._most, self.places, "mask", self._expired)
+        masked = self._made(self.packed, self.places, "mask")
         return (masked,) if rule == "mask" else (self, masked.part(masked.key_hash != self.key_hash))
 
     def part(self, places: Any) -> Self:
         """Return the lookups at `places` as a batch of their own; where a mask takes all, this one."""
         if isinstance(places, np.ndarray) and places.dtype == np.bool_ and places.all():
             return self
-        kept = self.packed[places], self._plan_topics, self._most, self.places[places]
-        return type(self)(*kept, self._rule, self._expired)
+        return self._made(self.packed[places], self.places[places], self._rule)
+
+    def _made(self, lookups: Array, places: Int64, rule: HashRule) -> Self:
+        given = lookups, self._plan_topics, self._most, places, rule, self._expired
+        return type(self)(*given, allow_partial=self.allow_partial)
 
     def prepared(self, place: int) -> PreparedLookup:
         """Return one lookup as a search takes it alone; a key's text plays no part in that."""

@@ -94,7 +94,8 @@ def search_object(
             places = places[np.argsort(plan.base_slots(lookups[places])[0], kind="stable")]
         for start in range(0, len(places), _CHUNK):
             part = places[start : start + _CHUNK]
-            asked = PackedBatch(lookups[part], plan.topics, plan.max_count, part, expired=plan.expired)
+            given = lookups[part], plan.topics, plan.max_count, part
+            asked = PackedBatch(*given, expired=plan.expired, allow_partial=plan.allow_partial)
             for batch in asked.under(stored.hash):
                 yield from _search(plan, source, trailer, batch)
 
@@ -108,12 +109,20 @@ def _search(plan: LookupPlan, source: StorageBytes, trailer: Trailer, batch: Pac
     few = np.bincount(cut[cut >= 0], minlength=len(trailer.directory.groups)) <= _ALONE
     alone = (cut >= 0) & few[cut]
     for place in np.flatnonzero(alone).tolist():
-        rows = search_file(source, batch.prepared(place))
-        yield Matches(np.repeat(batch.places[place : place + 1], len(rows)), rows)
+        one = batch.places[place : place + 1]
+        try:
+            rows = search_file(source, batch.prepared(place))
+        except CorruptFile as error:
+            if not batch.allow_partial:
+                raise
+            yield Matches.lacking((one, error))
+        else:
+            yield Matches(np.repeat(one, len(rows)), rows)
     batch = batch.part(~alone)
     gap = plan.settings.coalesce_gap_bytes
     for found in scan_matches(source, _runs_of(trailer, batch), batch, WINDOW_BYTES, gap_bytes=gap):
-        yield Matches(batch.places[found.lookups], found.rows)
+        damage = tuple([(batch.places[lookups], error) for lookups, error in found.damage])
+        yield Matches(batch.places[found.lookups], found.rows, 0, damage)
 
 
 def _runs_of(trailer: Trailer, batch: PackedBatch) -> Sequence[Run]:
@@ -260,7 +269,9 @@ def _search_all(
         report.objects += 1
         try:
             for found in search_object(plan, storage, target.stored, lookups, here):
-                for names_out, rows in held.add(found):
+                for lacking, error in found.damage:
+                    yield from _failed(plan, target, error, names[lacking], report)
+                for names_out, rows in held.add(found) if len(found.rows) else ():
                     report.found += len(rows)
                     yield from _blocks(FOUND, names_out, rows, plan)
         except MissingObject as error:
@@ -295,7 +306,8 @@ def _failed(
 ) -> Iterator[pa.RecordBatch]:
     shard = target.stored.shard
     file = target.stored.file_id if shard is None else target.stored.name
-    report.failed.append((file, str(error)))
+    if (file, str(error)) not in report.failed:
+        report.failed.append((file, str(error)))
     yield from _blocks(FAILED, names, None, plan, pickle.dumps((file, str(error))))
 
 

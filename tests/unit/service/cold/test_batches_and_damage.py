@@ -4,9 +4,21 @@ explain.
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
+import pytest
 
 from tiered_index import IndexReader, IndexService, Lookup
+from tiered_index.clock import ManualClock
+from tiered_index.errors import CorruptFile, PartialAnswer
+from tiered_index.format.hashing import lookup_numbers
+from tiered_index.format.trailer import parse_trailer
+from tiered_index.service.answers.batch import LookupBatch
+from tiered_index.service.answers.rows import PreparedLookup
+from tiered_index.service.files.compacted import LocalBytes, open_local
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.merge.run import MergeOptions, merge
 from tiered_index.storage.memory import MemoryStorage
 
 BASE_MS = 1_700_000_000_000
@@ -64,3 +76,120 @@ def test_requests_for_a_damaged_copy_are_its_own(tmp_path):
         (report,) = [report for report in answer.explain.files if report.file != "log"]
         assert report.requests > 0
         assert sum(report.requests for report in answer.explain.files) == answer.explain.requests
+
+
+def damage(storage, rng):
+    """Flip a bit in some slot groups of every object, and in a block of a giant slot."""
+    for info in list(storage.list()):
+        if not info.name.startswith("data/"):
+            continue
+        data = bytearray(storage.get(info.name))
+        directory = parse_trailer(bytes(data), info.name, len(data)).directory
+        runs = [*directory.all_runs()]
+        for run in rng.sample(runs, max(1, len(runs) // 5)):
+            data[run.offset + rng.randrange(run.length)] ^= 1 << rng.randrange(8)
+        storage.put(info.name, bytes(data))
+
+
+@pytest.mark.parametrize("layout", ["packed", "plain"])
+@pytest.mark.parametrize("merged", [False, True])
+def test_a_batch_is_partial_by_slot_group_as_single_lookups_are(tmp_path, layout, merged):
+    clock, rng = ManualClock(BASE_MS), random.Random(f"{layout} {merged}")
+    storage = MemoryStorage(clock=clock)
+    count = 3000
+    with IndexService.open(
+        root=tmp_path,
+        storage_backend=storage,
+        slots=500,
+        items=40_000,
+        layout=layout,
+        local_keep_s=0,
+        background=False,
+        clock=clock,
+        max_early_s=10**9,
+    ) as service:
+        for _ in range(2):
+            put(service, count)
+            hot = np.arange(12_000)
+            service.put_batch(
+                {
+                    "topic": ["t"] * len(hot),
+                    "queue_id": np.zeros(len(hot), int),
+                    "key": ["hot"] * len(hot),
+                    "offset": hot,
+                    "size": np.full(len(hot), 7),
+                    "timestamp_ms": BASE_MS + hot * 1000,
+                }
+            )
+            service.seal()
+            service.run_lifecycle()
+    if merged:
+        clock.advance(10**6)
+        log = StorageLog(storage, clock)
+        log.open()
+        assert merge(storage, log, clock, MergeOptions(window_s=30 * 86_400, min_age_s=0, shard_bytes=1 << 20)).sources
+    damage(storage, rng)
+    asked = [Lookup(topic="t", key=f"k{number}") for number in range(0, count, 12)]
+    asked += [Lookup(topic="t", key="hot", max_count=most) for most in (1, 100)]
+    asked += [Lookup(topic="t", key="absent"), Lookup(topic="u", key="k1")]
+    with IndexReader.open(storage_backend=storage, clock=clock, filter_after_probes=10**6) as reader:
+        alone = [reader.query(one.topic, one.key, max_count=one.max_count, allow_partial=True) for one in asked]
+    with IndexReader.open(storage_backend=storage, clock=clock, filter_after_probes=10**6) as reader:
+        many = reader.query_many(asked, allow_partial=True)
+        with pytest.raises((CorruptFile, PartialAnswer)):
+            reader.query_many(asked)
+    partial = [one.status == "partial" for one in alone]
+    assert 0 < sum(partial) < len(asked)
+    for lookup, one, other in zip(asked, alone, many, strict=True):
+        assert other.status == one.status, lookup
+        # of a giant slot a batch keeps what the blocks have that are whole
+        assert other.items == one.items or (lookup.key == "hot" and one.status == "partial"), lookup
+        assert {report.file for report in other.failed} == {report.file for report in one.failed}, lookup
+    assert {report.file for report in many.failed} == {report.file for one in alone for report in one.failed}
+
+
+@pytest.mark.parametrize("checked", [True, False], ids=["of other bytes", "that is no run"])
+def test_damage_of_a_local_file_is_of_its_slot_group(tmp_path, monkeypatch, checked):
+    storage = MemoryStorage()
+    with IndexService.open(
+        root=tmp_path, storage_backend=storage, slots=100, items=4000, local_keep_s=10**6, background=False
+    ) as service:
+        put(service, 3000)
+        service.seal()
+        service.run_lifecycle()
+        (path,) = (tmp_path / "uploaded").iterdir()
+    file = open_local(path)
+    runs = file.local.trailer().directory.all_runs()
+    bad = runs[1]
+    if checked:
+        data = bytearray(path.read_bytes())
+        data[bad.offset] ^= 1
+        path.write_bytes(data)
+        file = open_local(path)
+    else:
+        verified = LocalBytes.verified
+
+        def garbled(self, asked, damaged=None):
+            found = verified(self, asked, damaged)
+            return [
+                memoryview(b"\xff" * run.length) if run.offset == bad.offset else piece
+                for run, piece in zip(asked, found, strict=True)
+            ]
+
+        monkeypatch.setattr(LocalBytes, "verified", garbled)
+        monkeypatch.setattr(file.local, "words", None)
+    lookups = [Lookup(topic="t", key=f"k{number}") for number in range(300)]
+    lacking = set()
+    for number, lookup in enumerate(lookups):
+        prepared = PreparedLookup("t", lookup.key, *lookup_numbers("t", lookup.key), 0, 2**40, 64)
+        try:
+            assert len(file.search(prepared)) == 1
+        except CorruptFile:
+            lacking.add(number)
+    assert 0 < len(lacking) < 300
+    found = file.search_many(LookupBatch(lookups, allow_partial=True))
+    ((places, error),) = found.damage
+    assert set(places.tolist()) == lacking == set(range(300)) - set(found.lookups.tolist())
+    assert isinstance(error, CorruptFile)
+    with pytest.raises(CorruptFile):
+        file.search_many(LookupBatch(lookups))
