@@ -1,12 +1,19 @@
 """The process of the command line: the console script `tiered-index`, and `python -m tiered_index`."""
 
+import _thread
 import gc
 import os
 import sys
+import threading
+from typing import Any
+
+_AGAIN_S = 0.01
 
 
 def run() -> None:
-    """Run the process's own command line and exit with its code; an interrupt while it loads ends it, too."""
+    """Run the process's own command line and exit with its code; an interrupt while it loads or ends counts, too."""
+    interrupts = _Interrupts()
+    sys.unraisablehook = interrupts.unraisable
     try:
         _open_closed_streams()
         # What is loaded stays: looking for garbage meanwhile, and at exit, would take a fifth of the time. A command
@@ -21,8 +28,28 @@ def run() -> None:
         sys.stderr.write("interrupted\n")
         sys.exit(130)
     finally:
+        interrupts.is_ending = True
         if not gc.isenabled():
             gc.freeze()
+
+
+class _Interrupts:
+    """Lets interrupts count that Python prints and forgets: those in a finalizer, and while the process ends."""
+
+    def __init__(self) -> None:
+        self.is_ending = False
+
+    def unraisable(self, error: Any) -> None:
+        """Do what `sys.unraisablehook` does, and see to it that an interrupt ends the process."""
+        if error.exc_type is not KeyboardInterrupt:
+            sys.__unraisablehook__(error)
+        elif self.is_ending:
+            os.write(2, b"interrupted\n")
+            os._exit(130)
+        else:
+            again = threading.Timer(_AGAIN_S, _thread.interrupt_main)
+            again.daemon = True
+            again.start()
 
 
 def _open_closed_streams() -> None:

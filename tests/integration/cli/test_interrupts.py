@@ -1,0 +1,69 @@
+"""An interrupt ends a command with exit code 130 and one line, wherever Python is when it comes."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+# What Python can't raise it prints as "Exception ignored in", and goes on: in finalizers, and while it ends.
+_PLACES = {
+    "in a finalizer": "class Garbage:\n    def __del__(self):\n        signal.raise_signal(signal.SIGINT)\nGarbage()\n",
+    "in a weak reference's callback": (
+        "class Garbage: pass\none = Garbage()\n"
+        "kept = weakref.ref(one, lambda _: signal.raise_signal(signal.SIGINT))\ndel one\n"
+    ),
+}
+_COMMAND = """
+import signal, time, weakref
+from tiered_index.cli import merge as module
+from tiered_index.cli.__main__ import run
+def plan(*_):
+{places}
+    for _ in range(200):
+        time.sleep(0.05)
+    raise SystemExit("it went on")
+module.plan = plan
+run()
+"""
+_END = """
+import atexit, signal, threading
+from tiered_index.cli.__main__ import run
+def late():
+    signal.raise_signal(signal.SIGINT)
+{register}
+run()
+"""
+
+
+@pytest.fixture
+def index(run_here, tmp_path):
+    source = tmp_path / "one.ndjson"
+    source.write_text(
+        '{"topic": "t", "queue_id": 0, "key": "k", "offset": 1, "size": 1, "timestamp_ms": 1700000000000}\n'
+    )
+    uri = f"file://{tmp_path}/store"
+    done = run_here("ingest", source, "--root", tmp_path / "root", "--storage", uri, "--slots", 16, "--wait")
+    assert done.code == 0, done.err
+    return uri
+
+
+def run_script(script, uri):
+    command = [sys.executable, "-c", script, "merge", "--storage", uri]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("place", _PLACES.values(), ids=_PLACES.keys())
+def test_an_interrupt_that_python_can_not_raise_ends_the_command(index, place):
+    indented = "".join(f"    {line}\n" for line in place.splitlines())
+    done = run_script(_COMMAND.format(places=indented), index)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("register", ["atexit.register(late)", "threading._register_atexit(late)"])
+def test_an_interrupt_while_the_process_ends_is_told_by_its_exit_code(index, register):
+    done = run_script(_END.format(register=register), index)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "interrupted")
+    assert "Traceback" not in done.stderr and "ignored" not in done.stderr
