@@ -7,14 +7,13 @@ a lookup that found none. Memory: a batch of lookups and its answers.
 from __future__ import annotations
 
 import contextlib
-import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -27,21 +26,12 @@ from tiered_index.cli.key_files import FIELDS
 from tiered_index.cli.output import Output, counted
 from tiered_index.errors import BudgetExceeded, InvalidArgument
 from tiered_index.service.answers.results import QueryResults
-from tiered_index.service.answers.rows import check_range
-from tiered_index.service.lookup.budget import add_up
 from tiered_index.service.reader import IndexReader
 from tiered_index.types import Answer, Explain, FileReport, Freshness, Lookup, LostFile, format_time, items_table
-
-if TYPE_CHECKING:
-    from tiered_index.client import IndexClient
 
 _PARQUET, _NDJSON = (".parquet",), (".ndjson", ".jsonl", ".json")
 # lookups that share their reads
 _BATCH = 100_000
-# lookups of one request to a service, and entries of each: fewer than a service allows, so that others get their turn
-_SERVED, _SERVED_PAGE = 1000, 1000
-# and bytes of its topics and keys, of which a service allows four times as many
-_SERVED_BYTES = 4 << 20
 _SHOWN = ("topic", "key", "time", "queue", "offset", "size", "source")
 _FAILED = pa.list_(pa.struct([("file", pa.string()), ("error", pa.string())]))
 _ASKED = pa.schema(
@@ -87,87 +77,6 @@ class _Found(NamedTuple):
 
 def _failed(reports: Iterable[FileReport]) -> list[dict[str, Any]] | None:
     return [{"file": report.file, "error": report.error} for report in reports] or None
-
-
-def asked_of(client: IndexClient, *, explain: bool) -> Callable[..., _Found]:
-    """Return what looks a batch up as `IndexClient.query_many`, and answers longer than a page to their end. Where a
-    bound is reached on the way, the `result` of the `BudgetExceeded` is what was found.
-    """
-    from tiered_index.client.answers import decoded, seen_of
-
-    def look_up(lookups: Sequence[Lookup], allow_partial: bool, **limits: Any) -> _Found:
-        budget, seen = CommandBudget(**limits), []
-        tables: list[pa.Table] = []
-        most = np.array([one.max_count for one in lookups])
-        pages = [replace(one, max_count=min(_SERVED_PAGE, one.max_count)) for one in lookups]
-        counts, truncated = np.zeros(len(lookups), np.int64), set(range(len(lookups)))
-        cursors: dict[int, str | None] = dict.fromkeys(truncated)
-        exceeded: BudgetExceeded | None = None
-        lacking: set[int] = set()
-        while cursors and exceeded is None:
-            places = np.array(list(cursors))
-            page = [replace(pages[at], cursor=cursor) for at, cursor in cursors.items()]
-            try:
-                table, status = client.query_many_arrow(
-                    page, allow_partial, explain=explain, allow_spent=True, **budget.left()
-                )
-            except BudgetExceeded as error:
-                if not tables:
-                    raise
-                exceeded = error
-                break
-            if "exceeded" in status:
-                exceeded = BudgetExceeded(status["exceeded"])
-            tables.append(table.set_column(0, "lookup", pa.array(places[table["lookup"].to_numpy()])))
-            counts += np.bincount(tables[-1]["lookup"].to_numpy(), minlength=len(lookups))
-            seen.append(decoded(seen_of, status))
-            budget.spend(seen[-1]["explain"])
-            more = {int(places[int(at)]): cursor for at, cursor in status["cursors"].items()}
-            # a service of an earlier version does not tell which lookups lack what could not be read
-            told = status.get("partial", range(len(page)))
-            lacking.update(int(places[at]) for at in told)
-            truncated = truncated - set(cursors) | more.keys()
-            if not more or (counts >= most)[list(more)].any():
-                tables = [_once(tables)]
-                counts = np.bincount(tables[0]["lookup"].to_numpy(), minlength=len(lookups))
-            # behind a page there may be repeats alone, so that one entry more than is wanted says that there are more
-            cursors = {at: cursor for at, cursor in more.items() if counts[at] < most[at] + (most[at] > _SERVED_PAGE)}
-        entries = _once(tables)
-        counts = np.bincount(entries["lookup"].to_numpy(), minlength=len(lookups))
-        truncated = truncated.union(np.flatnonzero(counts > most).tolist())
-        rank = np.arange(len(entries)) - np.repeat(np.cumsum(counts) - counts, counts)
-        entries = entries.filter(pa.array(rank < np.repeat(most, counts)))
-        entries = entries.drop_columns(["lookup", "topic"])
-        failed = tuple({(report.source, report.file): report for one in seen for report in one["failed"]}.values())
-        ranges = [check_range(lookup.begin_ms, lookup.end_ms, 1) for lookup in lookups]
-        failed_of = [
-            _failed(one for one in failed if one.begin_ms // 1000 <= high and one.end_ms // 1000 >= low)
-            if at in lacking
-            else None
-            for at, (low, high, _) in enumerate(ranges)
-        ]
-        statuses = [
-            "partial" if files else "truncated" if at in truncated else "complete" for at, files in enumerate(failed_of)
-        ]
-        cost = add_up([one["explain"] for one in seen], (), sum(one["explain"].elapsed_ms for one in seen))
-        whole = {**seen[0], "failed": failed, "explain": cost}
-        found = _Found(entries, np.minimum(counts, most), statuses, failed_of, whole)
-        if exceeded is not None:
-            raise BudgetExceeded(str(exceeded), failed=failed, result=found)
-        return found
-
-    return look_up
-
-
-def _once(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the entries of pages by lookup: one that was put with two times may be on two of them."""
-    entries = pa.concat_tables(tables)
-    entries = entries.take(np.argsort(entries["lookup"].to_numpy(), kind="stable"))
-    if len(tables) == 1:
-        return entries
-    same = [name for name in entries.column_names if name not in ("timestamp_ms", "size", "topic_id")]
-    rows = entries.append_column("row", pa.array(np.arange(len(entries)))).group_by(same, use_threads=False)
-    return entries.take(np.sort(rows.aggregate([("row", "min")])["row_min"].to_numpy()))
 
 
 def _table(lookups: Sequence[Lookup], found: _Found) -> pa.Table:
@@ -241,10 +150,8 @@ class _Batch(Answer):
 class _Asking:
     """Looks a batch up after the other; counts by status what was, and what was not yet."""
 
-    def __init__(
-        self, lookups: Iterator[Lookup], *, allow_partial: bool, most: int, most_bytes: int | None = None
-    ) -> None:
-        self._lookups = _cut(lookups, most, most_bytes)
+    def __init__(self, lookups: Iterator[Lookup], *, allow_partial: bool) -> None:
+        self._lookups = iter(lambda: list(islice(lookups, _BATCH)), [])
         self._allow_partial = allow_partial
         self._next = next(self._lookups, [])
         self._unknown: dict[str, None] = {}
@@ -252,16 +159,15 @@ class _Asking:
         self._expired_before_ms: int | None = None
         self.statuses: Counter[str] = Counter()
 
-    def look_up(self, ask: Callable[..., _Found], cursor: str | None, **limits: Any) -> _Batch:
-        """Return the next batch of answers. Raises as `ask`; the `result` of a `BudgetExceeded` is a batch."""
+    def look_up(self, reader: IndexReader, cursor: str | None, **limits: Any) -> _Batch:
+        """Return the next batch of answers. Raises as `query_many`; the `result` of a `BudgetExceeded` is a batch."""
         asked = self._next
         try:
-            found = ask(asked, self._allow_partial, **limits)
+            found = _Found.of(reader.query_many(asked, self._allow_partial, **limits))
         except BudgetExceeded as error:
-            spent = _Found.of(error.result) if isinstance(error.result, QueryResults) else error.result
-            if not isinstance(spent, _Found):
+            if not isinstance(error.result, QueryResults):
                 raise
-            self._next = []
+            self._next, spent = [], _Found.of(error.result)
             raise BudgetExceeded(str(error), failed=error.failed, result=self._batch(asked, spent)) from error
         self._next = next(self._lookups, [])
         return self._batch(asked, found)
@@ -290,23 +196,6 @@ class _Asking:
         return len(self._next) + sum(map(len, self._lookups))
 
 
-def _cut(lookups: Iterator[Lookup], most: int, most_bytes: int | None) -> Iterator[list[Lookup]]:
-    """Yield batches of up to `most` lookups, whose topics and keys as JSON have up to `most_bytes`; one at least."""
-    if most_bytes is None:
-        yield from iter(lambda: list(islice(lookups, most)), [])
-        return
-    batch: list[Lookup] = []
-    left = most_bytes
-    for one in lookups:
-        left -= (size := len(json.dumps([one.topic, one.key])))
-        if batch and (len(batch) == most or left < 0):
-            yield batch
-            batch, left = [], most_bytes - size
-        batch.append(one)
-    if batch:
-        yield batch
-
-
 def look_up_keys(
     out: Output,
     open_reader: Callable[[], IndexReader],
@@ -318,19 +207,13 @@ def look_up_keys(
     explaining: Explaining | None,
     begin_ms: int | None,
     end_ms: int | None,
-    client: IndexClient | None,
 ) -> int:
-    """Look all up, by `client` where there is one, write the answers, say what they are, and return the exit code.
-    Raises `BudgetExceeded` then.
-    """
-    bound: dict[str, Any] = {"most": _BATCH} if client is None else {"most": _SERVED, "most_bytes": _SERVED_BYTES}
-    asking = _Asking(lookups, allow_partial=allow_partial, **bound)
+    """Look all keys up, write and summarise the answers, and return the exit code. Raises `BudgetExceeded` last."""
+    asking = _Asking(lookups, allow_partial=allow_partial)
 
     def open_lookup() -> Callable[..., _Batch]:
-        if client is not None:
-            return partial(asking.look_up, asked_of(client, explain=explaining is not None))
         reader = pages.reader = open_reader()
-        return partial(asking.look_up, lambda *asked, **limits: _Found.of(reader.query_many(*asked, **limits)))
+        return partial(asking.look_up, reader)
 
     bounds: Any = {"begin_ms": begin_ms, "end_ms": end_ms}
     pages: Pages[Any] = Pages(

@@ -125,8 +125,6 @@ def query(
       tiered-index query orders order-4711 --url http://localhost:8080 --token-file token
 
       tiered-index query --keys orders.csv --storage s3://bucket/index --out answers.parquet
-
-      tiered-index query --keys orders.csv --url http://localhost:8080 --token-file token --out answers.parquet
     """
     if keys is not None:
         given = {
@@ -139,6 +137,10 @@ def query(
         }
         if wrong := [name for name, value in given.items() if value is not None]:
             raise InvalidArgument(f"--keys names the keys and shows their entries: leave {wrong[0]} out")
+        if url is not None:
+            raise InvalidArgument(
+                "--keys reads the index itself: leave --url out, or call IndexClient.query_many from Python"
+            )
     elif topic is None or key is None:
         raise InvalidArgument("give a TOPIC and a KEY, or --keys FILE")
     elif keys_out is not None:
@@ -168,7 +170,6 @@ def query(
                 explaining=explaining,
                 begin_ms=begin,
                 end_ms=end,
-                client=stack.enter_context(client) if client is not None else None,
             )
     assert topic is not None and key is not None
     key = tag_key(key) if tag else key

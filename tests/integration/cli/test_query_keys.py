@@ -10,13 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tests.server.conftest import serving
 from tests.support.several_indexes import BASE_MS, Cluster
 from tiered_index import IndexReader, Lookup
-from tiered_index.cli import keys as keys_command
-from tiered_index.client import IndexClient
-from tiered_index.errors import BudgetExceeded
-from tiered_index.server.calls import Caps
 
 KEYS = [("t", "k1", None, None), ("t", "none", None, None), ("t", "k2", BASE_MS + 2_000, BASE_MS + 9_000)]
 
@@ -193,98 +188,6 @@ def test_topics_that_no_file_has_are_told_beside_what_was_found(run_here, cluste
     assert "no file that was read" not in run_here(*where, "--begin", 1000).out
 
 
-@pytest.mark.parametrize(
-    "options", [("--max", 3), ("--all",), ("--all", "--explain"), ("--max", 7, "--begin", BASE_MS + 4_000)]
-)
-@pytest.mark.parametrize("several", [False, True])
-def test_a_service_answers_a_file_of_keys_as_the_index_does(
-    run_here, cluster, keys, tmp_path, monkeypatch, options, several
-):
-    uris = cluster.uris if several else cluster.uris[:1]
-    storages = [word for uri in uris for word in ("--storage", uri)]
-    rows = [*KEYS, ("nowhere", "k", None, None), ("t", "k1", None, BASE_MS + 20_000)]
-    rows += [("t", "again", None, None)]
-    # several requests of several pages each
-    monkeypatch.setattr(keys_command, "_SERVED", 2)
-    monkeypatch.setattr(keys_command, "_SERVED_PAGE", 2)
-    with IndexReader.open(uris if several else uris[0]) as reader, serving(reader) as client:
-        said = {}
-        for name, where in (("local", storages), ("url", ("--url", str(client.base_url)))):
-            out = tmp_path / f"{name}.parquet"
-            done = run_here("query", "--keys", keys("csv", rows), *where, *options, "--out", out, "--json")
-            assert done.code == 0, done
-            said[name] = done.document, pq.read_table(out)
-        local, served = said["local"], said["url"]
-        places = {uri.removeprefix("file://"): f"/{uri.rpartition('/')[2]}" for uri in uris}
-        shown = local[1]
-        if several:
-            sources = [
-                one and next(one.replace(at, to) for at, to in places.items() if at in one)
-                for one in shown["source"].to_pylist()
-            ]
-            shown = shown.set_column(shown.column_names.index("source"), "source", pa.array(sources))
-        assert served[1].to_pylist() == shown.to_pylist()
-        assert served[1].equals(shown)
-        same = ("status", "count", "lookups", "found", "statuses", "not_looked_up", "unknown_topics", "as_of_ms")
-        assert [served[0][name] for name in same] == [local[0][name] for name in same]
-        # people see the same, too, but for who writes the index, and hints
-        text = run_here("query", "--keys", keys("csv", rows), "--url", str(client.base_url), *options)
-        assert text.code == 0 and f"{local[0]['lookups']} lookups" in text.out and "nothing found" in text.out
-
-
-# of two requests each index may have one, or one of them both
-@pytest.mark.parametrize("most", [1, 3])
-def test_a_bound_gives_what_was_found_of_a_service_as_of_the_index(run_here, cluster, keys, tmp_path, most):
-    asked = ("query", "--keys", keys("csv"), "--json", "--max-requests", most, "--out")
-    storages = [word for uri in cluster.uris for word in ("--storage", uri)]
-    local = run_here(*asked, tmp_path / "local.ndjson", *storages)
-    with IndexReader.open(cluster.uris) as reader, serving(reader) as client:
-        served = run_here(*asked, tmp_path / "url.ndjson", "--url", str(client.base_url))
-    assert local.code == served.code == 6 and served.error["type"] == "BudgetExceeded"
-    same = ("status", "count", "found", "statuses", "not_looked_up")
-    assert [served.document[name] for name in same] == [local.document[name] for name in same]
-    assert (served.document["count"] > 0) == (most > 1), served.document
-
-
-def test_a_bound_within_the_pages_of_a_service_gives_the_pages_before_it(
-    run_here, cluster, keys, tmp_path, monkeypatch
-):
-    monkeypatch.setattr(keys_command, "_SERVED_PAGE", 2)
-    asked, pages = ("query", "--keys", keys("csv"), "--json", "--all", "--out"), []
-    answer = IndexClient.query_many_arrow
-
-    def second_is_refused(*args, **kwargs):
-        pages.append(args)
-        if len(pages) == 2:
-            raise BudgetExceeded("timeout_s was reached")
-        return answer(*args, **kwargs)
-
-    monkeypatch.setattr(IndexClient, "query_many_arrow", second_is_refused)
-    with IndexReader.open(cluster.uris[0]) as reader, serving(reader) as client:
-        done = run_here(*asked, tmp_path / "a.ndjson", "--url", str(client.base_url))
-    assert (done.code, done.error["type"], done.document["count"]) == (6, "BudgetExceeded", 4)
-    assert done.document["statuses"] == {"truncated": 2, "complete": 1}
-    assert [row["offset"] for row in rows_of(tmp_path / "a.ndjson") if row["key"] == "k1"] == [28, 25]
-
-
-def test_long_keys_go_to_a_service_in_several_requests(run_here, cluster, keys, tmp_path, monkeypatch):
-    monkeypatch.setattr(keys_command, "_SERVED_BYTES", 1 << 18)
-    rows = [("t", f"{n}{'é' * 9_000}", None, None) for n in range(9)] + KEYS
-    with IndexReader.open(cluster.uris[0]) as reader, serving(reader, caps=Caps(body_bytes=300_000)) as client:
-        done = run_here("query", "--keys", keys("ndjson", rows), "--url", str(client.base_url), "--json")
-    assert (done.code, done.records[-1]["lookups"], done.records[-1]["found"]) == (0, 12, 2)
-
-
-def test_a_service_that_can_not_read_a_file_is_told(run_here, cluster, keys, tmp_path):
-    asked = ("query", "--keys", keys("csv"), "--json", "--out")
-    with IndexReader.open(cluster.uris[0]) as reader, serving(reader, caps=Caps(max_requests=0)) as client:
-        url = ("--url", str(client.base_url))
-        done = run_here(*asked, tmp_path / "a.ndjson", *url)
-        assert (done.code, done.document["status"], done.document["not_looked_up"]) == (6, "partial", 0)
-        assert (done.error["type"], done.document["statuses"]) == ("BudgetExceeded", {"partial": 3})
-        assert rows_of(tmp_path / "a.ndjson")[0]["failed"][0]["file"]
-        done = run_here(*asked, tmp_path / "b.ndjson", *url, "--allow-partial")
-        assert (done.code, done.document["statuses"]) == (6, {"partial": 3})
-        assert rows_of(tmp_path / "b.ndjson")[0]["failed"][0]["file"]
-    refused = run_here(*asked, tmp_path / "c.ndjson", *url, "--storage", cluster.uris[0])
-    assert refused.code == 2 and "leave --storage out" in refused.err
+def test_a_service_is_asked_from_python(run_here, cluster, keys):
+    done = run_here("query", "--keys", keys("csv"), "--url", "http://localhost:1", "--json")
+    assert done.code == 2 and "IndexClient.query_many" in done.error["message"]
