@@ -191,7 +191,7 @@ class ParquetFiles:
     def _with_folders(self, rows: pa.RecordBatch, columns: Sequence[str | None], number: int) -> pa.RecordBatch:
         """Return the rows of a file with those of the columns that its folders are named for."""
         for column in columns:
-            if column in self.partitions and column not in rows.schema.names:
+            if column is not None and column in self.partitions and column not in rows.schema.names:
                 rows = rows.append_column(column, pa.repeat(self.partitions[column][number], len(rows)))
         return rows
 
