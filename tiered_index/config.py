@@ -1,7 +1,8 @@
 """`IndexConfig`: the settings of an index.
 
 Sources, later ones win: defaults, a TOML file, environment `TIERED_INDEX_*` (nested with ``__``), arguments. An unknown
-key is an error in every source. Instances are immutable.
+key is an error in every source, an empty variable is not set, and variables that Kubernetes makes of a Service's name
+are passed over. Instances are immutable.
 """
 
 from __future__ import annotations
@@ -16,7 +17,13 @@ from typing import Any, Literal, TypedDict, Unpack, get_args
 
 from pydantic import Field, ValidationError, ValidationInfo, ValidatorFunctionWrapHandler, field_validator
 from pydantic_core import ErrorDetails
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    EnvSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from tiered_index.errors import ConfigError, StorageMisconfigured, did_you_mean
 from tiered_index.format.hashing import HashRule
@@ -32,6 +39,10 @@ from tiered_index.types import IndexItem
 _PREFIX = "TIERED_INDEX_"
 # Environment variables of this package's own tests, which are no settings
 _TESTS_PREFIX = "TIERED_INDEX_TEST_"
+# What Kubernetes sets in each pod for a Service that is called tiered-index, or begins so
+_SERVICE_LINK = re.compile(
+    r"TIERED_INDEX_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
+)
 _YEAR_S = 365.25 * 86400
 # Settings that are tables, and what stands in them
 _TABLES: dict[str, Collection[str]] = {
@@ -48,6 +59,7 @@ class IndexConfig(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX,
         env_nested_delimiter="__",
+        env_ignore_empty=True,
         extra="forbid",
         frozen=True,
         arbitrary_types_allowed=True,
@@ -68,8 +80,8 @@ class IndexConfig(BaseSettings):
     layout: Literal["packed", "plain"] | None = Field(
         None, description="layout of compacted files; None: packed, for preset rocketmq, which knows no other, plain"
     )
-    slots: int | None = Field(None, description="hash slots a file; None: the preset's")
-    items: int | None = Field(None, description="items a file, one of them unused; None: the preset's")
+    slots: int | None = Field(None, gt=0, description="hash slots a file; None: the preset's")
+    items: int | None = Field(None, gt=1, description="items a file, one of them unused; None: the preset's")
     item_type: type[IndexItem] | None = Field(None, exclude=True, description="class of entries; None: the preset's")
     offset_space: Literal["commitlog", "tiered_queue", "custom"] = Field("custom", description="what `offset` means")
     flush_interval_s: float = Field(0.5, gt=0, description="how long an entry may stay in the write buffer only")
@@ -120,14 +132,19 @@ class IndexConfig(BaseSettings):
         None, gt=0, description="log records between checkpoints; None: one, more for each 6 MiB of state"
     )
     background: bool = Field(True, description="run the flusher and the life cycle in threads of their own")
+    raise_file_limit: bool = Field(
+        True, description="raise the process's soft limit of open files towards the hard one; it stays so"
+    )
     s3: S3Options = Field(default_factory=S3Options, description="how to reach S3")
 
-    def __init__(self, **values: Any) -> None:
-        """Take settings by name; the environment supplies those not given.
+    def __init__(self, *, environment: bool = True, **values: Any) -> None:
+        """Take settings by name; the environment supplies those not given, unless `environment` is false.
 
         Raises `ConfigError` naming every key that is unknown or wrong.
         """
         try:
+            if environment:
+                values = _merged(EnvSettingsSource(type(self))(), values)
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(_problems(error)) from error
@@ -165,6 +182,8 @@ class IndexConfig(BaseSettings):
     @classmethod
     def _usable(cls, value: Any, handler: ValidatorFunctionWrapHandler, info: ValidationInfo) -> Any:
         try:
+            if value == "":
+                raise ValueError("must not be empty")
             if info.field_name == "storage" and isinstance(value, Path):
                 value = str(value)
             value = handler(value)
@@ -187,12 +206,16 @@ class IndexConfig(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        """Arguments win over the environment; a TOML file is merged below both by `load`."""
-        return init_settings, env_settings
+        """Take what `__init__` has put together; a TOML file is merged below by `load`."""
+        return (init_settings,)
 
     @classmethod
-    def load(cls, config_file: Path | None = None, **given: Unpack[Settings]) -> IndexConfig:
+    def load(
+        cls, config_file: Path | None = None, *, environment: bool = True, **given: Unpack[Settings]
+    ) -> IndexConfig:
         """Return the configuration of a TOML file, the environment and arguments (None counts as not given).
+
+        With `environment` false the environment is not read.
 
         Raises `ConfigError` naming every key that is unknown or wrong.
         """
@@ -204,23 +227,25 @@ class IndexConfig(BaseSettings):
                 raise ConfigError(f"{config_file} can't be read: {error.strerror}") from error
             except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
                 raise ConfigError(f"{config_file} is no TOML: {error}") from error
-        for name in os.environ:
-            if name.upper().startswith(_PREFIX) and not name.upper().startswith(_TESTS_PREFIX):
+        for name in _variables() if environment else ():
+            if not name.upper().startswith(_TESTS_PREFIX):
                 field, *inner = name[len(_PREFIX) :].lower().split("__")
                 if field not in cls.model_fields or (inner and field not in _TABLES):
                     raise ConfigError(
                         f"environment variable {name}: {_unknown('.'.join((field, *inner)), cls.model_fields)}"
                     )
-                # the environment wins over the file
-                _without(values, [field, *inner])
+                if os.environ[name]:
+                    # the environment wins over the file
+                    _without(values, [field, *inner])
         in_file = values
         given_values = {name: value for name, value in given.items() if value is not None}
         try:
-            return cls(**_merged(in_file, given_values))
+            return cls(environment=environment, **_merged(in_file, given_values))
         except ConfigError as error:
             if not isinstance(error.__cause__, ValidationError):
                 raise
-            raise ConfigError(_problems(error.__cause__, given_values, in_file, config_file)) from error.__cause__
+            problems = _problems(error.__cause__, given_values, in_file, config_file, environment)
+            raise ConfigError(problems) from error.__cause__
 
     def schema_of(self) -> Schema:
         """Return the schema of the index's entries."""
@@ -242,6 +267,21 @@ class IndexConfig(BaseSettings):
         # the rule of RocketMQ's newest release, 5.5.1
         rule: HashRule = self.hash or ("mask" if preset is ROCKETMQ else "abs")
         return Layout(preset, self.schema_of(), slots, items, rule)
+
+
+def checked_config(config: object) -> IndexConfig:
+    """Return the configuration that a caller gave. Raises `ConfigError` where it is something else, by mistake."""
+    if isinstance(config, IndexConfig):
+        return config
+    meant = ""
+    if isinstance(config, str | Path):
+        meant = f"; did you mean {'storage' if '://' in str(config) else 'root'}={str(config)!r:.80}?"
+    raise ConfigError(f"config is an IndexConfig, not {type(config).__name__}{meant}")
+
+
+def _variables() -> list[str]:
+    """Return the names of environment variables that are settings."""
+    return [name for name in os.environ if name.upper().startswith(_PREFIX) and not _SERVICE_LINK.fullmatch(name)]
 
 
 class ReaderSettings(TypedDict, total=False):
@@ -279,6 +319,7 @@ class ReaderSettings(TypedDict, total=False):
     refresh_interval_s: float | None
     checkpoint_every: int | None
     background: bool | None
+    raise_file_limit: bool | None
     s3: S3Options | dict[str, Any] | None
 
 
@@ -315,9 +356,10 @@ def _problems(
     given: dict[str, Any] | None = None,
     in_file: dict[str, Any] | None = None,
     file: Path | None = None,
+    environment: bool = True,
 ) -> str:
     """Return what is wrong in our words, behind the environment variable or the file that says it."""
-    variables = {name.upper(): name for name in os.environ}
+    variables = {name.upper(): name for name in _variables()} if environment else {}
     by_place: dict[str, list[str]] = {}
     for each in error.errors():
         path, problem = _problem(each)

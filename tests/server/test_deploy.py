@@ -143,6 +143,8 @@ def test_objects_are_what_kubernetes_takes(one: Any) -> None:
 def test_pods_are_confined(one: Any) -> None:
     spec = pod(one)["spec"]
     assert spec["securityContext"]["runAsNonRoot"] and not spec["automountServiceAccountToken"]
+    # the Service tiered-index would make variables TIERED_INDEX_*
+    assert spec["enableServiceLinks"] is False
     accounts = {account["metadata"]["name"]: account for account in of_kind("ServiceAccount")}
     role = accounts[spec["serviceAccountName"]]["metadata"]["annotations"]["eks.amazonaws.com/role-arn"]
     assert (DEPLOY / f"iam/{role.rpartition('tiered-index-')[2]}.json").exists()

@@ -125,6 +125,7 @@ class AsyncIndexReader:
         storage_backend: Storage | None = None,
         timeout_s: float | None = None,
         item_type: type[IndexItem] | None = None,
+        environment: bool = True,
         **settings: Unpack[ReaderSettings],
     ) -> AsyncIndexReader:
         """Open as `IndexReader.open`: same arguments and errors."""
@@ -137,6 +138,7 @@ class AsyncIndexReader:
             storage_backend=storage_backend,
             timeout_s=timeout_s,
             item_type=item_type,
+            environment=environment,
             **settings,
         )
         return cls(await run_in_thread(DaemonPool(1, "tiered-index-async-open"), opening, IndexReader.close))

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig, ReaderSettings
+from tiered_index.config import IndexConfig, ReaderSettings, checked_config
 from tiered_index.errors import IndexClosed, InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
@@ -76,7 +76,7 @@ class IndexService(Lookups[ItemT]):
         storage: Storage | None = None,
     ) -> None:
         """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests."""
-        self.config = config
+        self.config = config = checked_config(config)
         self._closed = False
         self._pid = os.getpid()
         # the remaining steps of closing; None: closing has not begun
@@ -132,16 +132,20 @@ class IndexService(Lookups[ItemT]):
         root: str | Path | None = None,
         storage: str | None = None,
         item_type: type[ItemT] | None = None,
+        environment: bool = True,
         **settings: Unpack[ReaderSettings],
     ) -> IndexService[ItemT]:
         """Open an index for writing, creating it where there is none, and recover what a crash left.
 
-        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...). Raises `ConfigError`, `NotAnIndex`,
+        Give an `IndexConfig`, or settings by name (`root`, `storage`, ...); the environment supplies those not given,
+        unless `environment` is false. Raises `ConfigError`, `NotAnIndex`,
         `SchemaMismatch`, `LockHeld` (another writer has the root or the index), `StorageUnavailable` (a new root needs
         its storage), `CorruptFile`.
         """
         if config is None:
-            config = IndexConfig.load(root=root, storage=storage, item_type=item_type, **settings)
+            config = IndexConfig.load(
+                environment=environment, root=root, storage=storage, item_type=item_type, **settings
+            )
         elif root is not None or storage is not None or item_type is not None or settings:
             raise InvalidArgument("give a config or settings by name, not both")
         return cls(config, clock=clock, disk=disk, storage=storage_backend)

@@ -232,7 +232,8 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
     """Open or create an index for writing. Errors as `IndexService.open`."""
     if config.root is None:
         raise ConfigError("root is not set: a writer needs a folder for its local files")
-    allow_many_files()
+    if config.raise_file_limit:
+        allow_many_files()
     root = Root(config.root, disk)
     marker = root.read_marker()
     uri = config.storage or (marker.storage if marker is not None else None)

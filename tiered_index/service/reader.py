@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.config import IndexConfig, ReaderSettings
+from tiered_index.config import IndexConfig, ReaderSettings, checked_config
 from tiered_index.errors import (
     ConfigError,
     CorruptFile,
@@ -46,9 +46,10 @@ from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
 from tiered_index.service.lookup.query import Files, QueryEngine
 from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
 from tiered_index.service.reading.views import IndexView
-from tiered_index.service.root import CACHE
+from tiered_index.service.root import CACHE, Root
 from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
+from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.storage.opening import child_storages, open_storage
 from tiered_index.types import ItemT
@@ -74,6 +75,7 @@ class IndexReader(Lookups[ItemT]):
         storages: Sequence[str] | None = None,
     ) -> None:
         """Open for reading; prefer `IndexReader.open`."""
+        config = checked_config(config)
         if config.root is None and config.storage is None and storage is None and storages is None:
             raise ConfigError("neither storage nor root is set: give a storage URI, a root, or both")
         if storages is not None and (config.root is not None or storage is not None):
@@ -142,6 +144,7 @@ class IndexReader(Lookups[ItemT]):
         storage_backend: Storage | None = None,
         timeout_s: float | None = None,
         item_type: type[ItemT] | None = None,
+        environment: bool = True,
         **settings: Unpack[ReaderSettings],
     ) -> IndexReader[ItemT]:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
@@ -149,7 +152,8 @@ class IndexReader(Lookups[ItemT]):
         A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one; a prefix is
         listed once, one level deep. The bounds of the caches are for all indexes together. `timeout_s` bounds the
         opening only, in seconds; without it the storages' own time-outs apply. Entries are of `item_type` where it is
-        given, for type checkers, too.
+        given, for type checkers, too. The environment supplies settings that are not given, unless `environment` is
+        false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
         `ConfigError`, `InvalidArgument`; `BudgetExceeded` where `timeout_s` was reached.
@@ -160,10 +164,16 @@ class IndexReader(Lookups[ItemT]):
             several = list(storage) if isinstance(storage, Sequence) else []
             if not several or not all(isinstance(uri, str) and uri for uri in several):
                 near = f"; did you mean {storage.absolute().as_uri()}?" if isinstance(storage, Path) else ""
+                if isinstance(storage, IndexConfig):
+                    raise ConfigError("storage is a URI or a list of URIs, not IndexConfig; did you mean config=?")
                 raise InvalidArgument(f"storage is a URI or a list of URIs, not {storage!r:.80}{near}")
             storage = None
+        elif storage is not None and Root(Path(storage), Disk()).marker_path.exists():
+            raise ConfigError(f"storage is a URI, and {storage!r:.80} is the root of an index: give root=")
         if config is None:
-            config = IndexConfig.load(storage=storage, root=root, item_type=item_type, **settings)
+            config = IndexConfig.load(
+                environment=environment, storage=storage, root=root, item_type=item_type, **settings
+            )
         elif storage is not None or root is not None or item_type is not None or settings:
             raise InvalidArgument("give a config or settings by name, not both")
         with deadline_at(limits.deadline_s()):

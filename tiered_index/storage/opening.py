@@ -90,6 +90,9 @@ def open_storage(
 
 def split_uri(uri: str) -> SplitResult:
     """Return a storage URI's parts. Raises `ConfigError` for an unknown scheme or parameter, or credentials."""
+    if not isinstance(uri, str):
+        near = f"; did you mean {uri.uri!r}?" if isinstance(uri, Storage) else ""
+        raise ConfigError(f"a storage is named by its URI, not by a {type(uri).__name__}{near}")
     scheme, separator, _ = uri.partition("://")
     if not separator or scheme.lower() not in KNOWN_SCHEMES:
         shown = f" ({scheme}://...)" if separator and _WORD.fullmatch(scheme) else ""

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tiered_index import IndexConfig, IndexReader
+from tiered_index import IndexConfig, IndexReader, IndexService, merge
 from tiered_index.config import ReaderSettings, Settings
 from tiered_index.errors import ConfigError, TieredIndexError
 from tiered_index.storage.metering import PriceTable
+from tiered_index.storage.opening import open_storage
 
 
 @pytest.fixture
@@ -70,6 +71,11 @@ def test_an_unknown_key_is_an_error_wherever_it_stands(toml, monkeypatch):
     "setting",
     [
         {"slots": "many"},
+        {"slots": 0},
+        {"items": 1},
+        {"root": ""},
+        {"storage": ""},
+        {"cache_dir": ""},
         {"flush_interval_s": 0},
         {"flush_interval_s": -1},
         {"buffer_max_entries": 0},
@@ -222,3 +228,86 @@ def test_true_is_no_number(name):
     with pytest.raises(ConfigError, match=f"{name}: must not be true"):
         IndexConfig.load(**{name: True})
     assert IndexConfig.load(background=False).background is False
+
+
+# as Kubernetes sets them for the Services tiered-index and tiered-index-reader
+LINKS = {
+    "TIERED_INDEX_SERVICE_HOST": "10.0.0.1",
+    "TIERED_INDEX_SERVICE_PORT": "8080",
+    "TIERED_INDEX_SERVICE_PORT_HTTP": "8080",
+    "TIERED_INDEX_PORT": "tcp://10.0.0.1:8080",
+    "TIERED_INDEX_PORT_8080_TCP": "tcp://10.0.0.1:8080",
+    "TIERED_INDEX_PORT_8080_TCP_PROTO": "tcp",
+    "TIERED_INDEX_PORT_8080_TCP_PORT": "8080",
+    "TIERED_INDEX_PORT_8080_TCP_ADDR": "10.0.0.1",
+    "TIERED_INDEX_READER_SERVICE_HOST": "10.0.0.2",
+    "TIERED_INDEX_READER_PORT_9876_TCP_ADDR": "10.0.0.2",
+}
+
+
+def test_variables_that_kubernetes_makes_of_services_are_passed_over(monkeypatch):
+    for name, value in LINKS.items():
+        monkeypatch.setenv(name, value)
+    assert IndexConfig.load(slots=3).slots == 3
+    for near in ("TIERED_INDEX_SERVICE_HOSTS", "TIERED_INDEX_PORTS", "TIERED_INDEX_PORT_8080", "TIERED_INDEX_SLUTS"):
+        monkeypatch.setenv(near, "1")
+        with pytest.raises(ConfigError, match=near):
+            IndexConfig.load()
+        monkeypatch.delenv(near)
+
+
+def test_the_environment_is_left_alone_where_the_caller_says_so(monkeypatch, tmp_path):
+    monkeypatch.setenv("TIERED_INDEX_SLUTS", "1")
+    monkeypatch.setenv("TIERED_INDEX_SLOTS", "99")
+    monkeypatch.setenv("TIERED_INDEX_S3__REGION", "nowhere")
+    config = IndexConfig(environment=False, items=12)
+    assert (config.slots, config.items, config.s3.region) == (None, 12, None)
+    assert IndexConfig.load(environment=False).slots is None
+    given = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "environment": False}
+    with IndexService.open(slots=7, items=12, **given) as service:
+        assert service.config.slots == 7
+    with IndexReader.open(**given) as reader:
+        assert reader.config.slots is None
+    with pytest.raises(ConfigError, match=r"^setting slots must be"):
+        IndexConfig.load(environment=False, slots="many")
+
+
+def test_an_empty_variable_is_not_set(toml, monkeypatch):
+    file = toml('root = "/file"\ncache_dir = "/cache"\n[s3]\nregion = "file"')
+    for name in ("ROOT", "CACHE_DIR", "STORAGE", "SLOTS", "S3__REGION", "RETENTION__AGE_S", "BACKGROUND"):
+        monkeypatch.setenv(f"TIERED_INDEX_{name}", "")
+    config = IndexConfig.load(file)
+    assert (str(config.root), str(config.cache_dir), config.storage) == ("/file", "/cache", None)
+    assert (config.slots, config.s3.region, config.background) == (None, "file", True)
+    assert IndexConfig().root is None
+
+
+@pytest.mark.parametrize(
+    ("call", "meant"),
+    [
+        (lambda root, uri: IndexService.open(root), "root="),
+        (lambda root, uri: IndexService.open(Path(root)), "root="),
+        (lambda root, uri: IndexService(root), "root="),
+        (lambda root, uri: IndexService.open(uri), "storage="),
+        (lambda root, uri: IndexReader.open(root), "root="),
+        (lambda root, uri: IndexReader.open(IndexConfig()), "config="),
+        (lambda root, uri: IndexReader(root), "root="),
+        (lambda root, uri: merge(open_storage(uri)), "file://"),
+    ],
+)
+def test_what_is_given_by_position_by_mistake_is_told(call, meant, tmp_path):
+    root, uri = str(tmp_path / "root"), f"file://{tmp_path}/storage"
+    IndexService.open(root=root, storage=uri, slots=7, items=12).close()
+    with pytest.raises(ConfigError, match=meant):
+        call(root, uri)
+
+
+@pytest.mark.parametrize("raised", [True, False])
+def test_the_limit_of_open_files_is_left_alone_where_a_setting_says_so(raised, tmp_path, monkeypatch):
+    limits = []
+    monkeypatch.setattr("resource.getrlimit", lambda which: (16, 32))
+    monkeypatch.setattr("resource.setrlimit", lambda which, limit: limits.append(limit))
+    given = {"root": tmp_path / "root", "storage": f"file://{tmp_path}/storage", "raise_file_limit": raised}
+    with IndexService.open(slots=7, items=12, **given), IndexReader.open(**given):
+        pass
+    assert limits == ([(32, 32)] * 2 if raised else [])

@@ -87,7 +87,8 @@ class IndexView:
         self.catalog = Catalog()
         marker: Marker | None = None
         if config.root is not None:
-            allow_many_files()
+            if config.raise_file_limit:
+                allow_many_files()
             self._root = root = Root(config.root, Disk())
             marker = root.read_marker()
             if marker is None:
