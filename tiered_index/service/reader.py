@@ -8,12 +8,11 @@ parallel.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import os
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -33,7 +32,7 @@ from tiered_index.errors import (
 from tiered_index.format.names import epoch_name
 from tiered_index.format.schema import Schema
 from tiered_index.retention import NOTHING, Expired
-from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.catalog.catalog import Catalog, Handle
 from tiered_index.service.cold.caches import Caches
 from tiered_index.service.cold.disk_cache import DiskCache
 from tiered_index.service.cold.path import RangeReadPool
@@ -44,18 +43,33 @@ from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.budget import LookupLimits
 from tiered_index.service.lookup.lookups import NO_LIMITS, Lookups
 from tiered_index.service.lookup.query import Files, QueryEngine
-from tiered_index.service.reading.parts import ReaderParts, SourcedFile, source_number, sourced_schema
+from tiered_index.service.reading.parts import ReaderParts, SourcedFile, sourced_schema
+from tiered_index.service.reading.prefix import Prefix, children
+from tiered_index.service.reading.refreshed import Refreshed
 from tiered_index.service.reading.views import IndexView
 from tiered_index.service.root import CACHE, Root
 from tiered_index.service.threads import FORKED, DaemonPool, NoThread, close_until_s
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
-from tiered_index.storage.opening import child_storages, open_storage
+from tiered_index.storage.opening import open_storage
 from tiered_index.types import ItemT
 
-# Most children that a prefix may have
-_MAX_CHILDREN = 1000
+
+class _Archives(Mapping[str | None, SegmentArchive]):
+    """The archives of the indexes that are read by now."""
+
+    def __init__(self, now: Callable[[], dict[str | None, SegmentArchive]]) -> None:
+        self._now = now
+
+    def __getitem__(self, source: str | None) -> SegmentArchive:
+        return self._now()[source]
+
+    def __iter__(self) -> Iterator[str | None]:
+        return iter(self._now())
+
+    def __len__(self) -> int:
+        return len(self._now())
 
 
 class IndexReader(Lookups[ItemT]):
@@ -92,6 +106,8 @@ class IndexReader(Lookups[ItemT]):
     def _open(self, storage: Storage | None) -> None:
         config, storages = self.config, self._storages
         self._shared: Storage | None = None
+        self._prefix: Prefix | None = None
+        self._growing = threading.Lock()
         self._parts = ReaderParts(
             Caches(config.block_cache_bytes, config.directory_cache_bytes),
             _disk_cache(config),
@@ -109,8 +125,8 @@ class IndexReader(Lookups[ItemT]):
                 ]
                 self._views = self._opened(opening, undo)
             self._schema = _common_schema(self._views)
-            self._names = {source_number(view.genesis.index_id): view.storage.uri for view in self._views}
-            if len(self._names) < len(self._views):
+            names = {view.number: view.storage.uri for view in self._views}
+            if len(names) < len(self._views):
                 raise InvalidArgument(
                     "the same index is given twice: " + ", ".join(view.storage.uri for view in self._views)
                 )
@@ -118,17 +134,20 @@ class IndexReader(Lookups[ItemT]):
             self._several = storages is not None or self._shared is not None
             self._sourced = sourced_schema(self._schema)
             self._prices = config.prices
-            self._catalogs = tuple(view.catalog for view in self._views)
+            self._catalogs: Sequence[Catalog] = tuple(view.catalog for view in self._views)
             self._cold_paths = tuple(view.cold for view in self._views)
             self._engine = QueryEngine(
                 self._sourced if self._several else self._schema,
                 item_type,
                 config.query_threads,
                 self._prices,
-                self._names if self._several else None,
+                names if self._several else None,
                 self._lost_objects,
                 self._expired,
             )
+            if self._shared is not None:
+                found = {view.storage.uri for view in self._views}
+                self._prefix = Prefix(self._shared, config, self._clock, self._adopt, found)
             undo.pop_all()
         # last: until here a forked child has nothing of its own
         self._pid = os.getpid()
@@ -149,11 +168,11 @@ class IndexReader(Lookups[ItemT]):
     ) -> IndexReader[ItemT]:
         """Open an index by its storage URI, by a root (whose marker names its storage), or by both.
 
-        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one; a prefix is
-        listed once, one level deep. The bounds of the caches are for all indexes together. `timeout_s` bounds the
-        opening only, in seconds; without it the storages' own time-outs apply. Entries are of `item_type` where it is
-        given, for type checkers, too. The environment supplies settings that are not given, unless `environment` is
-        false.
+        A list of URIs, or a prefix whose children are indexes (a cluster of brokers), is read as one. A prefix is
+        listed one level deep, again with every refresh, so that an index which appears is read, too. The bounds of the
+        caches are for all indexes together. `timeout_s` bounds the opening only, in seconds; without it the storages'
+        own time-outs apply. Entries are of `item_type` where it is given, for type checkers, too. The environment
+        supplies settings that are not given, unless `environment` is false.
 
         Raises `NotAnIndex`, `StorageUnavailable`, `StorageMisconfigured`, `CorruptFile`, `SchemaMismatch`,
         `ConfigError`, `InvalidArgument`; `BudgetExceeded` where `timeout_s` was reached.
@@ -182,25 +201,29 @@ class IndexReader(Lookups[ItemT]):
     def refresh(self) -> LogState:
         """Read the log's new records and return its state (of several indexes the first one's)."""
         self._check_open()
-        if len(self._views) == 1:
-            return self._views[0].refresh()
+        views = self._views
+        if len(views) == 1 and self._prefix is None:
+            return views[0].refresh()
         # all are read, whichever fails
-        readings = self._parts.begin_all(self._parts.begin, [view.refresh for view in self._views])
+        calls: list[Callable[[], object]] = [one.refresh for one in self._refreshed()]
+        readings = self._parts.begin_all(self._parts.begin, calls)
         wait(readings)
-        states = [reading.result() for reading in readings]
-        return states[0]
+        for reading in readings:
+            reading.result()
+        return views[0].log_state
 
     def files(self) -> list[Handle]:
         """Return the handles of all files, local ones in their present state."""
         self._check_process()
-        handles = [handle for view in self._views for handle in view.all_handles()]
+        handles = [] if self._prefix is None else self._prefix.problems(self._clock.monotonic_s())
+        handles += [handle for view in self._views for handle in view.all_handles()]
         self._check_open()
         return sorted(handles, key=lambda handle: (handle.sequence, handle.file_id))
 
     @property
     def sources(self) -> tuple[str, ...]:
-        """The URIs of the indexes that are read."""
-        return tuple(self._names.values())
+        """The URIs of the indexes that are read; below a prefix more may appear."""
+        return tuple([view.storage.uri for view in self._views])
 
     def writers(self) -> dict[str, Writer | None]:
         """Return who writes each index, or wrote it last, by its URI. None: nobody, or its storage did not answer.
@@ -239,10 +262,16 @@ class IndexReader(Lookups[ItemT]):
         return self._archive_of(self._only)
 
     @property
-    def segment_archives(self) -> dict[str | None, SegmentArchive]:
-        """The archived segments of each index, by the `source` of its entries: its URI, or None where one is read."""
+    def segment_archives(self) -> Mapping[str | None, SegmentArchive]:
+        """The archived segments of each index, by the `source` of its entries: its URI, or None where one is read.
+
+        Indexes that appear below a prefix later are in it, too.
+        """
         self._check_process()
-        return {view.storage.uri if self._several else None: self._archive_of(view) for view in self._views}
+        return _Archives(lambda: {self._source_of(view): self._archive_of(view) for view in self._views})
+
+    def _source_of(self, view: IndexView) -> str | None:
+        return view.storage.uri if self._several else None
 
     def _archive_of(self, view: IndexView) -> SegmentArchive:
         refresh = partial(self._read_log, view.storage.uri)
@@ -290,16 +319,8 @@ class IndexReader(Lookups[ItemT]):
         try:
             return self._opened([(shared.uri, partial(self._open_view, config, shared))], undo)
         except NotAnIndex as error:
-            look = (
-                f"listing what lies below {shared.uri}",
-                lambda: list(itertools.islice(child_storages(shared), _MAX_CHILDREN + 1)),
-            )
-            [children] = self._parts.in_time([look])
-            if len(children) > _MAX_CHILDREN:
-                raise InvalidArgument(
-                    f"{shared.uri} has more than {_MAX_CHILDREN} folders: name the indexes that are meant"
-                ) from None
-            views = self._opened([(child.uri, partial(self._open_child, child)) for child in children], undo)
+            [below] = self._parts.in_time([(f"listing what lies below {shared.uri}", partial(children, shared))])
+            views = self._opened([(child.uri, partial(self._open_child, child)) for child in below], undo)
             if not views:
                 raise NotAnIndex(f"{error}, and nothing directly below it is one") from None
         self._shared = shared
@@ -308,6 +329,28 @@ class IndexReader(Lookups[ItemT]):
     def _open_view(self, config: IndexConfig, backend: Storage | None) -> IndexView:
         return IndexView(config, self._clock, backend, self._parts)
 
+    def _adopt(self, child: Storage) -> bool:
+        """Read the index of a child from now on; return whether it has one. Raises as opening it."""
+        view = self._open_child(child)
+        if view is None:
+            return False
+        try:
+            _common_schema((*self._views, view))
+            with self._growing:
+                self._check_open()
+                if any(view.number == other.number for other in self._views):
+                    raise ConfigError(f"{view.storage.uri} is a copy, byte by byte, of an index beside it: remove one")
+                views = (*self._views, view)
+                # before its files are seen
+                self._engine.read_of({one.number: one.storage.uri for one in views})
+                self._catalogs = tuple(one.catalog for one in views)
+                self._cold_paths = tuple(one.cold for one in views)
+                self._views = views
+        except BaseException:
+            view.close()
+            raise
+        return True
+
     def _open_child(self, child: Storage) -> IndexView | None:
         """Return the view of an index below a prefix; None: the child has none. `CorruptFile`: its log is missing."""
         try:
@@ -315,6 +358,8 @@ class IndexReader(Lookups[ItemT]):
         except NotAnIndex:
             # every writer claims an epoch before it publishes anything, so this was an index whose log is missing
             if next(iter(child.list(epoch_name(1))), None) is not None:
+                with contextlib.suppress(NotAnIndex):  # a writer may have begun it in between
+                    return self._open_view(self.config, child)
                 raise CorruptFile(f"{child.uri}: {epoch_name(1)}", "is of an index whose log is not there") from None
             return None
 
@@ -372,66 +417,76 @@ class IndexReader(Lookups[ItemT]):
 
     def _ready(self) -> Files | None:
         begun_s = self._clock.monotonic_s()
-        for view in self._views:
-            if view.asks_before(begun_s):
+        for one in self._refreshed():
+            if one.asks_before(begun_s):
                 return None
         return self._files(begun_s)
+
+    def _refreshed(self) -> Sequence[Refreshed]:
+        return self._views if self._prefix is None else (*self._views, self._prefix)
 
     def _begin(self) -> Files:
         """Run due refreshes, in parallel; one with a deadline waits for half of its time, then they go on behind."""
         begun_s = self._clock.monotonic_s()
         left_s = remaining_s()
-        if left_s is None and len(self._views) == 1:
-            self._views[0].catch_up(self._views[0].tries, begun_s)
+        due = self._refreshed()
+        if left_s is None and len(due) == 1:
+            due[0].catch_up(due[0].tries, begun_s)
         else:
             until_s = None if left_s is None else time.monotonic() + left_s / 2
-            tries = [view.tries for view in self._views]
-            begun = self._begin_refreshes()
+            tries = [one.tries for one in due]
+            begun = self._begin_refreshes(due)
             ended, _ = wait(begun.values(), left_s / 2 if left_s is not None else None)
             for future in ended:
                 future.result()
-            for view, before in zip(self._views, tries, strict=True):
-                if view in begun:
+            for one, before in zip(due, tries, strict=True):
+                if one in begun:
                     continue
                 if until_s is None:
-                    view.catch_up(before, begun_s)
-                elif view.fails(begun_s):
-                    # by an error of an earlier refresh, or its age, while another thread may be reading the log anew
-                    view.join_refresh(until_s)
+                    one.catch_up(before, begun_s)
+                elif one.fails(begun_s):
+                    # by an error of an earlier refresh, or its age, while another thread may be reading it anew
+                    one.join_refresh(until_s)
         return self._files(begun_s)
 
     def _files(self, begun_s: float) -> Files:
+        # before the views: what could not be opened then is not among them
+        unopened = [] if self._prefix is None else self._prefix.problems(begun_s)
+        views = self._views
         # before the handles: these may be of a later state of the log, never of an earlier one
-        freshness = tuple([view.freshness for view in self._views if view.freshness is not None])
-        return Files(partial(self._handles, begun_s), freshness)
+        freshness = tuple([view.freshness for view in views if view.freshness is not None])
+        return Files(partial(self._handles, views, unopened, begun_s), freshness)
 
-    def _begin_refreshes(self) -> dict[IndexView, Future[None]]:
+    def _begin_refreshes(self, due: Sequence[Refreshed]) -> dict[Refreshed, Future[None]]:
         """Start the refreshes that are due and that no other thread runs, as far as threads are available."""
-        claimed: list[IndexView] = []
-        begun: dict[IndexView, Future[None]] = {}
+        claimed: list[Refreshed] = []
+        begun: dict[Refreshed, Future[None]] = {}
         try:
-            for view in self._views:
-                if view.claim_refresh():
-                    claimed.append(view)
-                    begun[view] = self._parts.begin(view.refresh_claimed)
+            for one in due:
+                if one.claim_refresh():
+                    claimed.append(one)
+                    begun[one] = self._parts.begin(one.refresh_claimed)
         except NoThread:
             # A lookup without a deadline refreshes in its own thread; one with a deadline answers from the view's
             # present state, and the next lookup tries again.
             pass
         finally:
-            for view in claimed[len(begun) :]:
-                view.release_claim()
+            for one in claimed[len(begun) :]:
+                one.release_claim()
         return begun
 
-    def _handles(self, begun_s: float, second_min: int, second_max: int) -> Sequence[Handle]:
+    def _handles(
+        self, views: Sequence[IndexView], unopened: list[Handle], begun_s: float, second_min: int, second_max: int
+    ) -> Sequence[Handle]:
         if not self._several:
-            found = self._views[0].handles(second_min, second_max, begun_s)
+            found = views[0].handles(second_min, second_max, begun_s)
         else:
             found = [
-                SourcedFile(handle, view.storage.uri, number, self._schema, self._sourced)
-                for number, view in zip(self._names, self._views, strict=True)
+                SourcedFile(handle, view.storage.uri, view.number, self._schema, self._sourced)
+                for view in views
                 for handle in view.handles(second_min, second_max, begun_s)
             ]
+            found += unopened
         # closing empties the catalogs, so what was found may be incomplete
         self._check_open()
         return found

@@ -151,7 +151,7 @@ def _parameters(parts: SplitResult) -> dict[str, str]:
     return found
 
 
-def child_storages(storage: Storage) -> Iterator[Storage]:
+def child_storages(storage: Storage, listed: Storage | None = None) -> Iterator[Storage]:
     """Yield the storages one step below `storage`, `uri/child` each, in order of name. Lazy.
 
     Any storage but a folder or a memory storage, a wrapper included, is read as an object store: its children are the
@@ -161,7 +161,7 @@ def child_storages(storage: Storage) -> Iterator[Storage]:
     if isinstance(storage, LocalStorage | MemoryStorage):
         yield from storage.children()
     else:
-        for name in _first_parts(storage):
+        for name in _first_parts(listed or storage):
             yield PrefixedStorage(storage, name)
 
 

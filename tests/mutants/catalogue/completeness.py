@@ -288,9 +288,9 @@ MUTANTS = (
     Mutant(
         "complete-however-old",
         "an answer is complete though the log has been hanging for hours",
-        "IndexView._is_too_old",
-        "return begun_s - self._refreshed_s > self._oldest_s()",
-        "return False",
+        "Refreshed._oldest_s",
+        "return self._interval_s + max(self._interval_s, _OVERDUE_S)",
+        "return 1e9",
         ("tests/unit/service/cold/test_overdue_logs.py::test_one_that_may_make_no_request_is_not_complete_either",),
     ),
     Mutant(

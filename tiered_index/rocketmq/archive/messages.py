@@ -119,8 +119,8 @@ class RocketmqMessages:
     ) -> None:
         self._store = StoreDirectory.open(store) if store is not None else None
         self._folder = self._store.commitlog if self._store is not None else None
-        self._archives: dict[str | None, SegmentArchive]
-        self._archives = {None: archive} if isinstance(archive, SegmentArchive) else dict(archive or {})
+        self._archives: Mapping[str | None, SegmentArchive]
+        self._archives = {None: archive} if isinstance(archive, SegmentArchive) else archive or {}
         if store is not None and len(self._archives) > 1:
             raise InvalidArgument(
                 f"the store {store} is one broker's, and {len(self._archives)} indexes are read: without it their "

@@ -308,7 +308,8 @@ class Lookups(ABC, Generic[ItemT]):
             raise InvalidArgument(f"file_id must be text, not {file_id!r:.80}")
         cached = [
             cold.fetch_filter(stored)
-            for cold, state in zip(self._cold_paths, self._log_states(), strict=True)
+            # an index may appear meanwhile, behind the others
+            for cold, state in zip(self._cold_paths, self._log_states(), strict=False)
             for stored in [*state.tables.get(file_id, ()), state.files.get(file_id)]
             if stored is not None
         ]
@@ -357,7 +358,9 @@ class Lookups(ABC, Generic[ItemT]):
         if limits is NO_LIMITS and (files := self._ready()) is not None:
             return missing.run(self._catalogs, answer, files, lookup, None)
         with LookupBudget(self._prices, limits).open() as budget:
-            return missing.run(self._catalogs, answer, self._begin(), lookup, budget)
+            # before the catalogs: an index that has appeared has one more
+            files = self._begin()
+            return missing.run(self._catalogs, answer, files, lookup, budget)
 
     @abstractmethod
     def _check_open(self, limits: LookupLimits = NO_LIMITS) -> None:

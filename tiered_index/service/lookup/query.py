@@ -89,6 +89,11 @@ class QueryEngine:
         self.folded = 0
         self._lock = threading.Lock()
 
+    def read_of(self, sources: Mapping[int, str]) -> None:
+        """Answer of these indexes from now on; call it before their files are seen."""
+        self.form = AnswerForm(self.schema, self.item_type, sources)
+        self.sources = sources
+
     def order_key(self, item: IndexItem) -> OrderKey:
         """Return where an entry that was answered stands in the order."""
         more: list[int] = []

@@ -39,19 +39,15 @@ from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor
 from tiered_index.service.log.session import check_descriptor
 from tiered_index.service.log.state import LogState
-from tiered_index.service.reading.parts import ReaderParts
+from tiered_index.service.reading.parts import ReaderParts, source_number
+from tiered_index.service.reading.refreshed import Refreshed, unread
 from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import Marker, Root, allow_many_files
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
-from tiered_index.storage.metering import MeteredStorage, Usage, active_context, deadline_at, remaining_s
+from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import Freshness
-
-# a storage that did not answer is tried again after this time at the latest
-_RETRY_S = 1.0
-# how late a refresh may be, or as long as the interval itself: after that no answer is complete
-_OVERDUE_S = 30.0
 
 
 class _Away(NamedTuple):
@@ -61,18 +57,14 @@ class _Away(NamedTuple):
     freshness: Freshness
 
 
-class IndexView:
+class IndexView(Refreshed):
     """An index that somebody else writes; a given `backend` is closed by the view. Raises as `IndexReader.open`."""
 
     def __init__(self, config: IndexConfig, clock: Clock, backend: Storage | None, parts: ReaderParts) -> None:
+        super().__init__(clock, config.refresh_interval_s, config.prices)
         self._config = config
-        self._clock = clock
         self._lock = threading.Lock()
         self._parts = parts
-        # taken by whoever begins a refresh that is due, and released by the thread that ends it
-        self._refreshing = threading.Lock()
-        # how often the log was read, or could not be
-        self.tries = 0
         # the state that the catalog shows; a reading that failed may have brought the log itself further
         self._shown = LogState()
         self._joining = threading.Lock()
@@ -104,17 +96,16 @@ class IndexView:
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
-        self._log_error: TieredIndexError | None = None
         # of the storage as the catalog shows it; None: the root is read, too, which has what is not published
         self.freshness: Freshness | None = None
-        # the view is as old as the beginning of its reading, however long that takes
-        self._refreshed_s = clock.monotonic_s()
         with contextlib.ExitStack() as undo:
             if opened is not None:
                 undo.callback(opened.close)
             self.genesis = self._open_log(marker)
             self.schema: Schema = self.genesis.layout.schema
             index_id = self.genesis.index_id
+            # what stands for the index in rows and cursors
+            self.number = source_number(index_id)
             self.cold = ColdPath(
                 self.storage,
                 keyed=self.schema.keyed,
@@ -204,69 +195,14 @@ class IndexView:
             except TimeoutError as error:
                 raise BudgetExceeded(f"timeout_s was reached while reading the log of {self.storage.uri}") from error
 
-    def claim_refresh(self) -> bool:
-        """Claim a due refresh that nobody runs, for `refresh_claimed` or `release_claim`; return whether."""
-        if not self._is_due() or not self._refreshing.acquire(blocking=False):
-            return False
-        if not self._is_due():
-            self._refreshing.release()
-            return False
-        return True
-
-    def release_claim(self) -> None:
-        """Leave the claimed refresh to the next lookup."""
-        self._refreshing.release()
-
-    def refresh_claimed(self) -> None:
-        """Run the claimed refresh; where it fails, or is too expensive, lookups say so and the next one tries again."""
-        try:
-            self._refresh_due()
-        finally:
-            self._refreshing.release()
-
     def asks_before(self, begun_s: float) -> bool:
-        """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
-        return self._root_view is not None or begun_s - self._refreshed_s >= self._config.refresh_interval_s
+        """As `Refreshed`; beside a root always, since its folders may have changed."""
+        return self._root_view is not None or super().asks_before(begun_s)
 
     def fails(self, begun_s: float) -> bool:
-        """Return whether a lookup that began at `begun_s` fails unless the log is read anew."""
-        away = self._root_view is not None and isinstance(self._log_error, StorageError)
-        return self._is_too_old(begun_s) or (self._log_error is not None and not away)
-
-    def join_refresh(self, until_s: float) -> None:
-        """Wait for the refresh of another thread, if there is one, until `until_s` of the monotonic clock at most."""
-        if self._refreshing.acquire(timeout=max(0.0, until_s - time.monotonic())):
-            self._refreshing.release()
-
-    def catch_up(self, tries: int, begun_s: float) -> None:
-        """Wait for a due refresh, or run it, for a lookup that began at `begun_s` after `tries` tries."""
-        if self._is_wanted(tries, begun_s):
-            with self._refreshing:
-                if self._is_wanted(tries, begun_s):
-                    self._refresh_due()
-
-    def _is_wanted(self, tries: int, begun_s: float) -> bool:
-        # a reading that ended meanwhile may have begun long before the lookup, where the process stood still in between
-        return (self.tries == tries and self._is_due()) or self._is_too_old(begun_s)
-
-    def _is_too_old(self, begun_s: float) -> bool:
-        """Return whether no answer to a lookup that began at `begun_s` is complete."""
-        return begun_s - self._refreshed_s > self._oldest_s()
-
-    def _oldest_s(self) -> float:
-        """Return how long ago the log may have been read for a complete answer."""
-        interval_s = self._config.refresh_interval_s
-        return interval_s + max(interval_s, _OVERDUE_S)
-
-    def _refresh_due(self) -> None:
-        """Read the log by at most half of the lookup's requests, but a listing and a record at least."""
-        left = active_context().requests_left
-        half = Usage(self.storage.prices, max_requests=None if left is None else max(min(left, 2), left // 2))
-        with contextlib.suppress(BudgetExceeded), self.storage.measure(half):
-            self._try(self.refresh)
-
-    def _is_due(self) -> bool:
-        return self._clock.monotonic_s() - self._refreshed_s >= self._config.refresh_interval_s
+        """As `Refreshed`; a root is read without the storage."""
+        away = self._root_view is not None and isinstance(self._error, StorageError)
+        return self._is_too_old(begun_s) or (self._error is not None and not away)
 
     def _read_for_all(self) -> LogState:
         with self._lock:
@@ -280,10 +216,9 @@ class IndexView:
         state = self._read_log()
         if self._closed:
             raise IndexClosed("the index was closed while its log was read")
-        self._log_error = None
+        self._error = None
         self._show(state)
-        self._refreshed_s = begun_s
-        self.tries += 1
+        self._refreshed_from(begun_s)
         return state
 
     def _show(self, state: LogState) -> None:
@@ -305,7 +240,7 @@ class IndexView:
         """Return what may hold answers in an inclusive range of epoch seconds, for a lookup that began at `begun_s`."""
         if self._root_view is None:
             # before the files: a refresh that ends in between vouches for later ones
-            error, refreshed_s = self._log_error, self._refreshed_s
+            error, refreshed_s = self._error, self._refreshed_s
             found = self.catalog.overlapping(second_min, second_max)
         else:
             stored = partial(self.catalog.overlapping, second_min, second_max)
@@ -316,32 +251,14 @@ class IndexView:
             if away is not None:
                 return RootOnly(found, away.freshness)
             refreshed_s = self._refreshed_s
-        # what is too old is so by more than this
-        late_s = begun_s - refreshed_s
-        if error is None and late_s > _OVERDUE_S and late_s > self._oldest_s():
-            error = BudgetExceeded(
-                f"the log of {self.storage.uri} was last read {late_s:.0f} s ago, and this lookup could not wait for it"
-            )
-        return found if error is None else found + _unread(error)
-
-    def _try(self, read: Callable[[], LogState]) -> None:
-        """Read the log; where it can't be read, or is damaged, lookups say so until a later try succeeds."""
-        try:
-            read()
-        except (StorageError, CorruptFile) as error:
-            self._failed(error)
-            self.tries += 1
-
-    def _failed(self, error: TieredIndexError) -> None:
-        self._log_error = error
-        self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._config.refresh_interval_s - _RETRY_S)
+        return found + self._problem(begun_s, refreshed_s, error, f"the log of {self.storage.uri}")
 
     def all_handles(self) -> list[Handle]:
         """Return the handles of all files; the caller must check afterwards that the view is still open."""
         if self._root_view is None:
             return self.catalog.all()
         found, error, away = self._local_and_stored(self._root_view, self.catalog.all)
-        return found + _unread(error or (away.error if away is not None else None))
+        return found + unread(error or (away.error if away is not None else None))
 
     def _local_and_stored(
         self, root_view: RootView, in_storage: Callable[[], list[Handle]]
@@ -353,11 +270,11 @@ class IndexView:
         # be read again where the folders, after the look, are as they were before it was last read.
         local = {handle.file_id: handle for handle in root_view.look()}
         changes = root_view.changes()
-        unread: TieredIndexError | None = self._log_error
+        unread: TieredIndexError | None = self._error
         if (changes is None or changes != self._changes) and unread is None:
             try:
                 self._try(self.read_on)
-                unread = self._log_error
+                unread = self._error
             except BudgetExceeded as error:
                 unread = error  # of this lookup only
             self._changes = changes if unread is None else None
@@ -406,11 +323,3 @@ def _backed(local: Handle, stored: Handle | None) -> Handle:
         # the root view keeps its handles, and a repair may have put another object in the place of theirs
         local.stored = stored.stored
     return local
-
-
-def _unread(error: TieredIndexError | None) -> list[Handle]:
-    """Return a handle that fails with the log's error, if there is one: no answer is complete then."""
-    if error is None:
-        return []
-    file = error.file if isinstance(error, CorruptFile) else "log"
-    return [DamagedFile(file, "storage", error)]

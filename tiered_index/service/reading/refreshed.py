@@ -1,0 +1,141 @@
+"""What a reader knows of a storage, read anew once `refresh_interval_s` has passed: by one thread, for all lookups.
+
+What could not be read fails lookups until a later try succeeds. So does what has not been read for too long.
+Threads: every method from any thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+
+from tiered_index.clock import Clock
+from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError, TieredIndexError
+from tiered_index.service.catalog.catalog import Handle
+from tiered_index.service.files.compacted import DamagedFile
+from tiered_index.storage.metering import PriceTable, Usage, active_context
+
+# a storage that did not answer is tried again after this time at the latest
+_RETRY_S = 1.0
+# how late a refresh may be, or as long as the interval itself: after that no answer is complete
+_OVERDUE_S = 30.0
+
+
+class Refreshed(ABC):
+    """Base of what is refreshed before lookups."""
+
+    def __init__(self, clock: Clock, interval_s: float, prices: PriceTable) -> None:
+        self._clock = clock
+        self._interval_s = interval_s
+        self._prices = prices
+        # taken by whoever begins a refresh that is due, and released by the thread that ends it
+        self._refreshing = threading.Lock()
+        # how often it was read, or could not be
+        self.tries = 0
+        self._error: TieredIndexError | None = None
+        # it is as old as the beginning of its reading, however long that takes
+        self._refreshed_s = clock.monotonic_s()
+
+    @abstractmethod
+    def refresh(self) -> object:
+        """Read what is new; `_refreshed_from` is called where that succeeds."""
+
+    def claim_refresh(self) -> bool:
+        """Claim a due refresh that nobody runs, for `refresh_claimed` or `release_claim`; return whether."""
+        if not self._is_due() or not self._refreshing.acquire(blocking=False):
+            return False
+        if not self._is_due():
+            self._refreshing.release()
+            return False
+        return True
+
+    def release_claim(self) -> None:
+        """Leave the claimed refresh to the next lookup."""
+        self._refreshing.release()
+
+    def refresh_claimed(self) -> None:
+        """Run the claimed refresh; where it fails, or is too expensive, lookups say so and the next one tries again."""
+        try:
+            self._refresh_due()
+        finally:
+            self._refreshing.release()
+
+    def asks_before(self, begun_s: float) -> bool:
+        """Return whether a lookup that begins at `begun_s` may make requests before it reads a file."""
+        return begun_s - self._refreshed_s >= self._interval_s
+
+    def fails(self, begun_s: float) -> bool:
+        """Return whether a lookup that began at `begun_s` fails unless there is a refresh."""
+        return self._is_too_old(begun_s) or self._error is not None
+
+    def join_refresh(self, until_s: float) -> None:
+        """Wait for the refresh of another thread, if there is one, until `until_s` of the monotonic clock at most."""
+        if self._refreshing.acquire(timeout=max(0.0, until_s - time.monotonic())):
+            self._refreshing.release()
+
+    def catch_up(self, tries: int, begun_s: float) -> None:
+        """Wait for a due refresh, or run it, for a lookup that began at `begun_s` after `tries` tries."""
+        if self._is_wanted(tries, begun_s):
+            with self._refreshing:
+                if self._is_wanted(tries, begun_s):
+                    self._refresh_due()
+
+    def _is_wanted(self, tries: int, begun_s: float) -> bool:
+        # a reading that ended meanwhile may have begun long before the lookup, where the process stood still in between
+        return (self.tries == tries and self._is_due()) or self._is_too_old(begun_s)
+
+    def _is_due(self) -> bool:
+        return self._clock.monotonic_s() - self._refreshed_s >= self._interval_s
+
+    def _is_too_old(self, begun_s: float) -> bool:
+        """Return whether no answer to a lookup that began at `begun_s` is complete."""
+        return begun_s - self._refreshed_s > self._oldest_s()
+
+    def _oldest_s(self) -> float:
+        """Return how long ago it may have been read for a complete answer."""
+        return self._interval_s + max(self._interval_s, _OVERDUE_S)
+
+    def _refresh_due(self) -> None:
+        """Refresh by at most half of the lookup's requests, but a listing and a record at least."""
+        context = active_context()
+        left = context.requests_left
+        half = Usage(self._prices, max_requests=None if left is None else max(min(left, 2), left // 2))
+        with contextlib.suppress(BudgetExceeded), context.counting(half).active():
+            self._try(self.refresh)
+
+    def _try(self, read: Callable[[], object]) -> None:
+        """Call `read`; where it can't read, or what it reads is damaged, lookups say so until a later try succeeds."""
+        try:
+            read()
+        except (StorageError, CorruptFile) as error:
+            self._failed(error)
+            self.tries += 1
+
+    def _failed(self, error: TieredIndexError) -> None:
+        self._error = error
+        self._refreshed_s = self._clock.monotonic_s() - max(0.0, self._interval_s - _RETRY_S)
+
+    def _refreshed_from(self, begun_s: float) -> None:
+        """Note a reading that succeeded and began at `begun_s`."""
+        self._refreshed_s = begun_s
+        self.tries += 1
+
+    def _problem(self, begun_s: float, refreshed_s: float, error: TieredIndexError | None, what: str) -> list[Handle]:
+        """Return a file that fails with `error`, or with the age of `what` that was read at `refreshed_s`, if any."""
+        late_s = begun_s - refreshed_s
+        # what is too old is so by more than this
+        if error is None and late_s > _OVERDUE_S and late_s > self._oldest_s():
+            error = BudgetExceeded(f"{what} was last read {late_s:.0f} s ago, and this lookup could not wait for it")
+        return unread(error)
+
+
+def unread(error: TieredIndexError | None, source: str | None = None) -> list[Handle]:
+    """Return a file that fails with an error, if there is one: no answer is complete then."""
+    if error is None:
+        return []
+    file = DamagedFile(error.file if isinstance(error, CorruptFile) else "log", "storage", error)
+    file.source = source
+    return [file]
