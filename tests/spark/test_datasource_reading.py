@@ -21,7 +21,6 @@ from pyspark.sql.datasource import (
     In,
     InputPartition,
     IsNotNull,
-    IsNull,
     LessThan,
     LessThanOrEqual,
     Not,
@@ -100,7 +99,15 @@ def scan(uri, *filters, source=ApartEntrySource, columns=None, **options):
 def rows_of(tables):
     rows = [row for table in tables for row in table.to_pylist()]
     return Counter(
-        (r["topic"], r["key_hash"], r["key"], r["queue_id"], r["offset"], r["size"], int(r["timestamp"].timestamp()))
+        (
+            r["topic"],
+            r["key_hash"],
+            r.get("key"),
+            r["queue_id"],
+            r["offset"],
+            r["size"],
+            int(r["timestamp"].timestamp()),
+        )
         for r in rows
     )
 
@@ -125,29 +132,24 @@ def at(ms):
     return dt.datetime.fromtimestamp(0, dt.UTC) + dt.timedelta(milliseconds=ms)
 
 
-KEY, TOPIC, HASH, TIME = ("key",), ("topic",), ("key_hash",), ("timestamp",)
+TOPIC, HASH, TIME = ("topic",), ("key_hash",), ("timestamp",)
 MIDDLE = BEGIN_MS + DAY_MS
 CASES = {
-    "key_and_topic": (
-        [IsNotNull(KEY), EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders")],
+    "key key-0 and topic": (
+        [IsNotNull(TOPIC), EqualNullSafe(TOPIC, "orders")],
         lambda r: (r["topic"], r["key"]) == ORDERS,
     ),
-    "key_of_any_topic": ([EqualNullSafe(KEY, "key-7")], lambda r: r["key"] == "key-7"),
-    "keys": (
-        [In(KEY, ["key-7", "nobody's", None, ""]), In(TOPIC, ["orders", "payments"])],
+    "key key-7 of any topic": ([IsNotNull(TOPIC)], lambda r: r["key"] == "key-7"),
+    "key key-7 and topics": (
+        [In(TOPIC, ["orders", "payments", None, ""])],
         lambda r: r["key"] == "key-7" and r["topic"] in ("orders", "payments"),
     ),
-    "keys_twice": ([In(KEY, ["key-7", "key-8"]), In(KEY, ["key-8", "key-9"])], lambda r: r["key"] == "key-8"),
-    "two_keys": ([EqualTo(KEY, "key-7"), EqualTo(KEY, "key-8")], lambda r: False),
-    "key_and_hash": (
-        [In(KEY, ["key-7", "key-0"]), EqualTo(HASH, hash_key(*ORDERS))],
-        lambda r: (r["topic"], r["key"]) == ORDERS,
-    ),
-    "key_and_time": (
-        [EqualTo(KEY, "key-0"), LessThanOrEqual(TIME, at(MIDDLE))],
+    "key key-0 and hash": ([EqualTo(HASH, hash_key(*ORDERS))], lambda r: (r["topic"], r["key"]) == ORDERS),
+    "key key-0 and time": (
+        [LessThanOrEqual(TIME, at(MIDDLE))],
         lambda r: r["key"] == "key-0" and r["timestamp_ms"] // 1000 <= MIDDLE // 1000,
     ),
-    "key_of_no_time": ([EqualTo(KEY, "key-0"), LessThan(TIME, at(-5_000))], lambda r: False),
+    "key key-0 of no time": ([LessThan(TIME, at(-5_000))], lambda r: False),
     "hashes": ([In(HASH, [hash_key(*ORDERS), 5, -1])], lambda r: hash_key(r["topic"], r["key"]) == hash_key(*ORDERS)),
     "topic": ([EqualTo(TOPIC, "überweisung")], lambda r: r["topic"] == "überweisung"),
     "no_topic": ([EqualTo(TOPIC, "nothing")], lambda r: False),
@@ -160,7 +162,6 @@ CASES = {
         [
             Not(EqualTo(TOPIC, "orders")),
             EqualTo(("size",), 5),
-            IsNull(KEY),
             Not(EqualTo(TIME, at(5))),
             StringStartsWith(TOPIC, "o"),
             EqualTo(TIME, dt.datetime(2020, 1, 1)),
@@ -174,10 +175,15 @@ CASES = {
 def test_pushed_filters(written, case):
     uri, rows = written
     filters, keep = CASES[case]
-    assert rows_of(scan(uri, *filters)) == expected(rows, keep, keyed="key" in case)
-    # a Spark that mixes up the scans of a frame gets everything, whatever is pushed, and no key is looked for
-    if "key" not in case:
-        assert rows_of(scan(uri, *filters, source=EntrySource)) == expected(rows)
+    key = {"key": case.split()[1]} if "key" in case else {}
+    assert rows_of(scan(uri, *filters, **key)) == expected(rows, keep, keyed=bool(key))
+    # a Spark that mixes up the scans of a frame gets everything, whatever it would push
+    if not key:
+        made = EntrySource({"path": uri})
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, PUSHING, sys)
+            reader = made.reader(made.schema())
+        assert type(reader).pushFilters is DataSourceReader.pushFilters
 
 
 def test_each_entry_is_in_one_partition(written):
@@ -201,7 +207,7 @@ def test_a_giant_slot_is_cut_and_read_by_time(tmp_path):
     parts = scan(uri, maxPartitionBytes="40k")
     assert len(parts) == 4 and rows_of(parts) == expected(table.to_pylist())
     assert max(map(len, parts)) < count // 2
-    late = scan(uri, EqualTo(KEY, "key-0"), GreaterThanOrEqual(TIME, at(MIDDLE)))
+    late = scan(uri, GreaterThanOrEqual(TIME, at(MIDDLE)), key="key-0")
     assert sum(map(len, late)) == sum(r["timestamp_ms"] // 1000 >= MIDDLE // 1000 for r in table.to_pylist())
 
 
@@ -238,9 +244,7 @@ def test_extended_schemas_and_some_columns(extended):
 
 
 def test_keys_whose_hashes_collide(tmp_path):
-    """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too, and `IN` gives
-    both.
-    """
+    """RocketMQ's entries have no fingerprint: what one key's lookup finds another one's finds, too."""
     uri = f"file://{tmp_path}/storage"
     with IndexService.open(
         root=tmp_path / "root", storage=uri, preset="rocketmq", slots=64, items=100, background=False
@@ -250,54 +254,35 @@ def test_keys_whose_hashes_collide(tmp_path):
         index.seal()
         index.run_lifecycle()
     by_key = {
-        key: Counter(r["offset"] for table in scan(uri, EqualTo(KEY, key)) for r in table.to_pylist())
-        for key in ("Aa", "BB")
+        key: Counter(r["offset"] for table in scan(uri, key=key) for r in table.to_pylist()) for key in ("Aa", "BB")
     }
     assert by_key["Aa"] == by_key["BB"] and len(by_key["Aa"]) >= 3
-    both = Counter((r["key"], r["offset"]) for table in scan(uri, In(KEY, ["Aa", "BB"])) for r in table.to_pylist())
-    assert both == Counter((key, offset) for key, offsets in by_key.items() for offset in offsets.elements())
     assert sum(len(table) for table in scan(uri)) == 4
 
 
-@pytest.mark.parametrize(
-    "pushed", [EqualTo(KEY, "k"), StringStartsWith(KEY, "k"), Not(EqualTo(KEY, "k")), IsNotNull(KEY)]
-)
-def test_filters_that_need_an_unknown_key_are_refused(written, pushed):
+def test_a_scan_has_no_key_that_could_be_compared(written):
     uri, _ = written
-    with pytest.raises(InvalidArgument, match=r"option\('key'"):
-        scan(uri, pushed, source=EntrySource)
-    if not isinstance(pushed, EqualTo):
-        with pytest.raises(InvalidArgument, match="= or IN"):
-            scan(uri, pushed, source=EntrySource, pushdown="on")
-    assert scan(uri, pushed, source=EntrySource, key="nobody's") == []
-
-
-@pytest.mark.parametrize("mode", ["auto", "on", "off"])
-def test_only_pushdown_on_asks_for_filters(written, mode):
-    """Spark refuses a reader that takes filters where its configuration is off, and tells so: without any, `key =`
-    would find nothing.
-    """
-    uri, _ = written
-    made = EntrySource({"path": uri, "pushdown": mode})
-    assert (type(made.reader(made.schema())).pushFilters is not DataSourceReader.pushFilters) == (mode == "on")
+    for options, columns in (({}, []), ({"key": "key-0"}, ["key"])):
+        made = EntrySource({"path": uri, **options})
+        assert [name for name in made.schema().names if name == "key"] == columns
+    with pytest.raises(SchemaMismatch, match="column 'key' was wanted as string, and there is no such column"):
+        EntrySource({"path": uri}).reader(StructType().add("key", "string")).partitions()
 
 
 def test_a_schema_of_the_user_may_have_other_letters(extended):
     uri = extended
-    made = ApartEntrySource({"path": uri})
+    made = ApartEntrySource({"path": uri, "key": "k"})
     kinds = {column.name: column.dataType for column in made.schema()}
     names = ("REGION", "Offset", "KEY", "Topic", "TimeStamp")
     whole = StructType([StructField(name, kinds[name.lower()]) for name in names])
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(sys.modules, PUSHING, sys)
         reader = made.reader(whole)
-    list(reader.pushFilters([EqualTo(("KEY",), "k"), EqualTo(("Topic",), "t")]))
+    list(reader.pushFilters([EqualTo(("Topic",), "t")]))
     [found] = [batch for part in reader.partitions() for batch in reader.read(part)]
     assert found.to_pylist() == [
         {"REGION": 7, "Offset": 5, "KEY": "k", "Topic": "t", "TimeStamp": at(BASE_MS // 1000 * 1000)}
     ]
-    with pytest.raises(InvalidArgument, match="not their texts"):
-        scan(uri, EqualTo(("KEY",), "k"), source=EntrySource)
 
 
 def test_bad_options_and_places(written, tmp_path):
@@ -311,7 +296,7 @@ def test_bad_options_and_places(written, tmp_path):
     refused(InvalidArgument, "beginMs is an integer, not 'x'", beginMs="x")
     refused(InvalidArgument, "is after end_ms", beginMs="2", endMs="1")
     refused(InvalidArgument, "maxPartitionBytes is a number of bytes", maxPartitionBytes="0")
-    refused(InvalidArgument, "pushdown is auto or on or off", pushdown="maybe")
+    refused(InvalidArgument, "unknown option 'pushdown'", pushdown="on")
     refused(InvalidArgument, "a key is empty", key="")
     refused(InvalidArgument, "topic is empty", topic=" ")
     refused(InvalidArgument, "no path is given", place="")
@@ -345,14 +330,14 @@ def test_a_lookup_reads_a_directory_and_a_range_of_each_file(stored):
     uri, rows, proxy, files = stored
     assert len(files) == 3
     proxy.reset()
-    assert rows_of(scan(uri, EqualTo(KEY, "key-0"), EqualTo(TOPIC, "orders"))) == expected(
+    assert rows_of(scan(uri, EqualTo(TOPIC, "orders"), key="key-0")) == expected(
         rows, lambda r: r["key"] == "key-0", keyed=True
     )
     counts = proxy.counts()
     assert {key: count.requests for (method, ranged, key), count in counts.items() if ranged} == dict.fromkeys(files, 2)
     proxy.reset()
     last = max(r["timestamp_ms"] for r in rows)
-    assert scan(uri, EqualTo(KEY, "nobody's"), GreaterThanOrEqual(TIME, at(last // 1000 * 1000))) == []
+    assert scan(uri, GreaterThanOrEqual(TIME, at(last // 1000 * 1000)), key="nobody's") == []
     assert sum(count.requests for (_, ranged, _), count in proxy.counts().items() if ranged) == 2
 
 

@@ -120,12 +120,16 @@ _SOURCE = "org.apache.spark.sql.execution.datasources.v2.python.PythonDataSource
 
 
 def register(spark: SparkSession) -> None:
-    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session, with filters pushed. Idempotent.
+    """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session, and the table function
+    ``tiered_index_lookup``. Idempotent.
 
     Raises `ConfigError` without PySpark 4.2. Logs a warning where a write could fail because Spark speculates.
     """
     try:
+        from pyspark.sql.functions import udtf
+
         from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
+        from tiered_index.spark.datasource.lookup_function import NAME, LookupFunction
         from tiered_index.spark.datasource.messages import MessageSource
     except ImportError as error:
         raise ConfigError(f"data sources need PySpark 4.2 or later ({error}): {install_hint('spark')}") from error
@@ -133,6 +137,8 @@ def register(spark: SparkSession) -> None:
     with _active(spark):
         spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)
         spark.dataSource.register(MessageSource)
+        function: Any = udtf(LookupFunction)
+        spark.udtf.register(NAME, function)
     if spark.conf.isModifiable(_PUSHDOWN):
         spark.conf.set(_PUSHDOWN, "true")
     warn_of_denials(lambda name, default: str(spark.conf.get(name, default)))

@@ -3,7 +3,7 @@
 A reader is pickled before `partitions` is called, so partitions carry all that tasks need. Spark up to 4.3.0 keeps what
 `partitions` returned with the DataFrame that was loaded, not with a scan of it: after `df.filter(...)` was planned,
 `df.count()` reads the filtered partitions. A reader that leaves entries out would then return too few rows without an
-error, so filters prune only where scans are kept apart or the user says that a DataFrame is read in one way (pushdown).
+error, so filters prune only where scans are kept apart.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from tiered_index.spark.datasource.reading import Selection, TaskPlan, plan_task
 from tiered_index.spark.datasource.writing import STREAM_OPTIONS, WRITE_OPTIONS, EntryStreamWriter, EntryWriter
 from tiered_index.spark.executors import StorageAddress, arrow_schema
 
-_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "pushdown", "explain")
+_OPTIONS = ("topic", "key", "beginMs", "endMs", "maxPartitionBytes", "explain")
 _PARTITION_BYTES = 64 << 20
 _COLUMNS = arrow_schema(
     "topic string, key_hash int, key string, queue_id int, offset long, size int, timestamp timestamp"
 )
+_KEY = "key"
 # What holds every value of a stored column in Spark, which has no unsigned integers.
 _EXTRA = {f"i{size}": pa.from_numpy_dtype(f"i{size}") for size in (1, 2, 4, 8)}
 _EXTRA |= {"u1": pa.int16(), "u2": pa.int32(), "u4": pa.int64(), "u8": pa.decimal128(20, 0)}
 _EXTRA |= {"f2": pa.float32(), "f4": pa.float32(), "f8": pa.float64()}
 _PUSHING = "pyspark.sql.worker.data_source_pushdown_filters"
-_ADVICE = "give option('key', ...), or option('pushdown', 'on') to a DataFrame that is read under one filter"
 
 
 class EntrySource(DataSource):
@@ -53,22 +53,18 @@ class EntrySource(DataSource):
     def schema(self) -> StructType:
         """Return the columns of the index's entries; reads its log. Raises as the storage does."""
         options = self._options()
-        Selection.of_options(options)
-        return columns_of(_schema_of(_address(options).state("schema")))
+        selection = Selection.of_options(options)
+        return columns_of(_schema_of(_address(options).state("schema")), keyed=selection.keys is not None)
 
     def reader(self, schema: StructType) -> EntryReader:
-        """Return a reader, one that takes filters where Spark is about to push some, or where pushdown is ``on``."""
+        """Return a reader, one that takes filters where Spark is about to push some and none can do harm."""
         options = self._options()
-        mode = options.choice("pushdown", ("auto", "on", "off"))
         selection = Selection.of_options(options)
         size = options.size("maxPartitionBytes") or _PARTITION_BYTES
         address = _address(options)
-        # where it is on, Spark refuses a reader of filters unless it pushes: `key =` would find nothing without
-        if mode != "on" and not is_pushing():
-            return EntryReader(address, selection, size, schema)
-        return PushedEntryReader(
-            address, selection, size, schema, prunes=mode == "on" or (mode == "auto" and self.scans_are_apart)
-        )
+        # where it doesn't push, Spark refuses a reader that takes filters
+        pushed = self.scans_are_apart and is_pushing()
+        return (PushedEntryReader if pushed else EntryReader)(address, selection, size, schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> EntryWriter:
         """Return the writer of a DataFrame."""
@@ -102,7 +98,7 @@ class EntryReader(DataSourceReader):
     def partitions(self) -> list[InputPartition]:
         """Return a partition a task, all of one log position. Driver."""
         state = self.address.state("plan")
-        require_columns(self.schema, columns_of(_schema_of(state)), f"the index in {self.address.uri}")
+        require_columns(self.schema, self._columns(_schema_of(state)), f"the index in {self.address.uri}")
         return [TaskPartition(task) for task in plan_tasks(state, self.selection, self.partition_bytes)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -111,23 +107,21 @@ class EntryReader(DataSourceReader):
             plan: TaskPlan = partition.value
             with self.address.open("task") as (storage, line):
                 line.log_number, line.files = plan.log_number, len({part.stored.name for part in plan.parts})
-                own = require_columns(self.schema, columns_of(plan.schema), f"the index in {self.address.uri}")
+                own = require_columns(self.schema, self._columns(plan.schema), f"the index in {self.address.uri}")
                 for batch in read_task(plan, storage, to_arrow_schema(own, timezone="UTC")):
                     line.rows += len(batch)
                     yield batch.rename_columns(self.schema.names)
 
+    def _columns(self, schema: Schema) -> StructType:
+        return columns_of(schema, keyed=self.selection.keys is not None)
 
-@dataclass(eq=False)
+
 class PushedEntryReader(EntryReader):
     """Plans and reads one scan under pushed filters. Spark evaluates all of them again."""
 
-    prunes: bool = False
-
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802 - Spark's name
-        """Narrow the selection. Driver. Raises `InvalidArgument` for a filter on a key that isn't known."""
-        if self.prunes:
-            self.selection = self.selection.narrowed(filters)
-        self.selection.check_keys_known(filters, "filter key by = or IN" if self.prunes else _ADVICE)
+        """Narrow the selection. Driver."""
+        self.selection = self.selection.narrowed(filters)
         return filters
 
 
@@ -141,8 +135,11 @@ def is_pushing() -> bool:
     return _PUSHING in sys.modules or (main is not None and main.name == _PUSHING)
 
 
-def columns_of(schema: Schema) -> StructType:
-    """Return the columns of entries. Raises `SchemaMismatch` for one that Spark can't hold or tell from another."""
+def columns_of(schema: Schema, *, keyed: bool = False) -> StructType:
+    """Return the columns of entries, with `key` where `keyed`: an index stores no keys, so that a scan has none.
+
+    Raises `SchemaMismatch` for one that Spark can't hold or tell from another.
+    """
     columns = {field.name: field.type for field in _COLUMNS}
     for extra in schema.caller_columns:
         dtype = np.dtype(extra.dtype)
@@ -152,6 +149,8 @@ def columns_of(schema: Schema) -> StructType:
             problem = lacks if kind is None else "has a name that another column has in Spark"
             raise SchemaMismatch(f"column {extra.name!r} of schema {schema.name} {problem}")
         columns[extra.name] = kind
+    if not keyed:
+        del columns[_KEY]
     return from_arrow_schema(pa.schema(columns))
 
 

@@ -1,15 +1,15 @@
 """A read of the entries data source: which entries it selects, what each task reads, and the reading in tasks.
 
-An entry holds no key's text, so the column `key` is null but where `key =` or `IN` names texts; other filters on it are
-refused. A scan yields every stored entry once, a lookup a row for each key that finds one: duplicates of an identity
-are not removed, as `query` does. Memory of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
+An entry holds no key's text, so that only a read of one key, by option, has a column `key`. A scan yields every stored
+entry once, a lookup a row for each entry of its key: duplicates of an identity are not removed, as `query` does. Memory
+of a task: one object's directory, 8 MiB of items and what Arrow makes of them.
 """
 
 from __future__ import annotations
 
 import datetime as dt
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -79,20 +79,11 @@ class Selection:
             elif values is None:
                 continue
             elif column == "topic":
-                selection = replace(selection, topics=_both(selection.topics, _valid(values, check_topic)))
-            elif column == "key":
-                selection = replace(selection, keys=_both(selection.keys, _valid(values, check_key)))
+                selection = replace(selection, topics=_both(selection.topics, _valid(values)))
             elif column == "key_hash":
                 hashes = frozenset(value for value in values if type(value) is int)
                 selection = replace(selection, hashes=_both(selection.hashes, hashes))
         return selection
-
-    def check_keys_known(self, filters: Iterable[Any], advice: str) -> None:
-        """Raise `InvalidArgument`, ending with `advice`, where a filter needs `key` and none is asked for."""
-        needing = [one for one in filters if _column_of(one) == "key" and type(one).__name__ != "IsNull"]
-        if self.keys is None and needing:
-            why = "entries have hashes of keys, not their texts: the column key is null here, and no filter on it holds"
-            raise InvalidArgument(f"{why}; {advice}")
 
 
 def _column_of(pushed: Any) -> str:
@@ -110,11 +101,11 @@ def _equal_values(pushed: Any) -> Sequence[Any] | None:
     return list(pushed.value) if kind == "In" else None
 
 
-def _valid(values: Iterable[Any], check: Callable[[object], str]) -> frozenset[str]:
+def _valid(values: Iterable[Any]) -> frozenset[str]:
     found = set()
     for value in values:
         try:
-            found.add(check(value))
+            found.add(check_topic(value))
         except InvalidArgument:
             continue  # nothing was ever put under it
     return frozenset(found)
@@ -343,7 +334,6 @@ def _arrow(columns: dict[str, Any], metadata: Metadata, wanted: Any) -> pa.Recor
 
 
 def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) -> Any:
-    count = len(columns["offset"])
     if name == "timestamp":
         return pa.array(columns["second"] * 1_000_000).cast(kind)
     if name == "topic" and "topic" not in columns:
@@ -354,8 +344,6 @@ def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) ->
         known[known] = ids[order][at[known]] == columns["topic_id"][known]
         texts = pa.array([metadata.topics[i][1] for i in order.tolist()], pa.string())
         return pa.DictionaryArray.from_arrays(pa.array(at.astype(np.int32), mask=~known), texts).cast(kind)
-    if name not in columns:
-        return pa.nulls(count, kind)  # the key, where none is asked for
     values = columns[name]
     if isinstance(values, list) or values.dtype.kind == "S":
         return pa.array(list(values), kind)

@@ -1,0 +1,105 @@
+"""`tiered_index_lookup(uri, topic, key[, begin_ms, end_ms])`: lookups from SQL, a table function that also joins
+laterally with a table of keys. docs/spark-sources.md.
+
+`analyze` runs on the driver, and reads the index's log for its columns. An instance belongs to one task, and its reader
+follows the log: rows of one query may be of several log positions where the index changes meanwhile.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import decimal
+from collections.abc import Iterator
+from operator import attrgetter
+from typing import Any
+
+from pyspark.sql.types import DecimalType, StructType
+from pyspark.sql.udtf import AnalyzeArgument, AnalyzeResult
+
+from tiered_index.clock import SystemClock
+from tiered_index.config import IndexConfig
+from tiered_index.errors import InvalidArgument
+from tiered_index.format.schema import Schema
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.reader import IndexReader
+from tiered_index.spark.datasource.entries import columns_of
+from tiered_index.spark.executors import StorageAddress
+
+NAME = "tiered_index_lookup"
+# of one page: more than a lookup finds, unless its key is very hot
+_PAGE = 1_000_000
+_USAGE = f"{NAME}('URI', topic, key[, begin_ms, end_ms])"
+
+
+class LookupFunction:
+    """The entries of one key of one topic, in answer order, newest first; each identity once, as `query` answers.
+
+    A topic or key that is null finds nothing. Raises as `IndexReader.query`: an answer is whole or an error.
+    """
+
+    def __init__(self) -> None:
+        self._reader: IndexReader | None = None
+        self._uri = ""
+
+    @staticmethod
+    def analyze(
+        uri: AnalyzeArgument,
+        topic: AnalyzeArgument,
+        key: AnalyzeArgument,
+        begin_ms: AnalyzeArgument | None = None,
+        end_ms: AnalyzeArgument | None = None,
+    ) -> AnalyzeResult:
+        """Return the columns: those of a read with the option key. Raises `InvalidArgument`, as the storage."""
+        if not uri.isConstantExpression or not isinstance(uri.value, str):
+            raise InvalidArgument(f"{_USAGE}: the URI is one text, and no column")
+        for name, given, kinds in (
+            ("topic", topic, ("string", "void")),
+            ("key", key, ("string", "void")),
+            ("begin_ms", begin_ms, ("int", "bigint", "void")),
+            ("end_ms", end_ms, ("int", "bigint", "void")),
+        ):
+            if given is not None and (kind := given.dataType.simpleString()) not in kinds:
+                needed = "text is" if kinds[0] == "string" else "epoch milliseconds (unix_millis(time)) are"
+                raise InvalidArgument(f"{_USAGE}: {name} is {kind}; {needed} needed")
+        with StorageAddress(uri.value).open() as storage:
+            genesis = StorageLog(storage, SystemClock()).open().genesis
+        assert genesis is not None
+        return AnalyzeResult(columns_of(genesis.layout.schema, keyed=True))
+
+    def eval(
+        self, uri: str, topic: str | None, key: str | None, begin_ms: int | None = None, end_ms: int | None = None
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of one lookup. Executor."""
+        if topic is None or key is None:
+            return
+        if self._reader is None or uri != self._uri:
+            self.terminate()
+            self._reader, self._uri = IndexReader.open(config=IndexConfig(storage=StorageAddress(uri).uri)), uri
+        reader = self._reader
+        cursor, more = None, _columns(reader.genesis.layout.schema)
+        while True:
+            page = reader.query(topic, key, begin_ms, end_ms, _PAGE, cursor)
+            for item in page.items:
+                second = dt.datetime.fromtimestamp(item.timestamp_ms // 1000, dt.UTC)
+                known = (item.topic, item.key_hash, key, item.queue_id, item.offset, item.size, second)
+                yield (*known, *(value(item) for value in more))
+            if page.cursor is None:
+                return
+            cursor = page.cursor
+
+    def terminate(self) -> None:
+        """Let go of the index at the end of a task."""
+        reader, self._reader = self._reader, None
+        if reader is not None:
+            reader.close()
+
+
+def _columns(schema: Schema) -> list[Any]:
+    """Return what gets each of the caller's columns of an item, as Spark takes it."""
+    columns: StructType = columns_of(schema)
+    return [
+        (lambda item, name=one.name: decimal.Decimal(getattr(item, name)))
+        if isinstance(columns[one.name].dataType, DecimalType)
+        else attrgetter(one.name)
+        for one in schema.caller_columns
+    ]
