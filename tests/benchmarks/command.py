@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import replace
 from enum import StrEnum
 from typing import Annotated, Any
@@ -16,6 +17,7 @@ from tests.benchmarks.machine.setting import ColdAmounts
 from tests.benchmarks.machine.writing import COMPACT, PAUSE, PUT, UPLOAD
 from tests.benchmarks.running import Items, Out, Preset, Quick, RootDir, Rounds, Slots, check_places, layout_of, measure
 from tests.benchmarks.setting import SparkAmounts, SparkSetting
+from tests.benchmarks.soak import soak
 from tests.benchmarks.spark import Spark
 from tests.benchmarks.spark_lookup import SparkLookup
 from tiered_index.cli.main import run
@@ -77,6 +79,8 @@ def benchmarks(
       python -m tests.benchmarks spark --entries 4000000 --keys 10000 --out bench.json
 
       python -m tests.benchmarks spark-lookup --scale 100000000 --keys 1000000
+
+      python -m tests.benchmarks soak --help
     """
     check_places(session, suites, {"cold": check_storage, "spark": place_of_uri})
     names = _chosen(session, suites)
@@ -104,15 +108,25 @@ def _chosen(session: Session, suites: list[SuiteName] | None) -> list[str]:
     return chosen
 
 
-app = typer.Typer(
-    add_completion=False,
-    rich_markup_mode="rich",
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
-app.command()(benchmarks)
+def _program(function: Any) -> typer.Typer:
+    program = typer.Typer(
+        add_completion=False,
+        rich_markup_mode="rich",
+        pretty_exceptions_enable=False,
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+    program.command()(function)
+    return program
+
+
+app = _program(benchmarks)
+# programs with options of their own
+PROGRAMS = {"soak": _program(soak)}
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run one command line (the process's own by default) and exit with its code."""
-    run(arguments, app, "python -m tests.benchmarks")
+    given = sys.argv[1:] if arguments is None else arguments
+    if given and given[0] in PROGRAMS:
+        run(given[1:], PROGRAMS[given[0]], f"python -m tests.benchmarks {given[0]}")
+    run(given, app, "python -m tests.benchmarks")

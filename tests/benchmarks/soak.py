@@ -1,0 +1,347 @@
+"""`python -m tests.benchmarks soak`: one index under load for a long time; memory and latencies by minute.
+
+Producers put at a fixed rate with the time of now, the background life cycle compacts, uploads and expires, a thread
+merges, and readers compare each answer with the model: number n of a producer has key n mod KEYS, so a key's answer
+follows from the first number and the second of each batch. An answer holds every entry that was acknowledged before the
+lookup began, and none that was not yet put when it ended. Threads: two producers, two readers, one that merges, and the
+caller's, which samples.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import numpy as np
+import numpy.typing as npt
+import typer
+
+from tests.benchmarks.machine.figures import facts
+from tests.benchmarks.machine.setting import scratch
+from tests.benchmarks.running import Out, RootDir
+from tiered_index import IndexConfig, IndexReader, IndexService, QueryResult, Retention, merge
+from tiered_index.cli.output import human_bytes
+from tiered_index.cli.session import Session, command
+from tiered_index.errors import BackPressure, InvalidArgument
+
+KEYS = 5_000
+_TOPIC = "orders"
+_BATCH = 1_000
+_PRODUCERS = 2
+_READERS = 2
+_GRACE_S = 3_600.0
+# a seal every so many seconds at most, so that merges and expiry have files to work on
+_SEAL_S = 60.0
+_SPARKS = "▁▂▃▄▅▆▇█"
+_RATIO_FROM_MINUTE = 10
+_LATENCIES = ("put p50", "put p99", "query p50", "query p99")
+
+I64 = npt.NDArray[np.int64]
+
+
+class Ledger:
+    """The batches of one producer: the first number and the second of each, and how many are begun and acknowledged.
+
+    Threads: one that puts, any that read. A batch is noted before its put begins.
+    """
+
+    def __init__(self) -> None:
+        self._firsts = np.zeros(1 << 20, np.int64)
+        self._seconds = np.zeros(1 << 20, np.int64)
+        self.begun = 0
+        self.acknowledged = 0
+
+    def begin(self, second: int) -> int:
+        """Note a batch of the second, and return its first number."""
+        first = self.begun * _BATCH
+        self._firsts[self.begun], self._seconds[self.begun] = first, second
+        self.begun += 1
+        return first
+
+    def numbers(self, key: int, batches: int, low: int, high: int) -> tuple[I64, I64]:
+        """Return the numbers of the key in the first `batches` within [low, high] epoch seconds, and their seconds."""
+        firsts, seconds = self._firsts[:batches], self._seconds[:batches]
+        numbers = firsts + (key - firsts) % KEYS
+        chosen = (numbers < firsts + _BATCH) & (seconds >= low) & (seconds <= high)
+        return numbers[chosen], seconds[chosen]
+
+
+@dataclass
+class Minute:
+    """What a minute of the soak looked like; bytes and latencies as their names say."""
+
+    minute: int
+    entries: int
+    answers: int
+    rss_bytes: int
+    descriptors: int
+    threads: int
+    root_bytes: int
+    storage_bytes: int
+    put_p50_us: float
+    put_p99_us: float
+    query_p50_us: float
+    query_p99_us: float
+
+
+class Soak:
+    """One run. `wrong` holds what an answer lacked or had too much."""
+
+    def __init__(self, config: IndexConfig, rate: int, seed: int) -> None:
+        self._config, self._rate, self._seed = config, rate, seed
+        self._ledgers = [Ledger() for _ in range(_PRODUCERS)]
+        self._over = threading.Event()
+        self._lock = threading.Lock()
+        self._put_us: list[float] = []
+        self._query_us: list[float] = []
+        self.answers = 0
+        self.back_pressure = 0
+        self.merged = 0
+        self.wrong: list[str] = []
+
+    def run(self, minutes: float) -> Iterator[Minute]:
+        """Put, look up and merge for so many minutes; yield what each was. Raises what a thread fails by."""
+        failures: list[BaseException] = []
+
+        def guarded(work: Any, *arguments: Any) -> None:
+            try:
+                work(*arguments)
+            except BaseException as error:  # noqa: BLE001 - raised below, in the caller's thread
+                failures.append(error)
+                self._over.set()
+
+        with IndexService.open(self._config) as index:
+            works = [
+                *((self._produce, index, number) for number in range(_PRODUCERS)),
+                *((self._read, index, number) for number in range(_READERS)),
+                (self._merge,),
+            ]
+            threads = [threading.Thread(target=guarded, args=work) for work in works]
+            for thread in threads:
+                thread.start()
+            try:
+                whole = max(1, round(minutes))
+                for minute in range(1, whole + 1):
+                    if self._over.wait(60 * minutes / whole):
+                        break
+                    yield self._sample(minute)
+            finally:
+                self._over.set()
+                for thread in threads:
+                    thread.join()
+            if failures:
+                raise failures[0]
+            index.seal()
+            index.run_lifecycle()
+        with IndexReader.open(config=self._config.model_copy(update={"root": None})) as reader:
+            rng = random.Random(self._seed)
+            for _ in range(200):
+                self._check(reader, rng)
+
+    def _produce(self, index: IndexService, number: int) -> None:
+        ledger, pause_s = self._ledgers[number], _BATCH * _PRODUCERS / self._rate
+        step = np.arange(_BATCH)
+        names = np.array([f"key-{key}" for key in range(KEYS)], dtype=object)
+        due_s = time.monotonic()
+        while not self._over.wait(max(0.0, due_s - time.monotonic())):
+            due_s += pause_s
+            second = int(time.time())
+            first = ledger.begin(second)
+            columns = {
+                "topic": np.full(_BATCH, _TOPIC),
+                "queue_id": np.full(_BATCH, number, np.int32),
+                "key": names[(first + step) % KEYS],
+                "offset": first + step,
+                "size": np.full(_BATCH, 100, np.int32),
+                "timestamp_ms": np.full(_BATCH, second * 1000),
+            }
+            while True:
+                started_s = time.perf_counter()
+                try:
+                    index.put_batch(columns, source=f"producer-{number}", source_position=first + _BATCH)
+                    break
+                except BackPressure:
+                    self.back_pressure += 1
+                    time.sleep(0.05)
+            with self._lock:
+                self._put_us.append((time.perf_counter() - started_s) * 1e6)
+            ledger.acknowledged = ledger.begun
+
+    def _read(self, index: IndexService, number: int) -> None:
+        rng = random.Random(self._seed * 1_000 + number)
+        while not self._over.wait(0.01):
+            started_s = time.perf_counter()
+            self._check(index, rng)
+            with self._lock:
+                self._query_us.append((time.perf_counter() - started_s) * 1e6)
+
+    def _check(self, index: IndexService | IndexReader, rng: random.Random) -> None:
+        key, now = rng.randrange(KEYS), int(time.time())
+        low = now - rng.choice([10, 60, 300, 3_600])
+        before = [ledger.acknowledged for ledger in self._ledgers]
+        answer = index.query(_TOPIC, f"key-{key}", low * 1000, None, max_count=1_000_000)
+        wrong = self._wrong(answer, key, before, low)
+        self.answers += 1
+        if wrong:
+            self.wrong.append(f"key-{key} from {low}: {wrong}")
+
+    def _wrong(self, answer: QueryResult, key: int, before: list[int], low: int) -> str | None:
+        """Return what is wrong with an answer, if anything."""
+        if answer.status != "complete":
+            return f"status {answer.status}"
+        found = [(item.timestamp_ms // 1000, item.offset, item.queue_id) for item in answer]
+        if found != sorted(set(found), key=lambda place: (-place[0], -place[1], place[2])):
+            return "out of order, or twice"
+        horizon = max(low, -(-(answer.expired_before_ms or 0) // 1000))
+        for number, (ledger, acknowledged) in enumerate(zip(self._ledgers, before, strict=True)):
+            mine = {(second, offset) for second, offset, queue in found if queue == number}
+            least = set(zip(*reversed(ledger.numbers(key, acknowledged, horizon, 1 << 40)), strict=True))
+            most = set(zip(*reversed(ledger.numbers(key, ledger.begun, low, 1 << 40)), strict=True))
+            if least - mine:
+                return f"{len(least - mine)} entries of producer {number} are missing: {sorted(least - mine)[:3]}"
+            if mine - most:
+                return f"{len(mine - most)} entries of producer {number} were never put: {sorted(mine - most)[:3]}"
+        return None
+
+    def _merge(self) -> None:
+        while not self._over.wait(60):
+            self.merged += merge(str(self._config.storage), window="1m", s3=self._config.s3).sources
+
+    def _sample(self, minute: int) -> Minute:
+        with self._lock:
+            puts, self._put_us = self._put_us, []
+            queries, self._query_us = self._query_us, []
+        put, query = (np.percentile(values or [0.0], (50, 99)).round(1).tolist() for values in (puts, queries))
+        assert self._config.root is not None
+        local = str(self._config.storage).removeprefix("file://")
+        return Minute(
+            minute,
+            sum(ledger.acknowledged for ledger in self._ledgers) * _BATCH,
+            self.answers,
+            _rss_bytes(),
+            len(os.listdir("/proc/self/fd")),
+            threading.active_count(),
+            _folder_bytes(self._config.root),
+            _folder_bytes(Path(local)) if local.startswith("/") else 0,
+            *put,
+            *query,
+        )
+
+
+def _rss_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def _folder_bytes(folder: Path) -> int:
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += Path(place, name).stat().st_blocks * 512
+            except FileNotFoundError:  # it moved on
+                continue
+    return total
+
+
+def sparkline(values: list[float]) -> str:
+    """Return a bar a value, from 0 to the greatest."""
+    most = max([*values, 0.0]) or 1.0
+    return "".join(_SPARKS[min(7, int(value / most * 8))] for value in values)
+
+
+@command
+def soak(
+    session: Session,
+    minutes: Annotated[float, typer.Option(min=0.05, help="How long.")] = 30.0,
+    rate: Annotated[int, typer.Option(min=1_000, help="Entries a second.")] = 20_000,
+    keep: Annotated[float, typer.Option(min=1, help="Seconds after which entries expire.")] = 600.0,
+    items: Annotated[int, typer.Option(min=10_000, help="Items a file.")] = 400_000,
+    seed: Annotated[int, typer.Option(help="Seed of the lookups.")] = 1,
+    root_dir: RootDir = None,
+    out: Out = None,
+) -> int:
+    """Run one index under load: two producers, background life cycle, expiry, a merge a minute, two readers.
+
+    Each answer is compared with a model. Prints memory, descriptors, threads, disk, and the p50 and p99 of puts (a
+    batch of 1,000) and lookups, by minute. Without --storage the objects lie in a folder, which is deleted at the end.
+    Exit code 1: an answer was wrong.
+
+    [bold]Examples[/bold]
+
+      python -m tests.benchmarks soak --minutes 30 --out soak.json
+
+      python -m tests.benchmarks soak --minutes 5 --storage "s3://bucket/soak?endpoint_url=http://127.0.0.1:7480"
+    """
+    if session.root is not None:
+        raise InvalidArgument("soak makes a root of its own in --root-dir: leave --root out")
+    base = (root_dir or Path(os.environ.get("TMPDIR", "/var/tmp"))).absolute()
+    base.mkdir(parents=True, exist_ok=True)
+    with scratch(base) as folder:
+        config = IndexConfig.load(
+            session.config_file,
+            root=folder / "root",
+            storage=session.storage or f"file://{folder / 'storage'}",
+            slots=items // 4,
+            items=items,
+            seal_after_s=_SEAL_S,
+            local_keep_s=120.0,
+            retention=Retention(age_s=keep, grace_s=_GRACE_S),
+        )
+        run, rows = Soak(config, rate, seed), []
+        machine = facts(folder)
+        for row in run.run(minutes):
+            rows.append(row)
+            session.out.note(
+                f"minute {row.minute}: {row.entries:,} entries, {row.answers:,} answers, {len(run.wrong)} wrong, "
+                f"{human_bytes(row.rss_bytes)} resident"
+            )
+    tenth = rows[min(_RATIO_FROM_MINUTE, len(rows)) - 1]
+    document: dict[str, Any] = {
+        "status": "wrong" if run.wrong else "ok",
+        "machine": machine,
+        "minutes": [asdict(row) for row in rows],
+        "entries": rows[-1].entries,
+        "answers": run.answers,
+        "wrong": run.wrong[:10],
+        "wrong_answers": len(run.wrong),
+        "back_pressure": run.back_pressure,
+        "merged_files": run.merged,
+        "memory_ratio": round(max(row.rss_bytes for row in rows[rows.index(tenth) :]) / tenth.rss_bytes, 2),
+    }
+    if out is not None:
+        out.write_text(json.dumps(document, indent=2) + "\n")
+    session.out.answer(document)
+    columns = ("minute", "entries", "resident", "fds", "threads", "root", "storage", *_LATENCIES)
+    shown = rows[:: max(1, len(rows) // 10)]
+    cells = [
+        (
+            row.minute,
+            f"{row.entries:,}",
+            *(human_bytes(row.rss_bytes), row.descriptors, row.threads),
+            *(human_bytes(row.root_bytes), human_bytes(row.storage_bytes)),
+            *(f"{us / 1000:.2f} ms" for us in (row.put_p50_us, row.put_p99_us, row.query_p50_us, row.query_p99_us)),
+        )
+        for row in shown
+    ]
+    session.out.table(columns, cells, right=" ".join(columns))
+    session.out.fields(
+        {
+            "resident": sparkline([float(row.rss_bytes) for row in rows]),
+            "descriptors": sparkline([float(row.descriptors) for row in rows]),
+            "root": sparkline([float(row.root_bytes) for row in rows]),
+            "query p99": sparkline([row.query_p99_us for row in rows]),
+            "memory": f"{document['memory_ratio']} times minute {tenth.minute} at most",
+            "answers": f"{run.answers:,}, {len(run.wrong)} wrong",
+            "merged": f"{run.merged:,} files",
+        }
+    )
+    for text in run.wrong[:10]:
+        session.out.line(f"WRONG {text}")
+    return 1 if run.wrong else 0
