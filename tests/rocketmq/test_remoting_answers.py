@@ -553,6 +553,23 @@ def test_a_key_sees_its_topics_only(index, store, messages):
     asyncio.run(ask())
 
 
+def test_entries_of_places_of_other_topics_are_no_window(index, store, messages):
+    """A key of some topics got another answer where a message of another topic begins than where none does."""
+    other = next(m for m in messages if m.topic == "TopicOrder" and m.is_visible)
+    for key, more in (("begins", 0), ("within", 4)):
+        index.put("TopicPay", other.queue_id, key, other.physical_offset + more, other.size, other.store_ms)
+
+    async def ask():
+        keys = {"pay": AccessKey(SECRET, ("TopicP",))}
+        async with client_of(index, store=store, keys=keys) as client:
+            for key in ("begins", "within"):
+                command = Command(code=QUERY, fields={"AccessKey": "pay", **by_key("TopicPay", key)})
+                answer = await client.ask(QUERY, {**command.fields, "Signature": signature(command, SECRET)})
+                assert (answer.code, answer.remark) == (22, "1 of 1 messages can not be had: 1 missing")
+
+    asyncio.run(ask())
+
+
 def test_a_folder_that_is_no_store_is_refused(index, tmp_path):
     with pytest.raises(InvalidArgument):
         asyncio.run(serve_remoting(index, port=0, store=tmp_path / "none"))

@@ -84,8 +84,16 @@ _log = logging.getLogger(__name__)
 class _Asker:
     """Who asks, who sees some topics only, and what was looked up in the index so far."""
 
-    sees: _Sees
+    # None: every topic
+    topics: _Sees | None
     answer: MessagesResult | None = None
+
+    def sees(self, topic: str) -> bool:
+        return self.topics is None or self.topics(topic)
+
+    def narrowed(self, messages: RocketmqMessages) -> RocketmqMessages:
+        """Return messages as who asks may get them."""
+        return messages if self.topics is None else messages.seen_by(self.topics)
 
 
 @dataclass(eq=False)
@@ -208,10 +216,10 @@ class ReadOnlyBroker:
         text = f" request type {request.code} not supported"
         return request.answered(ResponseCode.REQUEST_CODE_NOT_SUPPORTED, text)
 
-    def look_up(self, request: Command, local: Host, sees: _Sees = lambda _: True) -> Command:
+    def look_up(self, request: Command, local: Host, sees: _Sees | None = None) -> Command:
         """Return the response to a request for which `answer_at_once` has none; it reads files and the storage.
 
-        Topics that `sees` refuses are none for it.
+        Topics that `sees` refuses are none for it. None: it sees every topic.
         """
         budget = LookupBudget(self._index.config.prices, self._limits)
         try:
@@ -328,11 +336,11 @@ class ReadOnlyBroker:
         begin_ms, end_ms = max(begin_ms, 0), min(end_ms, MAX_TIMESTAMP_MS)
         if wanted <= 0 or begin_ms > end_ms or not asker.sees(topic):
             return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
-        source = _Fitting(self._messages(), unique, _ROOM_BYTES)
+        source = _Fitting(asker.narrowed(self._messages()), unique, _ROOM_BYTES)
         asker.answer = answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, source=source)
         messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
         if unique and not answer.messages:
-            messages = self._of_offset_id(topic, key)
+            messages = self._of_offset_id(topic, key, asker)
         remark = self._shortfall(topic, key, answer.messages)
         fields = self._updated(answer)
         if not messages:
@@ -366,7 +374,7 @@ class ReadOnlyBroker:
 
     def _view(self, request: Command, local: Host, asker: _Asker) -> Command:
         offset = number_of(request, "offset")
-        found = [message for message in self._at(offset) if asker.sees(message.topic)] if offset >= 0 else []
+        found = self._at(offset, asker) if offset >= 0 else []
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
         found = [message for message in found if message.store_host == local] or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
@@ -376,13 +384,13 @@ class ReadOnlyBroker:
         text = f"can not find message by the offset, {offset}{several}"
         return request.answered(ResponseCode.SYSTEM_ERROR, text)
 
-    def _of_offset_id(self, topic: str, key: str) -> list[Message]:
+    def _of_offset_id(self, topic: str, key: str, asker: _Asker) -> list[Message]:
         """Return the topic's message whose place is named by what was asked for as a unique key, as tools do."""
         try:
             host, offset = decode_offset_msg_id(key)
         except InvalidArgument:
             return []
-        return [message for message in self._at(offset) if message.store_host == host and message.topic == topic]
+        return [one for one in self._at(offset, asker) if one.store_host == host and one.topic == topic]
 
     # where messages are
 
@@ -393,11 +401,11 @@ class ReadOnlyBroker:
     def _messages(self) -> RocketmqMessages:
         return RocketmqMessages(self._store, self._archives(), root=self._root)
 
-    def _at(self, offset: int) -> list[Message]:
-        """Return the messages, each once, that the logs have at an offset."""
+    def _at(self, offset: int, asker: _Asker) -> list[Message]:
+        """Return the messages, each once, that the logs have at an offset and who asks may see."""
         found: dict[Message, None] = {}
         for source in self._logs():
-            fetched = source.at(offset)
+            fetched = asker.narrowed(source).at(offset)
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
             elif fetched.read_from is not None:

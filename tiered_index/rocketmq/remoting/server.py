@@ -198,7 +198,7 @@ class RemotingServer:
         def look_up() -> Command:
             if time.monotonic() - received_s > limits.queued_s:
                 return busy(request)
-            response = self.broker.look_up(request, local, key.sees)
+            response = self.broker.look_up(request, local, None if key.topics is None else key.sees)
             if self._told is not None:
                 self._told(request, response)
             return response
