@@ -8,13 +8,15 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import IO, Annotated, Any, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.csv
 import pyarrow.parquet as pq
 from typer import Option
 
@@ -29,7 +31,18 @@ from tiered_index.format.unsealed import UnsealedTable
 from tiered_index.service.lookup.export import Export
 from tiered_index.storage.disk import Disk
 
-Format = Literal["parquet", "ndjson", "arrow", "rocketmq"]
+Format = Literal["parquet", "ndjson", "csv", "arrow", "rocketmq"]
+# the format of a file, by the ending of its name
+_ENDINGS: dict[str, Format] = {
+    ".parquet": "parquet",
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".json": "ndjson",
+    ".csv": "csv",
+    ".arrow": "arrow",
+    ".feather": "arrow",
+}
+_STDOUT = Path("-")
 # rows of a row group, and of one write
 _ROWS = 1 << 18
 
@@ -122,25 +135,57 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
 class NdjsonWriter:
     """A JSON object a line: printable ASCII, bytes as hexadecimal text."""
 
-    def __init__(self, path: Path) -> None:
-        self._lines = path.open("w")
+    def __init__(self, sink: IO[bytes]) -> None:
+        self._sink = sink
 
     def write_table(self, table: pa.Table) -> None:
         """Write the rows."""
-        self._lines.writelines(f"{json.dumps(row)}\n" for row in json_rows(table))
+        self._sink.writelines(f"{json.dumps(row)}\n".encode() for row in json_rows(table))
+
+    def close(self) -> None:
+        """Leave the file to whoever has opened it."""
+
+
+class _CsvWriter:
+    """A header and a line a row; bytes as hexadecimal text."""
+
+    def __init__(self, sink: IO[bytes], schema: pa.Schema) -> None:
+        kinds = [pa.field(f.name, pa.string()) if _is_bytes(f.type) else f for f in schema]
+        self._schema = pa.schema(kinds)
+        self._writer = pyarrow.csv.CSVWriter(sink, self._schema)
+
+    def write_table(self, table: pa.Table) -> None:
+        """Write the rows."""
+        for place, field in enumerate(table.schema):
+            if _is_bytes(field.type):
+                texts = [None if value is None else value.hex() for value in table[place].to_pylist()]
+                table = table.set_column(place, field.name, pa.array(texts, pa.string()))
+        self._writer.write_table(table.cast(self._schema))
 
     def close(self) -> None:
         """End the file."""
-        self._lines.close()
+        self._writer.close()
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
 
 
 @command
 def export(
     session: Session,
     out: Annotated[
-        Path, Option(metavar="PATH", help="The file, or for rocketmq the folder, to make.", show_default=False)
+        Path,
+        Option(metavar="PATH", help="The file, or for rocketmq the folder, to make; - is stdout.", show_default=False),
     ],
-    form: Annotated[Format, Option("--format", help="What is written.")] = "parquet",
+    form: Annotated[
+        Format | None,
+        Option(
+            "--format",
+            help="What is written; by default as the name ends, else parquet; ndjson for -.",
+            show_default=False,
+        ),
+    ] = None,
     topic: Annotated[list[str] | None, Option(help="Only this topic; several times.", show_default=False)] = None,
     begin: Annotated[
         int | None, Option(parser=time_option, metavar="T", help=f"Only from here on: {TIME}.", show_default=False)
@@ -164,11 +209,17 @@ def export(
 
       tiered-index export --storage s3://bucket/index --out entries.parquet
 
-      tiered-index export --root /data/index --topic orders --begin 2026-11-01 --out orders.ndjson --format ndjson
+      tiered-index export --root /data/index --topic orders --begin 2026-11-01 --out orders.ndjson
+
+      tiered-index export --root /data/index --topic orders --out - --format csv | sort
 
       tiered-index export --storage file:///tmp/store --out tiered_index_file --format rocketmq --slots 5000000 --items
       20000000
     """
+    form = form or _format_of(out)
+    if out == _STDOUT and (form == "rocketmq" or session.out.as_json):
+        wrong = "--json" if session.out.as_json else "--format rocketmq"
+        raise InvalidArgument(f"--out - has the entries on stdout, so {wrong} has no place there: give a file")
     if (slots or items) and form != "rocketmq":
         raise InvalidArgument(f"{'--slots' if slots else '--items'} is for --format rocketmq")
     config = session.config()
@@ -181,6 +232,11 @@ def export(
                     writer.write_table(table)
                     progress.update(entries.entries, f"{human_count(entries.entries)} entries")
     unknown = [name for name in dict.fromkeys(topic or ()) if name not in entries.known_topics]
+    if out == _STDOUT:
+        session.out.note(f"{counted(entries.entries, 'entry', 'entries')}, checksum {entries.checksum:016x}")
+        if lost:
+            session.out.note(_without(lost))
+        return 0
     size_bytes = sum(path.stat().st_size for path in (out.iterdir() if out.is_dir() else (out,)))
     document: dict[str, Any] = {
         "status": "complete",
@@ -210,8 +266,22 @@ def export(
     for name in unknown:
         session.out.line(unknown_topic(name, entries.known_topics))
     if lost:
-        session.out.line(f"without what {counted(len(lost), 'file')} held that the storage lost for good")
+        session.out.line(_without(lost))
     return 0
+
+
+def _without(lost: Sequence[object]) -> str:
+    return f"without what {counted(len(lost), 'file')} held that the storage lost for good"
+
+
+def _format_of(out: Path) -> Format:
+    """Return the format that the name of a file says. Raises `InvalidArgument` for a compressed one."""
+    if out == _STDOUT:
+        return "ndjson"
+    ending = out.suffix.lower()
+    if ending in (".gz", ".zst", ".bz2", ".xz"):
+        raise InvalidArgument(f"--out {out}: an export is not compressed so; write `--out - | gzip > {out}`")
+    return _ENDINGS.get(ending, "parquet")
 
 
 def _tables(entries: Export) -> Iterator[pa.Table]:
@@ -229,21 +299,39 @@ def _tables(entries: Export) -> Iterator[pa.Table]:
 @contextlib.contextmanager
 def _made(out: Path, form: Format, entries: Export, slots: int | None, items: int | None) -> Iterator[_Writer]:
     """Yield what writes; after the block all is there, or nothing. Raises `InvalidArgument`, `DiskFull`."""
+    if out == _STDOUT:
+        with _stdout() as sink, contextlib.closing(_writer(form, sink, entries.schema)) as writer:
+            yield writer
+        return
     check_new(out, "an export is written to a name of its own", is_folder=form == "rocketmq")
     with made_whole(out) as partial, contextlib.ExitStack() as stack:
-        writer: Any
-        if form == "parquet":
-            writer = pq.ParquetWriter(partial, entries.schema, compression="zstd")
-        elif form == "arrow":
-            writer = pa.ipc.new_file(stack.enter_context(pa.OSFile(str(partial), "wb")), entries.schema)
-        elif form == "ndjson":
-            writer = NdjsonWriter(partial)
-        else:
+        if form == "rocketmq":
             layout = rocketmq_layout(entries.entry_schema, entries.hash, slots, items)
             partial.mkdir()
-            writer = RocketmqFiles(partial, layout)
-        stack.callback(writer.close)
-        yield writer
+            yield stack.enter_context(contextlib.closing(RocketmqFiles(partial, layout)))
+        else:
+            sink = stack.enter_context(partial.open("wb"))
+            yield stack.enter_context(contextlib.closing(_writer(form, sink, entries.schema)))
+
+
+def _writer(form: Format, sink: IO[bytes], schema: pa.Schema) -> Any:
+    if form == "parquet":
+        return pq.ParquetWriter(sink, schema, compression="zstd", write_page_checksum=True)
+    if form == "arrow":
+        return pa.ipc.new_file(sink, schema)
+    return _CsvWriter(sink, schema) if form == "csv" else NdjsonWriter(sink)
+
+
+@contextlib.contextmanager
+def _stdout() -> Iterator[IO[bytes]]:
+    """Yield stdout for bytes. Raises `DiskFull`, and `BrokenPipeError` where nobody reads on."""
+    try:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise DiskFull(f"stdout can't be written: {error.strerror or error}") from error
 
 
 def check_new(out: Path, own: str, *, is_folder: bool = False) -> None:

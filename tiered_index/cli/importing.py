@@ -15,10 +15,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, get_args
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from typer import Argument, Option
 
 from tiered_index.cli.options import Items, Patience, Slots, Wait
@@ -26,10 +25,13 @@ from tiered_index.cli.output import human_count, human_seconds, states
 from tiered_index.cli.progress import PatientPut, flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.messages import LocalFile, StoredFile, json_object, opened_place
-from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.cli.sources.parquet import DAMAGE, ParquetTable
+from tiered_index.config import IndexConfig
+from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument
 from tiered_index.format.hashing import HashRule
 from tiered_index.format.layout import Layout
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Schema
+from tiered_index.service.answers.incoming import bounded_lines
 from tiered_index.service.index import IndexService
 from tiered_index.service.lookup.export import METADATA, entries_checksum, export_schema
 from tiered_index.service.root import Root
@@ -59,13 +61,15 @@ class ExportedFile:
             line = handle.readline() if head[:1] == b"{" else b""
         try:
             if head.startswith(b"PAR1"):
-                with place.ranges() as handle, pq.ParquetFile(handle) as parquet:
-                    return cls._told(place, "parquet", parquet.metadata.num_rows, parquet.schema_arrow)
+                table = ParquetTable(place)
+                return cls._told(place, "parquet", table.rows, table.schema)
             if head.startswith(b"ARROW1"):
                 with place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
                     rows = sum(arrow.get_batch(number).num_rows for number in range(arrow.num_record_batches))
                     return cls._told(place, "arrow", rows, arrow.schema)
-        except (pa.ArrowException, OSError) as error:
+        except InvalidArgument:
+            raise
+        except (*DAMAGE, ConfigError, ValueError, TypeError, LookupError) as error:
             raise CorruptFile(str(place), f"can't be read: {error}") from error
         if line or not head:
             return cls(
@@ -86,7 +90,11 @@ class ExportedFile:
                 f"{place} doesn't say of which index its entries are: `export` did not write it. A table of messages "
                 "with their keys is for `ingest`"
             )
-        return cls(place, kind, rows, names, json.loads(schema.metadata[METADATA]))
+        about = json.loads(schema.metadata[METADATA])
+        if about["offset_space"] not in get_args(IndexConfig.model_fields["offset_space"].annotation):
+            raise ValueError(f"metadata name the offset space {about['offset_space']!r:.80}")
+        Layout.from_json(about["layout"])
+        return cls(place, kind, rows, names, about)
 
     def settings(self, preset: str | None, rule: HashRule | None, root: Path | None) -> dict[str, Any]:
         """Return the settings of an index that takes the entries; preset and rule are what the user says of NDJSON.
@@ -145,22 +153,24 @@ class ExportedFile:
                 with self.place.open() as handle:
                     yield from self._of_lines(handle, wanted)
             elif self.kind == "parquet":
-                with self.place.ranges() as handle, pq.ParquetFile(handle, pre_buffer=True) as parquet:
-                    for batch in parquet.iter_batches(_ROWS):
-                        yield batch.select(wanted.names).cast(wanted)
+                for _, rows in ParquetTable(self.place).read(wanted.names):
+                    yield from rows.cast(wanted).combine_chunks().to_batches()
             else:
                 with self.place.ranges() as handle, pa.ipc.open_file(handle) as arrow:
                     for number in range(arrow.num_record_batches):
-                        yield arrow.get_batch(number).select(wanted.names).cast(wanted)
-        except (pa.ArrowException, OSError) as error:
+                        batch = arrow.get_batch(number)
+                        batch.validate(full=True)
+                        yield batch.select(wanted.names).cast(wanted)
+        except DAMAGE as error:
             raise CorruptFile(str(self.place), f"can't be read: {error}") from error
 
     def _of_lines(self, handle: IO[bytes], wanted: Any) -> Iterator[pa.RecordBatch]:
         packed = [field.name for field in wanted if pa.types.is_binary(field.type)]
         number = 0
-        while lines := list(islice(handle, _ROWS)):
-            rows = [json_object(line, f"{self.place}, line {at:,}: ") for at, line in enumerate(lines, number + 1)]
-            number += len(lines)
+        lines = bounded_lines(handle.readline, f"{self.place}, ")
+        while some := list(islice(lines, _ROWS)):
+            rows = [json_object(line, f"{self.place}, line {at:,}: ") for at, line in enumerate(some, number + 1)]
+            number += len(some)
             try:
                 for name in packed:
                     for row in rows:

@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from tiered_index.cli.output import counted
-from tiered_index.cli.sources.messages import json_object
+from tiered_index.cli.sources.messages import LocalFile, json_object
+from tiered_index.cli.sources.parquet import ParquetTable
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.incoming import bounded_lines, check_names
 from tiered_index.service.answers.rows import check_key, check_range, check_topic
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.types import Lookup, parse_time
@@ -26,7 +27,6 @@ FIELDS = ("topic", "key", "begin_ms", "end_ms")
 """The columns of a lookup."""
 _CSV, _PARQUET = (".csv", ".csv.gz"), (".parquet",)
 _NDJSON = (".ndjson", ".jsonl", ".json", ".ndjson.gz", ".jsonl.gz", ".json.gz")
-_ROWS = 100_000
 
 
 def read_lookups(file: Path, begin_ms: int | None, end_ms: int | None, max_count: int) -> Iterator[Lookup]:
@@ -85,27 +85,25 @@ def _csv_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
 
 def _ndjson_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
     with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(bounded_lines(lines.readline, f"{file}: "), 1):
             if line.strip():
                 yield f"line {number:,}", json_object(line, f"{file}: line {number:,}: ")
 
 
 def _parquet_rows(file: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    with pq.ParquetFile(file) as opened:
-        names = opened.schema_arrow.names
-        _check_columns(file, names)
-        number = 0
-        for batch in opened.iter_batches(_ROWS, columns=[name for name in FIELDS if name in names]):
-            for name in batch.schema.names:
-                if pa.types.is_timestamp(batch[name].type):
-                    place = batch.schema.get_field_index(name)
-                    batch = batch.set_column(place, name, milliseconds(batch[name]))
-            for fields in batch.to_pylist():
-                number += 1
-                yield f"row {number:,}", fields
+    table = ParquetTable(LocalFile(file))
+    names = table.schema.names
+    _check_columns(file, names)
+    for first, rows in table.read([name for name in FIELDS if name in names]):
+        for name in rows.column_names:
+            if pa.types.is_timestamp(rows[name].type):
+                rows = rows.set_column(rows.column_names.index(name), name, milliseconds(rows[name]))
+        for number, fields in enumerate(rows.to_pylist(), first + 1):
+            yield f"row {number:,}", fields
 
 
 def _check_columns(file: Path, names: Sequence[str]) -> None:
+    check_names(names, FIELDS, str(file))
     if missing := [name for name in ("topic", "key") if name not in names]:
         raise InvalidArgument(f"{file}: column {missing[0]!r} is missing; it has {', '.join(names) or 'none'}")
 

@@ -124,7 +124,7 @@ class KeysOut:
 
                 yield write
             else:
-                yield stack.enter_context(contextlib.closing(NdjsonWriter(partial))).write_table
+                yield NdjsonWriter(stack.enter_context(partial.open("wb"))).write_table
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -104,6 +104,31 @@ def test_others_open_it_as_a_table(exported, tmp_path):
         assert list(frame.columns) == COLUMNS
 
 
+def test_the_end_of_the_name_says_the_format(exported, run_here, original, tmp_path):
+    told = {name: exported(name) for name in ("e.csv", "e.ndjson", "e.jsonl", "e.arrow", "e.feather", "e.parquet", "e")}
+    formats = ["csv", "ndjson", "ndjson", "arrow", "arrow", "parquet", "parquet"]
+    assert [one["format"] for one in told.values()] == formats
+    assert exported("e.txt", "--format", "ndjson")["format"] == "ndjson"
+    frame = pd.read_csv(tmp_path / "e.csv")
+    assert list(frame.columns) == COLUMNS
+    rows = [json.loads(line) for line in (tmp_path / "e.ndjson").read_text().splitlines()]
+    assert frame.to_dict("records") == rows
+    refused = run_here("export", "--root", original.root, "--out", tmp_path / "e.csv.gz")
+    assert (refused.code, "write `--out - | gzip > " in refused.err) == (2, True)
+
+
+def test_a_minus_is_stdout(exported, run_here, original, tmp_path):
+    asked = ("export", "--root", original.root, "--topic", "orders", "--out", "-")
+    for form in ("csv", "ndjson"):
+        told = exported(f"some.{form}", "--topic", "orders")
+        outcome = run_here(*asked, *(() if form == "ndjson" else ("--format", form)))
+        assert (outcome.code, outcome.out) == (0, (tmp_path / f"some.{form}").read_text())
+        assert f"{told['entries']:,} entries, checksum {told['checksum']}" in outcome.err
+    for wrong in (("--json",), ("--format", "rocketmq")):
+        assert run_here(*asked, *wrong).code == 2
+    assert not (tmp_path / "-").exists()
+
+
 def test_an_export_is_a_stream_of_arrow(original):
     with IndexService.open(root=original.root, background=False) as index, duckdb.connect() as database:
         export = index.export("orders")

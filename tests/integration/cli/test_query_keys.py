@@ -141,7 +141,7 @@ def test_a_bound_that_is_reached_is_said_and_what_was_found_is_written(run_here,
         ),
         ("k.ndjson", '{"topic": "t", "key": "k\\ud800"}', "line 1: 'utf-8' codec can't encode character"),
         ("k.ndjson", "\n[]", "line 2: not a JSON object"),
-        ("k.parquet", "no", "can't be read"),
+        ("k.parquet", "no", "not a Parquet file that can be read"),
         ("k.txt", "", "a file of keys is .parquet, .ndjson"),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import random
 
 import pytest
 
@@ -48,3 +49,32 @@ def write_lines(tmp_path):
         return path
 
     return write
+
+
+def damaged(data, count):
+    """Yield seeded damage of a file whose footer's length stands before its last four bytes, half of it in the
+    footer: a bit, many bytes, cut, bytes more, zeroes.
+    """
+    chance = random.Random(7)
+    footer_bytes = min(int.from_bytes(data[-8:-4], "little"), len(data) - 16)
+    for number in range(count):
+        copy = bytearray(data)
+        places = range(len(data) - 8 - footer_bytes, len(data)) if number % 2 else range(4, len(data))
+        kind, place = number % 5, chance.choice(places)
+        if kind == 0:
+            copy[place] ^= 1 << chance.randrange(8)
+        elif kind == 1:
+            for _ in range(20):
+                copy[chance.choice(places)] = chance.randrange(256)
+        elif kind == 2:
+            del copy[place:]
+        elif kind == 3:
+            copy[place:place] = chance.randbytes(chance.randrange(1, 30))
+        else:
+            copy[place : place + 100] = bytes(len(copy[place : place + 100]))
+        yield bytes(copy)
+
+
+@pytest.fixture
+def damaged_copies():
+    return damaged

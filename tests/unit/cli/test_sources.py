@@ -8,17 +8,18 @@ import gzip
 import itertools
 import json
 import os
-import random
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tiered_index.cli.sources import files
+from tiered_index.cli.key_files import read_lookups
+from tiered_index.cli.sources import files, parquet
 from tiered_index.cli.sources.files import ParquetSource, source_name
 from tiered_index.cli.sources.messages import Fields, LocalFile, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers import incoming
 from tiered_index.service.answers.incoming import columns_of
 from tiered_index.storage.opening import open_storage
 
@@ -186,7 +187,7 @@ def table(messages, named="keys", **changes):
 
 @pytest.mark.parametrize("keys", ["key", "keys"])
 def test_parquet_goes_on_at_every_row(make_message, tmp_path, monkeypatch, keys):
-    monkeypatch.setattr(files, "BATCH_ROWS", 7)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 7)
     path = tmp_path / "m.parquet"
     pq.write_table(table([make_message(i) for i in range(30)], keys), path, row_group_size=12)
     source = open_source(path)
@@ -405,29 +406,7 @@ def test_stdin_is_taken_as_it_comes(make_message, monkeypatch, gzipped):
     ]
 
 
-def damaged_copies(data, count):
-    """Yield seeded damage of a Parquet file: of a bit, of many bytes, of the footer, cut, with bytes more, zeroed."""
-    chance = random.Random(7)
-    footer_bytes = int.from_bytes(data[-8:-4], "little")
-    for number in range(count):
-        copy = bytearray(data)
-        places = range(len(data) - 8 - footer_bytes, len(data)) if number % 2 else range(4, len(data))
-        kind, place = number % 5, chance.choice(places)
-        if kind == 0:
-            copy[place] ^= 1 << chance.randrange(8)
-        elif kind == 1:
-            for _ in range(20):
-                copy[chance.choice(places)] = chance.randrange(256)
-        elif kind == 2:
-            del copy[place:]
-        elif kind == 3:
-            copy[place:place] = chance.randbytes(chance.randrange(1, 30))
-        else:
-            copy[place : place + 100] = bytes(len(copy[place : place + 100]))
-        yield bytes(copy)
-
-
-def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path):
+def test_every_damaged_parquet_file_is_a_typed_error(make_message, tmp_path, damaged_copies):
     path, seen = tmp_path / "m.parquet", set()
     for named in ("key", "keys"):
         pq.write_table(table([make_message(i) for i in range(60)], named), path, row_group_size=25)
@@ -468,7 +447,7 @@ def test_text_that_many_rows_share_is_not_copied_into_all_of_them(tmp_path):
 
 
 def test_a_row_of_too_much_text_is_named(tmp_path, monkeypatch):
-    monkeypatch.setattr(files, "MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr(parquet, "MAX_ROW_BYTES", 1_000)
     rows = [{"keys": ["k" * 10] * (200 if i == 3 else 2), "topic": "t"} for i in range(5)]
     path = tmp_path / "m.parquet"
     pq.write_table(pa.Table.from_pylist([r | dict.fromkeys(NUMBERS, 5) for r in rows]), path)
@@ -541,3 +520,20 @@ def test_times_of_ndjson_may_be_iso_8601(write_lines, make_message):
     for kind in (lines[:2], lines[3:], lines[2:3]):
         (batch,) = ndjson(write_lines(kind)).batches(0)
         assert rows(batch.columns) == slow_rows(batch)
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "csv"])
+def test_files_of_keys_have_the_same_bounds(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(incoming, "MAX_ROW_BYTES", 1_000)
+    monkeypatch.setattr(incoming, "MAX_BLANK_BYTES", 100)
+    path = tmp_path / f"k.{kind}.gz"
+    head = b"topic,key\n" if kind == "csv" else b""
+    line = b"t,k\n" if kind == "csv" else b'{"topic": "t", "key": "k"}\n'
+    packed = {
+        "is longer than 1,000 bytes": head + line + b"x" * 1_000,
+        "are blank lines only": head + line + b"\n" * 200 + line,
+    }
+    for said, data in packed.items():
+        path.write_bytes(gzip.compress(data))
+        with pytest.raises(InvalidArgument, match=f"{path}.*{said}"):
+            list(read_lookups(path, None, None, 1))

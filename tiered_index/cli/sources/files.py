@@ -29,30 +29,18 @@ from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import IO, Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json as pj
-import pyarrow.parquet as pq
 
 from tiered_index.cli.sources.messages import Batch, Fields, LocalFile, Place, Record, Stdin, StoredFile, json_object
+from tiered_index.cli.sources.parquet import ParquetTable
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import (
-    MAX_ROW_BYTES,
-    Message,
-    check_kinds,
-    entry_columns,
-    plain_text,
-    text_bytes,
-)
+from tiered_index.service.answers.incoming import MAX_BLANK_BYTES, MAX_ROW_BYTES, Message, check_kinds, entry_columns
 
 MAGIC = b"PAR1"
-# Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
-BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20
 _FOOTER_BYTES = 1 << 20
-# What Arrow raises for bytes that it can't read.
-DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
 
 
 class ParquetSource:
@@ -64,46 +52,14 @@ class ParquetSource:
     def __init__(self, place: LocalFile | StoredFile, fields: Fields | None = None) -> None:
         self.place = place
         self.fields = fields or Fields()
-        # paths of the text columns: text that many rows share is read once
-        self._texts: list[str] = []
-        with self._opened() as file:
-            schema = file.schema_arrow
-            self.fields.check_columns(schema.names, str(place))
-            there = {name: column for name, column in self.fields.names.items() if column in schema.names}
-            self._names = list(dict.fromkeys(there.values()))
-            kinds = {name: schema.field(column).type for name, column in there.items()}
-            check_kinds(kinds, self.fields.shown, f"{place}: ")
-            columns = [file.schema.column(number) for number in range(len(file.schema))]
-            used = [column for column in columns if column.path.partition(".")[0] in self._names]
-            self._texts = [column.path for column in used if column.physical_type == "BYTE_ARRAY"]
-            self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
-            self.total: int | None = sum(rows for rows, _ in self._groups)
-            CorruptFile.unless_equal(str(place), "rows of all row groups", file.metadata.num_rows, self.total)
-
-    def _group(self, group: pq.RowGroupMetaData) -> tuple[int, int]:
-        """Return a row group's rows, and how many of them are read at once."""
-        # not by column: Arrow ends the process for what can be wrong with a column's metadata
-        rows, size_bytes = group.num_rows, group.total_byte_size
-        if rows < 0 or size_bytes < 0:
-            raise CorruptFile(str(self.place), "a row group has a negative size")
-        return rows, max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
-
-    @contextlib.contextmanager
-    def _opened(self) -> Iterator[pq.ParquetFile]:
-        how: dict[str, Any] = {
-            "coerce_int96_timestamp_unit": "ms",
-            "read_dictionary": self._texts,
-            "page_checksum_verification": True,
-        }
-        try:
-            if isinstance(self.place, LocalFile):
-                with pq.ParquetFile(self.place.path, **how) as file:
-                    yield file
-            else:
-                with self.place.ranges() as handle, pq.ParquetFile(handle, pre_buffer=True, **how) as file:
-                    yield file
-        except DAMAGE as error:
-            raise CorruptFile(str(self.place), f"not a Parquet file that can be read: {error}") from error
+        self._table = ParquetTable(place)
+        schema = self._table.schema
+        self.fields.check_columns(schema.names, str(place))
+        there = {name: column for name, column in self.fields.names.items() if column in schema.names}
+        kinds = {name: schema.field(column).type for name, column in there.items()}
+        check_kinds(kinds, self.fields.shown, f"{place}: ")
+        self._names = list(dict.fromkeys(there.values()))
+        self.total: int | None = self._table.rows
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
         """Return the file's size and a hash of its last bytes, where the footer describes every row group."""
@@ -118,42 +74,8 @@ class ParquetSource:
             raise InvalidArgument(
                 f"{self.place} is not what it was when it was taken up to row {start}: it has {self.total} rows"
             )
-        begin = 0
-        with self._opened() as file:
-            for number, (count, at_once) in enumerate(self._groups):
-                position, begin = begin, begin + count
-                if begin <= start:
-                    continue
-                try:
-                    for rows in file.iter_batches(at_once, row_groups=[number], columns=self._names):
-                        skip = min(len(rows), max(0, start - position))
-                        for part in self._bounded(rows.slice(skip), position + skip):
-                            yield self._batch(part, position + skip + len(part))
-                            skip += len(part)
-                        position += len(rows)
-                except DAMAGE as error:
-                    problem = f"rows from {position} on can't be read: {error}"
-                    raise CorruptFile(str(self.place), problem) from error
-                CorruptFile.unless_equal(str(self.place), f"rows up to row group {number}", begin, position)
-
-    def _bounded(self, rows: pa.RecordBatch, first: int) -> Iterator[pa.Table]:
-        """Yield rows in parts of bounded size, text plain. Raises `InvalidArgument` for a row that is too long."""
-        rows.validate(full=True)
-        sizes = np.zeros(len(rows), np.int64)
-        for column in rows.columns:
-            sizes += text_bytes(column)
-        if (long := np.flatnonzero(sizes > MAX_ROW_BYTES)).size:
-            row = int(long[0])
-            raise InvalidArgument(
-                f"{self.place}, row {first + row + 1}: its text has {int(sizes[row]):,} bytes; {MAX_ROW_BYTES:,} are "
-                "allowed"
-            )
-        parts, begin = np.cumsum(sizes) // TEXT_BYTES, 0
-        while begin < len(rows):
-            end = int(np.searchsorted(parts, parts[begin], "right"))
-            part = rows.slice(begin, end - begin)
-            yield pa.table({name: plain_text(part.column(name)) for name in part.schema.names})
-            begin = end
+        for first, rows in self._table.read(self._names, start):
+            yield self._batch(rows, first + len(rows))
 
     def _batch(self, rows: pa.Table, end: int) -> Batch:
         table = self.fields.of_table(rows)
@@ -173,8 +95,6 @@ class ParquetSource:
 
 
 BLOCK_BYTES = 8 << 20
-# A text that goes on for so long without a message is none: a few kilobytes of gzip can stand for any number of lines.
-MAX_BLANK_BYTES = 64 << 20
 FINGERPRINT_BYTES = 1 << 20
 GZIP_MAGIC = b"\x1f\x8b"
 _INTEGERS = ("queue_id", "offset", "size", "topic_id")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,6 +26,8 @@ FIELDS = ("topic", "queue_id", "offset", "size", "timestamp_ms")
 # Bounds of what one file or body may make of memory: the text of one row or line, and the columns of a table.
 MAX_ROW_BYTES = 16 << 20
 MAX_COLUMNS = 10_000
+# A text that goes on for so long without a message is none: a few kilobytes of gzip can stand for any number of lines.
+MAX_BLANK_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,21 @@ def times_ms(texts: pa.ChunkedArray) -> pa.ChunkedArray:
     return milliseconds(texts.cast(pa.timestamp("us")))
 
 
+def bounded_lines(readline: Callable[[int], bytes], where: str) -> Iterator[bytes]:
+    """Yield each line. Raises `InvalidArgument` for one that is too long, and for blank lines without end; `where`
+    begins its text.
+    """
+    number = blank_bytes = 0
+    while line := readline(MAX_ROW_BYTES):
+        number += 1
+        if len(line) == MAX_ROW_BYTES:
+            raise InvalidArgument(f"{where}line {number:,} is longer than {MAX_ROW_BYTES:,} bytes")
+        blank_bytes = 0 if line.strip() else blank_bytes + len(line)
+        if blank_bytes > MAX_BLANK_BYTES:
+            raise InvalidArgument(f"{where}{blank_bytes:,} bytes up to line {number:,} are blank lines only")
+        yield line
+
+
 def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
     """Raise `InvalidArgument` where a table has too many columns, or two of one name that is `used`."""
     if len(names) > MAX_COLUMNS:
@@ -121,8 +138,8 @@ def is_text(kind: pa.DataType) -> bool:
 
 
 def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
-    """Return how many bytes of text each row has (i64), in all texts of its list; text that many rows of a dictionary
-    share counts in each.
+    """Return how many bytes each row's text, or its bytes, have (i64): of a list all together, and of a dictionary's
+    text as often as it stands there.
     """
     if is_list(column.type):
         # sums of slices of one array are differences of its running sums
@@ -135,7 +152,7 @@ def text_bytes(column: pa.Array) -> npt.NDArray[np.int64]:
         indices = column.indices.fill_null(0).to_numpy(zero_copy_only=False)
         used = lengths[indices] if len(lengths) else np.zeros(len(column), np.int64)
         return np.where(column.indices.is_null().to_numpy(zero_copy_only=False), 0, used)
-    if not is_text(column.type):
+    if not (is_text(column.type) or pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type)):
         return np.zeros(len(column), np.int64)
     return np.asarray(pc.binary_length(column).fill_null(0).to_numpy(zero_copy_only=False), np.int64)
 
@@ -149,7 +166,9 @@ def plain_text(column: pa.Array) -> pa.Array:
         offsets = pa.array(np.concatenate([np.zeros(1, np.int64), ends]))
         texts = plain_text(pc.list_flatten(column))
         return pa.LargeListArray.from_arrays(offsets, texts, mask=column.is_null() if column.null_count else None)
-    return column.cast(pa.large_string()) if is_text(column.type) else column
+    if is_text(column.type):
+        return column.cast(pa.large_string())
+    return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def columns_of(messages: list[Message]) -> dict[str, Any]:

@@ -26,6 +26,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.incoming import bounded_lines
 from tiered_index.spark.build.folders import NDJSON
 from tiered_index.spark.build.sources import column_of, frame_of, shown_column
 from tiered_index.spark.executors import (
@@ -110,7 +111,7 @@ def csv_rows(file: Path) -> Iterator[tuple[int, list[str]]]:
     line = 1
     try:
         with gzip.open(file) if file.name.endswith(".gz") else file.open("rb") as lines:
-            reader = csv.reader(_decoded(file, lines), strict=True)
+            reader = csv.reader(_decoded(file, bounded_lines(lines.readline, f"{file}: ")), strict=True)
             for cells in reader:
                 if cells:
                     yield line, cells

@@ -1,0 +1,82 @@
+"""Files that `import` takes: whatever is damaged in them, the error is typed and names the file."""
+
+from __future__ import annotations
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tiered_index import IndexService
+from tiered_index.cli.export import NdjsonWriter
+from tiered_index.cli.importing import ExportedFile
+from tiered_index.cli.sources.messages import LocalFile
+from tiered_index.errors import CorruptFile, TieredIndexError
+from tiered_index.format.schema import KEYED_SCHEMA
+from tiered_index.service.lookup.export import METADATA
+
+
+@pytest.fixture(scope="module")
+def entries(tmp_path_factory):
+    root = tmp_path_factory.mktemp("index") / "root"
+    with IndexService.open(root=root, storage="memory://importing", slots=10, items=100, background=False) as index:
+        for n in range(50):
+            index.put("orders", 0, f"order-{n}", offset=n, size=100, timestamp_ms=1_700_000_000_000 + n * 1000)
+        with index.export() as export:
+            return pa.Table.from_batches(export, export.schema)
+
+
+def written(entries, path):
+    with path.open("wb") as sink:
+        if path.suffix == ".parquet":
+            pq.write_table(entries, sink, row_group_size=20)
+        elif path.suffix == ".arrow":
+            with pa.ipc.new_file(sink, entries.schema) as writer:
+                writer.write_table(entries)
+        else:
+            NdjsonWriter(sink).write_table(entries)
+    return path
+
+
+def read(path):
+    file = ExportedFile.of(LocalFile(path))
+    file.settings(None, None, None)
+    file.check(KEYED_SCHEMA, None)
+    return sum(map(len, file.batches(KEYED_SCHEMA)))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow", "ndjson"])
+def test_damage_is_a_typed_error(entries, tmp_path, damaged_copies, kind):
+    path = written(entries, tmp_path / f"entries.{kind}")
+    assert read(path) == 50
+    seen = set()
+    for copy in damaged_copies(path.read_bytes(), 120):
+        path.write_bytes(copy)
+        try:
+            read(path)
+        except TieredIndexError as error:
+            seen.add(type(error))
+    assert len(seen) >= 1
+
+
+@pytest.mark.parametrize(
+    "about",
+    [
+        "",
+        "nope",
+        "[]",
+        "{}",
+        '{"layout": 5}',
+        '{"layout": {}, "offset_space": "custom"}',
+        '{"layout": {}, "offset_space": "x"}',
+    ],
+)
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_damaged_metadata_are_named(entries, tmp_path, about, kind):
+    bad = entries.replace_schema_metadata({METADATA: about})
+    path = written(bad, tmp_path / f"entries.{kind}")
+    with pytest.raises(CorruptFile, match=str(path)):
+        read(path)
+    good = json.loads(entries.schema.metadata[METADATA])
+    assert read(written(entries.replace_schema_metadata({METADATA: json.dumps(good)}), path)) == 50

@@ -1,0 +1,99 @@
+"""Parquet as tables of bounded size, whatever a file says: text that rows share is read once, and each table has a
+bounded number of rows and bytes. One thread.
+
+All damage is `CorruptFile`. Pages are checked against their checksums, if they have any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tiered_index.cli.sources.messages import LocalFile, StoredFile
+from tiered_index.errors import CorruptFile, InvalidArgument
+from tiered_index.service.answers.incoming import MAX_ROW_BYTES, plain_text, text_bytes
+
+# Rows that are read at once, about how many bytes of all their columns, and of text, however many rows share it.
+BATCH_ROWS, BATCH_BYTES, TEXT_BYTES = 100_000, 128 << 20, 32 << 20
+# What Arrow raises for bytes that it can't read.
+DAMAGE = (pa.ArrowException, OSError, UnicodeDecodeError)
+
+
+class ParquetTable:
+    """The rows of one file, whose footer is read. Raises `CorruptFile`, and as the storage."""
+
+    def __init__(self, place: LocalFile | StoredFile) -> None:
+        self._place = place
+        with self._opened(()) as file:
+            self.schema = file.schema_arrow
+            columns = [file.schema.column(number) for number in range(len(file.schema))]
+            self._texts = [column.path for column in columns if column.physical_type == "BYTE_ARRAY"]
+            self._groups = [self._group(file.metadata.row_group(n)) for n in range(file.metadata.num_row_groups)]
+            self.rows = sum(rows for rows, _ in self._groups)
+            CorruptFile.unless_equal(str(place), "rows of all row groups", file.metadata.num_rows, self.rows)
+
+    def _group(self, group: pq.RowGroupMetaData) -> tuple[int, int]:
+        """Return a row group's rows, and how many of them are read at once."""
+        # not by column: Arrow ends the process for what can be wrong with a column's metadata
+        rows, size_bytes = group.num_rows, group.total_byte_size
+        if rows < 0 or size_bytes < 0:
+            raise CorruptFile(str(self._place), "a row group has a negative size")
+        return rows, max(1, min(BATCH_ROWS, BATCH_BYTES * rows // max(1, size_bytes)))
+
+    @contextlib.contextmanager
+    def _opened(self, texts: Sequence[str]) -> Iterator[pq.ParquetFile]:
+        where = self._place.path if isinstance(self._place, LocalFile) else None
+        try:
+            with contextlib.nullcontext(where) if where is not None else self._place.ranges() as handle:
+                with pq.ParquetFile(
+                    handle,
+                    pre_buffer=where is None,
+                    coerce_int96_timestamp_unit="ms",
+                    read_dictionary=list(texts),
+                    page_checksum_verification=True,
+                ) as file:
+                    yield file
+        except DAMAGE as error:
+            raise CorruptFile(str(self._place), f"not a Parquet file that can be read: {error}") from error
+
+    def read(self, names: Sequence[str], start: int = 0) -> Iterator[tuple[int, pa.Table]]:
+        """Yield columns of the rows from number `start` on, each table with its first row's number. Raises
+        `CorruptFile`, and `InvalidArgument` for a row that is too long.
+        """
+        begin = 0
+        with self._opened([path for path in self._texts if path.partition(".")[0] in names]) as file:
+            for number, (count, at_once) in enumerate(self._groups):
+                position, begin = begin, begin + count
+                if begin <= start:
+                    continue
+                try:
+                    for rows in file.iter_batches(at_once, row_groups=[number], columns=list(names)):
+                        skip = min(len(rows), max(0, start - position))
+                        yield from self._bounded(rows.slice(skip), position + skip)
+                        position += len(rows)
+                except DAMAGE as error:
+                    problem = f"rows from {position} on can't be read: {error}"
+                    raise CorruptFile(str(self._place), problem) from error
+                CorruptFile.unless_equal(str(self._place), f"rows up to row group {number}", begin, position)
+
+    def _bounded(self, rows: pa.RecordBatch, first: int) -> Iterator[tuple[int, pa.Table]]:
+        rows.validate(full=True)
+        sizes = np.zeros(len(rows), np.int64)
+        for column in rows.columns:
+            sizes += text_bytes(column)
+        if (long := np.flatnonzero(sizes > MAX_ROW_BYTES)).size:
+            row = int(long[0])
+            raise InvalidArgument(
+                f"{self._place}, row {first + row + 1}: its text has {int(sizes[row]):,} bytes; {MAX_ROW_BYTES:,} are "
+                "allowed"
+            )
+        parts, begin = np.cumsum(sizes) // TEXT_BYTES, 0
+        while begin < len(rows):
+            end = int(np.searchsorted(parts, parts[begin], "right"))
+            part = rows.slice(begin, end - begin)
+            yield first + begin, pa.table({name: plain_text(part.column(name)) for name in part.schema.names})
+            begin = end
