@@ -132,12 +132,13 @@ def _keys(packing: Packing, runs: Runs, ranks: Int64) -> _Keys | None:
 
 
 def _spans(runs: Runs, found: _Keys) -> tuple[Int64, Int64] | None:
-    """Return each key's first item among the run's, and how many it has; None where a run's marks are not its keys'."""
+    """Return each key's first item among the run's, and how many it has; None where a run's marks are not its keys',
+    whether or not it has one of the keys.
+    """
     starts, stops = found.places.copy(), found.places + 1
     shared = runs.keys < runs.counts
-    several = np.flatnonzero(shared[found.runs])
-    if len(several):
-        marked = np.unique(found.runs[several])
+    marked = np.flatnonzero(shared)
+    if len(marked):
         sizes = runs.counts[marked] + 7 >> 3
         ends = np.cumsum(sizes)
         begins = ends - sizes
@@ -149,6 +150,7 @@ def _spans(runs: Runs, found: _Keys) -> tuple[Int64, Int64] | None:
         last = np.append(low[1:], len(first))
         if (high != last).any() or (high - low != runs.keys[marked]).any() or (first[low] != 8 * begins).any():
             return None
+        several = np.flatnonzero(shared[found.runs])
         at = np.searchsorted(marked, found.runs[several])
         mark = low[at] + found.places[several]
         starts[several] = first[mark] - 8 * begins[at]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import zlib
 from collections.abc import Iterator
@@ -20,7 +19,7 @@ from tiered_index.format.packed import MOST_ITEMS, Packing, packed_bytes
 from tiered_index.format.packed_find import asked_ranks, find_asked
 from tiered_index.format.schema import KEYED_SCHEMA, ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.format.shard import answer_sorted
-from tiered_index.format.slots import SlotMap
+from tiered_index.format.slots import SlotMap, hash_rank
 from tiered_index.format.time_line import TimeLine, read_line
 
 ODD = Schema(
@@ -156,9 +155,15 @@ def test_damage_is_an_error_or_other_items(packed: tuple[Packing, Any], data: st
     runs = [(packing.pack(items), len(items)), (cut, count)]
     assert all_items(packing, runs) == all_items(packing, runs, by_numpy=True)
     asked = asked_ranks(packing, np.array([0, 5, own], np.int32))
-    with contextlib.suppress(CorruptFile):
-        found, of_runs = asked_of(packing, runs[::-1], asked)
-        assert len(found) == of_runs.sum() and (of_runs <= [count, len(items)]).all()
+    # NumPy and loops refuse the same runs, and those that are opened one by one, also where no key of them is asked for
+    for ranks in (asked, asked[:0], asked_ranks(packing, np.array([77], np.int32))):
+        expected = one_by_one(packing, runs[::-1], ranks)
+        try:
+            found, of_runs = asked_of(packing, runs[::-1], ranks)
+        except CorruptFile as error:
+            assert expected == str(error)
+        else:
+            assert expected in (None, (found.tobytes(), of_runs.tolist()))
 
 
 @pytest.mark.parametrize("marks", [0b0101, 0b1111, 0b1010, 0b10001, 0b1], ids=bin)
@@ -181,6 +186,9 @@ def test_marks_of_another_number_of_keys_are_damage(marks: int) -> None:
         else:
             with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
                 packing.unpack(data, 4, "f", key_hash)
+            # nothing, where the run has no such key, would be a proof that it has none
+            with pytest.raises(CorruptFile, match="has not the 2 keys that it says"):
+                asked_of(packing, [(data, 4)], asked_ranks(packing, np.array([key_hash], np.int32)))
 
 
 def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) -> bytes | str:
@@ -191,6 +199,24 @@ def by_numpy(packing: Packing, data: bytes, count: int, key_hash: int | None) ->
             return packing.unpack(data, count, "f", key_hash).tobytes()
         except CorruptFile as error:
             return str(error)
+
+
+def one_by_one(packing: Packing, runs: list[tuple[bytes, int]], ranks: Any) -> tuple[bytes, list[int]] | str | None:
+    """Return what is found in runs that are opened one by one, or what is wrong with the first that can't be; None
+    where a rank is of no hash, as only intent makes one: its bytes are those of another hash.
+    """
+    parts = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernels._State, "loops", None)
+        for data, count in runs:
+            try:
+                items = packing.unpack(data, count, "f")
+            except CorruptFile as error:
+                return str(error)
+            if data[0] and (items["key_hash"] < 0).any():
+                return None
+            parts.append(items[np.isin(hash_rank(normal_hashes(items["key_hash"]), packing.base), ranks)])
+    return b"".join(part.tobytes() for part in parts), list(map(len, parts))
 
 
 def all_items(packing: Packing, runs: list[tuple[bytes, int]], *, by_numpy: bool = False) -> bytes | str:
