@@ -32,6 +32,7 @@ from tiered_index.service.answers.rows import (
     concatenate,
     differing,
     in_answer_order,
+    repeats,
     stable_order,
     tie_keys,
 )
@@ -341,17 +342,11 @@ def first_rows(
         ]
         rows[shared] = part
         # one identity is one answer: the first in order is kept
-        columns = [part[name] for name in ("offset", "queue_id", *schema.identity_extra)]
-        same = np.lexsort([np.arange(len(part)), *columns, owner])
-        equal = owner[same][1:] == owner[same][:-1]
-        for values in columns:
-            equal &= values[same][1:] == values[same][:-1]
+        again, first = repeats([part[name] for name in ("offset", "queue_id", *schema.identity_extra)] + [owner])
         kept = np.ones(len(rows), bool)
-        kept[shared[same[1:][equal]]] = False
-        if folded is not None and equal.any():
-            begins = np.concatenate(([True], ~equal))
-            stay = same[begins][np.cumsum(begins) - 1]
-            folded(differing(part[same[1:][equal]], part[stay[1:][equal]], schema))
+        kept[shared[again]] = False
+        if folded is not None and len(again):
+            folded(differing(part[again], part[first], schema))
         lookups, rows = lookups[kept], rows[kept]
         counts = np.bincount(lookups, minlength=len(limits))
     if (counts > limits).any():

@@ -14,7 +14,7 @@ import hashlib
 import json
 import operator
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from operator import ge, gt, neg
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -275,17 +275,34 @@ def first_answers(rows: Array, schema: Schema, limit: int, folded: Callable[[int
         keys = list(zip(map(neg, seconds), map(neg, offsets), *[rows[name].tolist() for name in names], strict=True))
         if len({key[1:] for key in keys}) == len(keys):
             return rows[sorted(range(len(keys)), key=keys.__getitem__)[:limit]]
-    identity = ("queue_id", "offset", *schema.identity_extra)
     columns = tie_keys(rows, schema)
     columns += [rows[name] for name in reversed(schema.identity_extra)]
     columns += [rows["queue_id"], ~rows["offset"], -rows["second"]]
     rows = rows[np.lexsort(columns)]
-    _, first = np.unique(rows[list(identity)], return_index=True)
-    if folded is not None and len(first) < len(rows):
-        of = first[np.unique(rows[list(identity)], return_inverse=True)[1].reshape(-1)]
-        folded(differing(rows, rows[of], schema))
-    kept = np.sort(first)
-    return rows[kept[:limit]]
+    again, first = repeats([rows[name] for name in ("queue_id", "offset", *schema.identity_extra)])
+    if not len(again):
+        return rows[:limit]
+    if folded is not None:
+        folded(differing(rows[again], rows[first], schema))
+    kept = np.ones(len(rows), bool)
+    kept[again] = False
+    return rows[kept][:limit]
+
+
+def repeats(columns: Sequence[Array]) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Return which rows (m) repeat the `columns` (n each) of an earlier one, and which is the first of these (m).
+
+    Columns are compared one by one: an interrupt while NumPy compares records is raised as their `TypeError`.
+    """
+    # a stable sort: of equal rows the first stays the first
+    order = np.lexsort(columns)
+    equal = np.ones(len(order) - 1, bool)
+    for values in columns:
+        in_order = values[order]
+        equal &= in_order[1:] == in_order[:-1]
+    begins = np.concatenate(([True], ~equal))
+    first = order[begins][np.cumsum(begins) - 1]
+    return order[1:][equal], first[1:][equal]
 
 
 def in_answer_order(rows: Array, owners: npt.NDArray[np.int64]) -> bool:
