@@ -94,10 +94,15 @@ def test_tools_ask_beside_http(archived, tmp_path):
         counted = 'tiered_index_lookups_total{kind="rocketmq:%s",place="%s",status="complete"} 1.0'
         for kind, place in (("QUERY_MESSAGE", "storage"), ("GET_ROUTEINFO_BY_TOPIC", "none")):
             assert counted % (kind, place) in page
+        refused = 'tiered_index_lookups_total{kind="rocketmq:QUERY_MESSAGE",place="none",status="NoPermission"} 1.0'
+        assert refused in page
         assert "tiered_index_lookup_bytes_total 0.0" not in page
         process.send_signal(signal.SIGTERM)
         assert process.wait(PATIENCE_S) == 0
     told = [json.loads(line) for line in (tmp_path / "audit.ndjson").read_text().splitlines()]
+    refused = told.pop(0)
+    assert (refused["caller"], refused["claimed"], refused["status"]) == (None, "", 16)
+    assert (refused["refused"], refused["key"]) == ("rocketmq:QUERY_MESSAGE", "order-7")
     assert [(one["caller"], one["lookup"], one.get("key"), one["status"]) for one in told][:2] == [
         ("support", "rocketmq:QUERY_MESSAGE", "order-7", 0),
         ("pay", "rocketmq:QUERY_MESSAGE", "order-7", 22),
@@ -112,6 +117,8 @@ def test_it_lets_in_nobody_whom_the_service_would_not(archived, tmp_path):
     assert code == 2 and "give --rocketmq-keys FILE, or --insecure" in error
     code, error = refused("serve", "--storage", uri, "--port", 0, "--rocketmq-keys", tmp_path / "keys.json")
     assert code == 2 and "give --rocketmq-port, too" in error
+    code, error = refused("serve", "--storage", uri, *port, "--rocketmq-advertise", "nonsense")
+    assert code == 2 and "give HOST:PORT" in error
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"a": "s3cret"}', '{"a": {"secret": ""}}', '{"a": {"secret": 5}}'])

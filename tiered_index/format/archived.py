@@ -23,6 +23,7 @@ PIECE_BYTES = 16 << 10
 """Bytes with one checksum. A lookup reads whole pieces; the table of a segment of 1 GiB takes 256 KiB."""
 HEAD_BYTES = 1 << 20
 """How many bytes of a segment the log's `head_crc32` is about, at most."""
+DAMAGED_PIECE = "a piece of an archived segment does not match its CRC32"
 # 0 magic | 8 version | 12 bytes of a piece | 16 start offset | 24 S | 32 CRC32 of the segment | 36 CRC32 of the table |
 # 40 zero | 44 CRC32 of bytes 0..43
 _TAIL = struct.Struct(">8sIIQQIIII")
@@ -81,8 +82,7 @@ class SegmentTable:
         found, view, length = [], memoryview(data), self.piece_bytes
         for at in range(0, len(view), length):
             if zlib.crc32(view[at : at + length]) != int(self.pieces[(position + at) // length]):
-                problem = "a piece of an archived segment does not match its CRC32"
-                found.append(CorruptFile(file, problem, offset=position + at))
+                found.append(CorruptFile(file, DAMAGED_PIECE, offset=position + at))
         return found
 
 

@@ -15,7 +15,7 @@ from tiered_index import documents
 from tiered_index.documents import Malformed
 from tiered_index.errors import ConfigError
 from tiered_index.rocketmq.remoting.broker import Counted, ReadOnlyBroker
-from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, RequestCode
+from tiered_index.rocketmq.remoting.frames import ACCESS_KEY, AccessKey, Command, ResponseCode, name_of
 from tiered_index.rocketmq.remoting.server import RemotingLimits, RemotingServer
 from tiered_index.server.calls import Caps
 from tiered_index.server.listening import Tls
@@ -76,13 +76,17 @@ class RemotingOptions:
 
 
 def _tell(audit: Audit, signed: bool, request: Command, response: Command) -> None:
-    """Write a lookup to the audit log, as those over HTTP."""
+    """Write a lookup, or a request whose signature was refused, to the audit log, as those over HTTP."""
+    refused = response.code == ResponseCode.NO_PERMISSION
+    # a refused request only claims a name
+    caller = None if refused else request.fields[ACCESS_KEY] if signed else "anyone"
     asked = {name: request.fields[name][:SHOWN] for name in ("topic", "key", "offset") if name in request.fields}
     audit.write(
         {
             "time_ms": time.time_ns() // 1_000_000,
-            "caller": request.fields[ACCESS_KEY] if signed else "anyone",
-            "lookup": f"rocketmq:{RequestCode(request.code).name}",
+            "caller": caller,
+            **({"claimed": request.fields.get(ACCESS_KEY, "")[:SHOWN]} if refused else {}),
+            ("refused" if refused else "lookup"): f"rocketmq:{name_of(request.code)}",
             **asked,
             "status": response.code,
         }

@@ -231,6 +231,7 @@ class RocketmqMessages:
                 with contextlib.suppress(CorruptFile, StorageError):
                     message = log.read(search.offset)
             if message is None:
+                search.is_damaged_locally = search.item is not None
                 search.problems.append(str(error))
         except StorageError as error:
             search.read_from = str(log.folder)
@@ -319,7 +320,8 @@ class RocketmqMessages:
         return None
 
     def _outcome(self, search: Search) -> Fetched:
-        known = search.found or (search.other or search.collision if search.error is None else None)
+        is_open = search.error is not None or search.damaged
+        known = search.found or (None if is_open else search.other or search.collision)
         if known is not None:
             return replace(known, requests=search.requests, bytes=search.bytes, instead=known.instead or search.instead)
         problem = "; ".join(search.problems) or None
@@ -344,6 +346,7 @@ class RocketmqMessages:
             error=search.error,
             requests=search.requests,
             bytes=search.bytes,
+            damaged=search.damaged or search.is_damaged_locally,
             instead=search.instead,
             withheld=search.sees is not None,
         )

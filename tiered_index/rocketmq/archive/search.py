@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from tiered_index.errors import BudgetExceeded, CorruptFile, StorageError
+from tiered_index.format.archived import DAMAGED_PIECE
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.log.message import Message
 from tiered_index.service.lookup.messages import Fetched, MessageState
@@ -41,6 +42,10 @@ class Search:
     error: StorageError | BudgetExceeded | None = None
     read_from: str | None = None
     deleted: bool = False
+    # What lies at the place is damaged: in an archived segment, in the source's own file. Of a place without an entry
+    # only a checksum tells: mostly no message begins there.
+    damaged: bool = False
+    is_damaged_locally: bool = False
     # The segment that was to be read is archived no more, or under another name.
     gone: bool = False
     # Which topics whoever asks may see; None: every one.
@@ -93,7 +98,9 @@ class Search:
     def fail(self, error: CorruptFile | StorageError | BudgetExceeded) -> None:
         """Note what kept the message from being read; without its traceback, which would keep what was read."""
         self.problems.append(str(error))
-        if not isinstance(error, CorruptFile):
+        if isinstance(error, CorruptFile):
+            self.damaged = self.damaged or self.item is not None or error.problem == DAMAGED_PIECE
+        else:
             self.error = error.with_traceback(None)
 
     def _contradiction(self, message: Message) -> str | None:

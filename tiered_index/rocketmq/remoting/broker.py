@@ -1,14 +1,16 @@
 """A name server and broker that only reads: RocketMQ's requests answered from an index and archived segments.
 
 One broker of one cluster has every topic of the index. Messages go out as they are stored. One that the index knows and
-nobody has any more is left out, as a broker leaves out what it has deleted, and the remark counts it; what could not be
-read is an error, never a shorter answer. Remarks name no path, object or storage; the log does. Threads: any.
+nobody has any more is left out, as a broker leaves out what it has deleted, and the remark counts it. A message that is
+damaged or could not be read makes the answer an error, never a shorter one. Remarks name no path, object or storage;
+the log does, and no client can fill it. Threads: any.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,10 +20,11 @@ from pathlib import Path
 
 from tiered_index._version import __version__
 from tiered_index.clock import Clock, SystemClock
-from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageUnavailable, TieredIndexError
+from tiered_index.errors import BudgetExceeded, InvalidArgument, StorageError, StorageUnavailable, TieredIndexError
 from tiered_index.rocketmq.archive.messages import RocketmqMessages
 from tiered_index.rocketmq.log.layout import Host, decode_offset_msg_id, tag_key
 from tiered_index.rocketmq.log.message import Message
+from tiered_index.rocketmq.log.store import list_queues
 from tiered_index.rocketmq.remoting.frames import (
     MAX_FRAME_BYTES,
     UNIQUE_KEY_QUERY,
@@ -31,9 +34,12 @@ from tiered_index.rocketmq.remoting.frames import (
     ResponseCode,
     checked_of,
     json_text,
+    name_of,
     number_of,
+    text_of,
     topic_of,
 )
+from tiered_index.rocketmq.remoting.seldom import SeldomLog
 from tiered_index.service.answers.rows import check_key
 from tiered_index.service.index import IndexService
 from tiered_index.service.lifecycle.segment_archive import SegmentArchive
@@ -51,27 +57,38 @@ _MOST_MESSAGES = 1_000
 _MOST_OF_UNIQUE_KEY = 32
 # How old a list of topics may be, and one that lacks the topic that is asked for.
 _TOPICS_S, _UNKNOWN_TOPIC_S = 30.0, 1.0
-# Queues that a route claims: no query depends on it.
-_QUEUES = 4
 _READABLE = 4
-# Of messages that are taken and given, which are none: a second, and since a day began.
-_RATES = ("putTps", "getTotalTps", "getTransferredTps")
+# Of messages that are taken and given, which are none: a second, and since a day began. 4.x misspells one.
+_RATES = ("putTps", "getTotalTps", "getTransferredTps", "getTransferedTps")
 _TOTALS = tuple(
     f"msg{way}Total{since}" for way in ("Put", "Get") for since in ("YesterdayMorning", "TodayMorning", "TodayNow")
 )
+_POOLS = tuple(
+    f"{pool}ThreadPoolQueue{what}" for pool in ("send", "pull", "ack") for what in ("Size", "HeadWaitTimeMills")
+)
+_OTHERS = ("pageCacheLockTimeMills", "timerReadBehind", "timerOffsetBehind", "timerCongestNum", "dispatchBehindBytes")
+_RATIOS = ("commitLogDiskRatio", "consumeQueueDiskRatio", "timerEnqueueTps", "timerDequeueTps")
 # Master, the one that clients ask.
 _BROKER_ID = "0"
 
 # What newer clients say of a key.
 _INDEX_TYPE, _UNIQUE, _TAG = "indexType", "U", "T"
 _NO_MESSAGE = "can not find message, maybe time range not correct"
+_NO_ROOM = "a frame of 16 MiB has no room for it"
+# Entries of a key that are looked at at once for the one at which a page ended.
+_AHEAD = 1_000
+_HOUR_MS = 3_600_000
+_LAST_KEY = re.compile(r"([0-9]{1,15})@.*@([0-9]{1,19})", re.ASCII | re.DOTALL)
+# A host or an address, and a port; an IPv6 address stands without brackets.
+_ADDRESS = re.compile(r"[A-Za-z0-9._:%-]*[A-Za-z0-9]:([0-9]{1,5})", re.ASCII)
 _BUSY = "[REJECTREQUEST]system busy, start flow control for a while"
 # Codes by which clients, brokers and tools write: messages, offsets, topics, groups, configuration, users.
 _WRITES = frozenset(
     (
-        *(10, 15, 17, 18, 25, 27, 36, 37, 41, 42, 100, 102, 103, 104, 200, 205, 207, 215, 216, 217, 220, 222, 225),
-        *(301, 302, 306, 310, 314, 316, 318, 320, 323, 324, 325, 327, 329, 353, 370, 401, 513, 902, 903, 904, 1009),
-        *(2001, 2002, 2004, 3001, 3002, 3003, 3006, 3007, 3008, 200051, 200053, 200056, 200151),
+        *(10, 15, 17, 18, 25, 27, 36, 37, 41, 42, 100, 102, 103, 104, 200, 205, 207, 212, 215, 216, 217, 220, 222),
+        *(225, 301, 302, 306, 310, 314, 316, 318, 320, 323, 324, 325, 327, 329, 353, 355, 370, 401, 513, 902, 903),
+        *(904, 908, 1001, 1002, 1003, 1009, 1011, 1012, 1013, 2001, 2002, 2004, 3001, 3002, 3003, 3006, 3007, 3008),
+        *(200050, 200051, 200053, 200056, 200151),
     )
 )
 _Sees = Callable[[str], bool]
@@ -135,7 +152,7 @@ class _Fitting:
 
 
 def _left_out(item: IndexItem | None) -> Fetched:
-    return Fetched(item=item, state="missing", problem="a frame of 16 MiB has no room for it")
+    return Fetched(item=item, state="missing", problem=_NO_ROOM)
 
 
 class _Topics:
@@ -173,7 +190,8 @@ class ReadOnlyBroker:
 
     `cluster` and `name` are what it is called; `advertised` ("host:port") is where clients find it, by default the
     address at which they asked. A request takes `timeout_s`, `max_requests` to the storage and `max_bytes` at most.
-    `root` as in `RocketmqMessages`. `counted` is told of each lookup.
+    `root` as in `RocketmqMessages`. `counted` is told of each lookup, and of each request that is refused. Raises
+    `InvalidArgument` where `advertised` is no such address.
     """
 
     def __init__(
@@ -197,10 +215,17 @@ class ReadOnlyBroker:
         self._root = root
         self.cluster = cluster
         self.name = name
+        if advertised is not None and not ((found := _ADDRESS.fullmatch(advertised)) and 0 < int(found[1]) < 1 << 16):
+            raise InvalidArgument(
+                f"{advertised!r} is no address at which clients find a broker: give HOST:PORT, as archive.example:9876 "
+                "(an IPv6 address without brackets)"
+            )
         self._advertised = advertised
         self._limits = LookupLimits(max_requests=max_requests, max_bytes=max_bytes, timeout_s=timeout_s)
         self._clock = clock or SystemClock()
         self._topics = _Topics(index, self._clock)
+        self._counted_queues: tuple[float, dict[str, int]] | None = None
+        self.log = SeldomLog(_log, self._clock)
         # raises for what is no store
         self._messages()
 
@@ -230,13 +255,22 @@ class ReadOnlyBroker:
         except (BudgetExceeded, StorageUnavailable) as error:
             # where time is left the client is gone, and with it the lookup's right to further requests
             if isinstance(error, StorageUnavailable) or budget.remaining_s() == 0:
-                _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
+                self.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         except TieredIndexError as error:
-            _log.error("request %d of RocketMQ's protocol: %s", request.code, error)
+            self.log.tell(logging.ERROR, "request %d of RocketMQ's protocol: %s", request.code, error)
         except Exception:  # noqa: BLE001 - a defect must not end the connection, and the log shows it
-            _log.exception("request %d of RocketMQ's protocol failed unexpectedly", request.code)
+            text = "request %d of RocketMQ's protocol failed unexpectedly"
+            self.log.tell(logging.ERROR, text, request.code, exc_info=True)
         return request.answered(ResponseCode.SYSTEM_ERROR, "the index could not be read; its server's log says why")
+
+    def refuse(self, request: Command, peer: str) -> Command:
+        """Return the response to a request whose signature is nobody's, which came from `peer`; count and log it."""
+        text = "a request for %s from %s is refused: it is not signed with a key of the file"
+        self.log.tell(logging.WARNING, text, name_of(request.code), peer)
+        if self._counted is not None:
+            self._counted(f"rocketmq:{name_of(request.code)}", "NoPermission", Explain())
+        return request.answered(ResponseCode.NO_PERMISSION, "check signature failed.")
 
     @contextlib.contextmanager
     def _counting(self, request: Command, budget: LookupBudget, asker: _Asker) -> Iterator[None]:
@@ -262,12 +296,13 @@ class ReadOnlyBroker:
         if not asker.sees(topic) or topic not in self._topics.names(topic):
             text = f"No topic route info in name server for the topic: {topic}"
             return request.answered(ResponseCode.TOPIC_NOT_EXIST, text)
+        count = self._queues().get(topic, 1)
         queues = {
             "brokerName": self.name,
             "perm": _READABLE,
-            "readQueueNums": _QUEUES,
+            "readQueueNums": count,
             "topicSysFlag": 0,
-            "writeQueueNums": _QUEUES,
+            "writeQueueNums": count,
         }
         route = {"brokerDatas": [self._broker_data(local)], "filterServerTable": {}, "queueDatas": [queues]}
         return request.answered(ResponseCode.SUCCESS, body=json_text(route))
@@ -292,13 +327,43 @@ class ReadOnlyBroker:
         topics = sorted(filter(asker.sees, self._topics.names()))
         return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
 
+    def _topics_of_cluster(self, request: Command, local: Host, asker: _Asker) -> Command:
+        mine = text_of(request, "cluster") == self.cluster
+        topics = sorted(filter(asker.sees, self._topics.names())) if mine else []
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": topics}))
+
     def _topic_configs(self, request: Command, local: Host, asker: _Asker) -> Command:
-        plain = {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
-        queues = {"perm": _READABLE, "readQueueNums": _QUEUES, "writeQueueNums": _QUEUES}
-        table = {name: {"topicName": name, **queues, **plain} for name in filter(asker.sees, self._topics.names())}
-        # of one version for good: clients compare those of several answers
-        body = {"dataVersion": {"counter": 0, "stateVersion": 0, "timestamp": 0}, "topicConfigTable": table}
+        queues = self._queues()
+        table = {name: _topic_config(name, queues.get(name, 1)) for name in filter(asker.sees, self._topics.names())}
+        body = {"dataVersion": _VERSION, "topicConfigTable": table}
         return request.answered(ResponseCode.SUCCESS, body=json_text(body))
+
+    def _topic_config(self, request: Command, local: Host, asker: _Asker) -> Command:
+        topic = topic_of(request)
+        if not asker.sees(topic) or topic not in self._topics.names(topic):
+            return request.answered(ResponseCode.TOPIC_NOT_EXIST, f"No topic in this broker. topic: {topic}")
+        body = json_text(_topic_config(topic, self._queues().get(topic, 1)))
+        return request.answered(ResponseCode.SUCCESS, body=body)
+
+    def _queues(self) -> dict[str, int]:
+        """Return how many queues the store has of each topic; nothing without a store: entries don't tell."""
+        if self._store is None:
+            return {}
+        now_s = self._clock.monotonic_s()
+        if self._counted_queues is None or now_s - self._counted_queues[0] >= _TOPICS_S:
+            counts: dict[str, int] = {}
+            with contextlib.suppress(StorageError):  # no query depends on them
+                for queue in list_queues(self._store / "consumequeue"):
+                    counts[queue.topic] = max(counts.get(queue.topic, 0), queue.queue_id + 1)
+            self._counted_queues = now_s, counts
+        return self._counted_queues[1]
+
+    def _key_value(self, request: Command, local: Host) -> Command:
+        asked = f"Namespace: {request.fields.get('namespace', '')} Key: {request.fields.get('key', '')}"
+        return request.answered(ResponseCode.QUERY_NOT_FOUND, f"No config item, {asked}")
+
+    def _name_server_config(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=b"")
 
     def _system_topics(self, request: Command, local: Host) -> Command:
         topics = {"topicList": list(dict.fromkeys((self.cluster, self.name)))}
@@ -308,6 +373,26 @@ class ReadOnlyBroker:
 
     def _done(self, request: Command, local: Host) -> Command:
         return request.answered(ResponseCode.SUCCESS)
+
+    def _config(self, request: Command, local: Host) -> Command:
+        said = {"brokerName": self.name, "brokerClusterName": self.cluster, "brokerId": _BROKER_ID}
+        # what ends a line, or begins an escape, can't stand in Java's properties as it is
+        lines = [f"{name}={value.translate(_ESCAPES)}\n" for name, value in sorted(said.items())]
+        fields = {"version": json_text(_VERSION).decode()}
+        return request.answered(ResponseCode.SUCCESS, fields=fields, body="".join(lines).encode())
+
+    def _own_topics(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"topicList": []}))
+
+    def _all_groups(self, request: Command, local: Host) -> Command:
+        body = {"dataVersion": _VERSION, "forbiddenTable": {}, "subscriptionGroupTable": {}}
+        return request.answered(ResponseCode.SUCCESS, body=json_text(body))
+
+    def _members(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"consumerIdList": []}))
+
+    def _consumed(self, request: Command, local: Host) -> Command:
+        return request.answered(ResponseCode.SUCCESS, body=json_text({"consumeTps": 0.0, "offsetTable": {}}))
 
     def _groups(self, request: Command, local: Host) -> Command:
         return request.answered(ResponseCode.SUCCESS, body=json_text({"groupList": []}))
@@ -319,7 +404,8 @@ class ReadOnlyBroker:
     def _runtime_info(self, request: Command, local: Host) -> Command:
         table = {"brokerVersionDesc": f"tiered-index {__version__}", "brokerActive": "true"}
         # tools take them apart without looking whether they are there
-        table |= dict.fromkeys(_RATES, "0.0 0.0 0.0") | dict.fromkeys(_TOTALS, "0")
+        table |= dict.fromkeys(_RATES, "0.0 0.0 0.0") | dict.fromkeys((*_TOTALS, *_POOLS, *_OTHERS), "0")
+        table |= dict.fromkeys(_RATIOS, "0.0")
         return request.answered(ResponseCode.SUCCESS, body=json_text({"table": table}))
 
     def _query(self, request: Command, local: Host, asker: _Asker) -> Command:
@@ -337,10 +423,25 @@ class ReadOnlyBroker:
         if wanted <= 0 or begin_ms > end_ms or not asker.sees(topic):
             return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
         source = _Fitting(asker.narrowed(self._messages()), unique, _ROOM_BYTES)
-        asker.answer = answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, source=source)
+        cursor = None
+        if (last := request.fields.get("lastKey")) and not unique:
+            # what is newer than the page's last message was answered before
+            end_ms, cursor = self._continued(topic, key, begin_ms, end_ms, last)
+            if cursor is None:
+                return request.answered(ResponseCode.QUERY_NOT_FOUND, _NO_MESSAGE, fields=self._updated(None))
+        answer = self._index.messages(topic, key, begin_ms, end_ms, wanted, cursor, source=source)
+        asker.answer = answer
+        if damaged := [one for one in answer.messages if one.damaged]:
+            text = "%s %s: %d of %d messages are damaged; the first one: %s"
+            problem = damaged[0].problem
+            self.log.tell(logging.ERROR, text, topic, key, len(damaged), len(answer.messages), problem)
+            text = f"{len(damaged)} of {len(answer.messages)} messages are damaged; the server's log says why"
+            return request.answered(ResponseCode.SYSTEM_ERROR, text)
         messages = [one.message for one in answer.messages if isinstance(one.message, Message)]
         if unique and not answer.messages:
-            messages = self._of_offset_id(topic, key, asker)
+            messages, is_damaged = self._of_offset_id(topic, key, asker)
+            if is_damaged and not messages:
+                return request.answered(ResponseCode.SYSTEM_ERROR, "the message is damaged; the server's log says why")
         remark = self._shortfall(topic, key, answer.messages)
         fields = self._updated(answer)
         if not messages:
@@ -350,13 +451,35 @@ class ReadOnlyBroker:
 
     def _shortfall(self, topic: str, key: str, answered: Sequence[Fetched]) -> str | None:
         """Return what the answer lacks of what the index has, and log why; None: nothing."""
-        lacking = [one for one in answered if one.message is None]
-        if not lacking:
-            return None
-        states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(o.state for o in lacking).items()))
-        text = f"{len(lacking)} of {len(answered)} messages can not be had: {states}"
-        _log.warning("%s %s: %s; the first one: %s", topic, key, text, lacking[0].problem)
-        return text
+        texts: list[str] = []
+        if lacking := [one for one in answered if one.message is None and one.problem != _NO_ROOM]:
+            states = ", ".join(f"{count} {state}" for state, count in sorted(Counter(o.state for o in lacking).items()))
+            texts.append(f"{len(lacking)} of {len(answered)} messages can not be had: {states}")
+            text = "%s %s: %s; the first one: %s"
+            self.log.tell(logging.WARNING, text, topic, key, texts[0], lacking[0].problem)
+        if cut := sum(one.problem == _NO_ROOM for one in answered):
+            texts.append(f"{cut} of {len(answered)} messages, the older ones, have no room in a frame of 16 MiB")
+        return "; ".join(texts) or None
+
+    def _continued(self, topic: str, key: str, begin_ms: int, end_ms: int, last_key: str) -> tuple[int, str | None]:
+        """Return the time and the cursor with which a lookup goes on behind the message that a page ended with; None:
+        it was the last one. `last_key` is what RocketMQ 5.5 pages by: ``HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET``, the hour
+        in epoch milliseconds. Raises `BadRequest` where the key has no such message.
+        """
+        found = _LAST_KEY.fullmatch(last_key)
+        if found is None:
+            raise BadRequest("the custom field <lastKey> is no HOUR@TOPIC@K@KEY@UNIQUE KEY@OFFSET")
+        hour_ms, offset, cursor = int(found[1]), int(found[2]), None
+        end_ms = min(end_ms, hour_ms + _HOUR_MS - 1, MAX_TIMESTAMP_MS)
+        while begin_ms <= end_ms:
+            page = self._index.query(topic, key, begin_ms, end_ms, _AHEAD, cursor)
+            for count, item in enumerate(page.items, 1):
+                if item.offset == offset:
+                    return end_ms, self._index.query(topic, key, begin_ms, end_ms, count, cursor).cursor
+            cursor = page.cursor
+            if cursor is None or (page.items and page.items[-1].timestamp_ms < hour_ms):
+                break
+        raise BadRequest("the custom field <lastKey> names no message of this key")
 
     def _updated(self, answer: MessagesResult | None) -> dict[str, str]:
         """Return up to which time, and up to which offset of a log, the index is known to be complete."""
@@ -374,7 +497,7 @@ class ReadOnlyBroker:
 
     def _view(self, request: Command, local: Host, asker: _Asker) -> Command:
         offset = number_of(request, "offset")
-        found = self._at(offset, asker) if offset >= 0 else []
+        found = self._at(offset, asker)[0] if offset >= 0 else []
         # logs of several brokers have the offset: the one that was asked is meant, then the one that has the topic
         found = [message for message in found if message.store_host == local] or found
         found = [message for message in found if message.topic == request.fields.get("topic")] or found
@@ -384,13 +507,16 @@ class ReadOnlyBroker:
         text = f"can not find message by the offset, {offset}{several}"
         return request.answered(ResponseCode.SYSTEM_ERROR, text)
 
-    def _of_offset_id(self, topic: str, key: str, asker: _Asker) -> list[Message]:
-        """Return the topic's message whose place is named by what was asked for as a unique key, as tools do."""
+    def _of_offset_id(self, topic: str, key: str, asker: _Asker) -> tuple[list[Message], bool]:
+        """Return the topic's message whose place is named by what was asked for as a unique key, as tools do, and
+        whether the place is damaged.
+        """
         try:
             host, offset = decode_offset_msg_id(key)
         except InvalidArgument:
-            return []
-        return [one for one in self._at(offset, asker) if one.store_host == host and one.topic == topic]
+            return [], False
+        held, is_damaged = self._at(offset, asker)
+        return [one for one in held if one.store_host == host and one.topic == topic], is_damaged
 
     # where messages are
 
@@ -401,16 +527,23 @@ class ReadOnlyBroker:
     def _messages(self) -> RocketmqMessages:
         return RocketmqMessages(self._store, self._archives(), root=self._root)
 
-    def _at(self, offset: int, asker: _Asker) -> list[Message]:
-        """Return the messages, each once, that the logs have at an offset and who asks may see."""
+    def _at(self, offset: int, asker: _Asker) -> tuple[list[Message], bool]:
+        """Return the messages, each once, that the logs have at an offset and who asks may see, and whether an archived
+        copy is damaged.
+        """
         found: dict[Message, None] = {}
+        is_damaged = False
         for source in self._logs():
             fetched = asker.narrowed(source).at(offset)
             if isinstance(fetched.message, Message):
                 found[fetched.message] = None
-            elif fetched.read_from is not None:
-                _log.warning("no message at offset %d: %s", offset, fetched.problem)
-        return list(found)
+            elif fetched.damaged:
+                is_damaged = True
+                self.log.tell(logging.ERROR, "the message at offset %d is damaged: %s", offset, fetched.problem)
+            else:
+                # mostly an offset at which no message begins: whoever asks chooses it
+                _log.debug("no message at offset %d: %s", offset, fetched.problem)
+        return list(found), is_damaged
 
     def _logs(self) -> Iterator[RocketmqMessages]:
         """Yield each log by itself: an offset means something in one."""
@@ -419,6 +552,16 @@ class ReadOnlyBroker:
         for archive in self._archives().values():
             for name in archive.state().stores:
                 yield RocketmqMessages(None, archive, store_name=name)
+
+
+# Of one version for good: clients compare those of several answers.
+_VERSION = {"counter": 0, "stateVersion": 0, "timestamp": 0}
+_ESCAPES = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r"})
+
+
+def _topic_config(name: str, queues: int) -> dict[str, object]:
+    plain = {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG", "topicSysFlag": 0}
+    return {"topicName": name, "perm": _READABLE, "readQueueNums": queues, "writeQueueNums": queues, **plain}
 
 
 def busy(request: Command) -> Command:
@@ -434,11 +577,20 @@ _AT_ONCE: Mapping[int, Callable[[ReadOnlyBroker, Command, Host], Command]] = {
     RequestCode.QUERY_TOPIC_CONSUME_BY_WHO: ReadOnlyBroker._groups,
     RequestCode.GET_CONSUMER_CONNECTION_LIST: ReadOnlyBroker._consumers,
     RequestCode.GET_BROKER_RUNTIME_INFO: ReadOnlyBroker._runtime_info,
+    RequestCode.GET_BROKER_CONFIG: ReadOnlyBroker._config,
+    RequestCode.GET_CONSUMER_LIST_BY_GROUP: ReadOnlyBroker._members,
+    RequestCode.GET_KV_CONFIG: ReadOnlyBroker._key_value,
+    RequestCode.GET_ALL_SUBSCRIPTIONGROUP_CONFIG: ReadOnlyBroker._all_groups,
+    RequestCode.GET_CONSUME_STATS: ReadOnlyBroker._consumed,
+    RequestCode.GET_SYSTEM_TOPIC_LIST_FROM_BROKER: ReadOnlyBroker._own_topics,
+    RequestCode.GET_NAMESRV_CONFIG: ReadOnlyBroker._name_server_config,
 }
 _LOOKED_UP: Mapping[int, Callable[[ReadOnlyBroker, Command, Host, _Asker], Command]] = {
     RequestCode.GET_ROUTEINFO_BY_TOPIC: ReadOnlyBroker._route,
     RequestCode.GET_ALL_TOPIC_LIST_FROM_NAMESERVER: ReadOnlyBroker._topic_list,
     RequestCode.GET_ALL_TOPIC_CONFIG: ReadOnlyBroker._topic_configs,
+    RequestCode.GET_TOPICS_BY_CLUSTER: ReadOnlyBroker._topics_of_cluster,
+    RequestCode.GET_TOPIC_CONFIG: ReadOnlyBroker._topic_config,
     RequestCode.QUERY_MESSAGE: ReadOnlyBroker._query,
     RequestCode.VIEW_MESSAGE_BY_ID: ReadOnlyBroker._view,
 }

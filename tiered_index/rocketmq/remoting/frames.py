@@ -58,16 +58,33 @@ class RequestCode(IntEnum):
 
     QUERY_MESSAGE = 12
     GET_ALL_TOPIC_CONFIG = 21
+    GET_BROKER_CONFIG = 26
     GET_BROKER_RUNTIME_INFO = 28
     VIEW_MESSAGE_BY_ID = 33
     HEART_BEAT = 34
     UNREGISTER_CLIENT = 35
+    GET_CONSUMER_LIST_BY_GROUP = 38
+    GET_KV_CONFIG = 101
     GET_ROUTEINFO_BY_TOPIC = 105
     GET_BROKER_CLUSTER_INFO = 106
+    GET_ALL_SUBSCRIPTIONGROUP_CONFIG = 201
     GET_CONSUMER_CONNECTION_LIST = 203
     GET_ALL_TOPIC_LIST_FROM_NAMESERVER = 206
+    GET_CONSUME_STATS = 208
+    GET_TOPICS_BY_CLUSTER = 224
     QUERY_TOPIC_CONSUME_BY_WHO = 300
     GET_SYSTEM_TOPIC_LIST_FROM_NS = 304
+    GET_SYSTEM_TOPIC_LIST_FROM_BROKER = 305
+    GET_NAMESRV_CONFIG = 319
+    GET_TOPIC_CONFIG = 351
+
+
+_NAMES: dict[int, str] = {code.value: code.name for code in RequestCode}
+
+
+def name_of(code: int) -> str:
+    """Return what a request asks for, for people: its name, or ``other``."""
+    return _NAMES.get(code, "other")
 
 
 class ResponseCode(IntEnum):

@@ -22,15 +22,7 @@ from typing import Any, Self
 from tiered_index.errors import ConfigError, InvalidArgument, StorageUnavailable
 from tiered_index.rocketmq.log.layout import Host
 from tiered_index.rocketmq.remoting.broker import ReadOnlyBroker, busy
-from tiered_index.rocketmq.remoting.frames import (
-    EVERY_TOPIC,
-    AccessKey,
-    Command,
-    ResponseCode,
-    decode_frame,
-    encode_frame,
-    signer_of,
-)
+from tiered_index.rocketmq.remoting.frames import EVERY_TOPIC, AccessKey, Command, decode_frame, encode_frame, signer_of
 from tiered_index.service.async_reader import run_in_thread
 from tiered_index.service.index import IndexService
 from tiered_index.service.reader import IndexReader
@@ -75,7 +67,7 @@ class RemotingServer:
 
     With `keys`, by their names, requests that are not signed with one of them get "no permission", and each shows the
     topics that it is for. With `tls` every connection is encrypted. `told`, of any thread, is called with each request
-    that was looked up, and its response.
+    that was looked up or whose signature was refused, and its response.
     """
 
     def __init__(
@@ -183,11 +175,14 @@ class RemotingServer:
             writer.transport.abort()
             self._connections.discard(task)
 
-    async def respond(self, request: Command, local: Host) -> Command:
-        """Return the response to a request that came in at `local`."""
+    async def respond(self, request: Command, local: Host, peer: str = "somewhere") -> Command:
+        """Return the response to a request that came in at `local` from `peer`."""
         key = signer_of(request, self._keys) if self._keys else EVERY_TOPIC
         if key is None:
-            return request.answered(ResponseCode.NO_PERMISSION, "check signature failed.")
+            refusal = self.broker.refuse(request, peer)
+            if self._told is not None:
+                self._told(request, refusal)
+            return refusal
         response = self.broker.answer_at_once(request, local)
         if response is not None:
             return response
@@ -207,7 +202,7 @@ class RemotingServer:
         try:
             return await run_in_thread(self._threads, look_up)
         except StorageUnavailable as error:  # no thread could be started
-            _log.warning("request %d of RocketMQ's protocol: %s", request.code, error)
+            self.broker.log.tell(logging.WARNING, "request %d of RocketMQ's protocol: %s", request.code, error)
             return busy(request)
         finally:
             self._requests -= 1
@@ -230,6 +225,7 @@ class _Connection:
         self._reader = reader
         self._writer = writer
         self._local = _host_of(writer.get_extra_info("sockname"))
+        self._peer = str((writer.get_extra_info("peername") or ("somewhere",))[0])
         self._free = asyncio.Semaphore(server.limits.requests_of_connection)
         self._requests = 0
 
@@ -275,7 +271,7 @@ class _Connection:
 
     async def _answer(self, request: Command) -> None:
         try:
-            frame = encode_frame(await self._server.respond(request, self._local))
+            frame = encode_frame(await self._server.respond(request, self._local, self._peer))
             with self._server.sending(frame):
                 self._writer.write(frame)
                 try:

@@ -65,6 +65,8 @@ class Fetched:
     problem: str | None = None
     error: TieredIndexError | None = None
     """Why the place could not be read; trying again may help."""
+    damaged: bool = False
+    """What lies at the place contradicts its checksum or its structure, and no other copy was found."""
     instead: IndexItem | None = None
     """Where another message of the key lies in the entry's place, of another second: the entry that one would have."""
     is_near: bool = False
