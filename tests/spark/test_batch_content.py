@@ -66,6 +66,8 @@ def an_index() -> tuple[Storage, StorageLog]:
     storage = MemoryStorage()
     log = StorageLog(storage, SystemClock())
     log.create(GENESIS)
+    # the query's first batch
+    log.append("a batch", None, lambda state: LogRecord(0, "positions", 0, "", 0, positions={"spark:q": 0}))
     return storage, log
 
 

@@ -286,3 +286,23 @@ def test_tables_that_are_not_what_was_read_are_refused(monkeypatch: pytest.Monke
     with pytest.raises(CorruptFile, match=f"wrote {what} than it read"):
         written(TABLE, storage)
     assert bool(list(storage.list_uploads())) == ("shards" in lie)
+
+
+def test_a_checkpoint_whose_index_is_gone_or_another_one_is_refused() -> None:
+    """An empty first batch tells the index of its query; a later batch creates no index and joins no other one."""
+    gone, other, own = MemoryStorage(), MemoryStorage(), MemoryStorage()
+    a_writer(EntryStreamWriter, other).commit([Written(tuple(written(TABLE, other)), "p", FIRST.content)], 0)
+    a_writer(EntryStreamWriter, own).commit([Written((), "q", BatchContent())], 0)
+    for storage in (gone, other):
+        message = Written(tuple(written(TABLE.slice(0, 10), storage)), "q", SECOND.content)
+        before = {info.name for info in storage.list("log/")}
+        with pytest.raises(InvalidArgument, match=r"no index that knows this query.* give a new checkpointLocation"):
+            a_writer(EntryStreamWriter, storage).commit([message], 1)
+        assert {info.name for info in storage.list("log/")} == before
+        assert not {shard.stored.name for shard in message.shards} & {info.name for info in storage.list("data/")}
+    a_writer(EntryStreamWriter, own).commit([Written((), "q", BatchContent())], 0)
+    message = Written(tuple(written(TABLE.slice(0, 10), own)), "q", SECOND.content)
+    a_writer(EntryStreamWriter, own).commit([message], 1)
+    log = StorageLog(own, SystemClock())
+    assert sum(stored.count for stored in log.open().objects.values()) == 10
+    assert log.state.positions == {"spark:q": 1} and len(list(own.list("log/"))) == 3

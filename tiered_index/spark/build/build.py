@@ -114,6 +114,9 @@ def check_windows(state: LogState, plan: BuildPlan, mode: str) -> tuple[str, ...
 def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: Storage, log: StorageLog) -> bool:
     """Publish a micro-batch, or return False and take its uploads back if it was before. Raises as `publish_tables`."""
     state = log.refresh()
+    if not shards:
+        log.append("a micro-batch without entries", None, partial(_told, batch))
+        return True
     names = {shard.stored.name for shard in shards}
     if not names <= state.objects.keys() and not batch.is_in(state):
         state, _ = publish_tables(shards, "append", storage, log, batch)
@@ -121,6 +124,14 @@ def publish_batch(shards: Sequence[FinishedShard], batch: MicroBatch, storage: S
         return True
     abandon(shards, storage)
     return False
+
+
+def _told(batch: MicroBatch, state: LogState) -> LogRecord | None:
+    if batch.is_in(state):
+        return None
+    return LogRecord(
+        0, "positions", 0, "", 0, positions={batch.stream: batch.number}, batches={batch.stream: batch.told}
+    )
 
 
 def _replaced(state: LogState, windows: list[tuple[int, int]], mode: str) -> tuple[str, ...]:

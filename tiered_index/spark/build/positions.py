@@ -55,6 +55,15 @@ class MicroBatch:
         """What the log's record says of it."""
         return StreamBatch(self.number, self.content.entries, self.content.checksum)
 
+    def check_known(self, state: LogState, uri: str) -> None:
+        """Raise `InvalidArgument` where an index knows nothing of the batches before this one: it is another one."""
+        if self.number and self.stream not in state.positions:
+            raise InvalidArgument(
+                f"{uri} has no index that knows this query, and its checkpoint has {self.number:,} published "
+                "micro-batches: the index is gone, or the URI is another one's. Check the URI, and that its storage is "
+                "mounted; to begin anew, give a new checkpointLocation"
+            )
+
     def is_in(self, state: LogState) -> bool:
         """Return whether the batch has been published; by its number alone where a record says no content.
 

@@ -24,7 +24,7 @@ from pyspark.sql.types import StructType
 
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import CorruptFile, InvalidArgument, SchemaMismatch, StorageUnavailable
+from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex, SchemaMismatch, StorageUnavailable
 from tiered_index.format.schema import Schema
 from tiered_index.service.lifecycle.publication import abandon
 from tiered_index.service.log.log import StorageLog
@@ -188,8 +188,11 @@ class Written(WriterCommitMessage):
 Messages = Sequence[WriterCommitMessage | None]
 
 
-def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[PartitionJob, EntryColumns]:
-    """Join or create the index; return what tasks need. Driver. Raises `InvalidArgument`, `SchemaMismatch`."""
+def prepared(options: Options, schema: StructType, *, streams: bool) -> tuple[PartitionJob, EntryColumns]:
+    """Join the index; return what tasks need. Driver. Raises `InvalidArgument`, `SchemaMismatch`.
+
+    An index that is not there is created, but for a stream: its first commit creates it, and a later one must find it.
+    """
     address = StorageAddress(options.path)
     clock = SystemClock()
     given: dict[str, Any] = {name: options.number(name) for name in ("slots", "items")}
@@ -211,11 +214,12 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
         wanted = genesis or wanted_descriptor(settings, None)
         kinds = [(column.name, column.dataType.simpleString()) for column in schema]
         columns = EntryColumns.of(kinds, wanted.layout.schema)
-        if genesis is None:
-            genesis = StorageSession(storage, log, clock, settings.lease_ttl_s).join(wanted, lambda stored: wanted)
-        elif probe:
+        if genesis is None and not streams:
+            genesis = _created(storage, log, wanted)
+        elif not streams:
             # a server that accepts two records of one number would lose one of two writes
             probe_put_if_absent(storage)
+        genesis = genesis or wanted
         if (items := options.number("items")) not in (None, genesis.layout.items):
             # a file's room is no part of what `check_descriptor` compares: writers may choose their own
             raise SchemaMismatch(f"{storage.uri} was created with {genesis.layout.items:,} items a file, not {items:,}")
@@ -223,11 +227,17 @@ def prepared(options: Options, schema: StructType, *, probe: bool) -> tuple[Part
     return PartitionJob(address, genesis, scale, sequence, most or _MAX_WINDOWS, now_ms), columns
 
 
+def _created(storage: Storage, log: StorageLog, wanted: IndexDescriptor) -> IndexDescriptor:
+    """Create the index, or join the one that another has created meanwhile."""
+    session, anew = StorageSession(storage, log, SystemClock(), IndexConfig().lease_ttl_s), replace(wanted, index_id="")
+    return session.join(anew, lambda stored: anew)
+
+
 class EntryWriter(DataSourceArrowWriter):
     """One write of a DataFrame: ``append``, or ``replace`` of the windows that it has."""
 
     def __init__(self, options: Options, schema: StructType, mode: str) -> None:
-        self._job, self._columns = prepared(options, schema, probe=True)
+        self._job, self._columns = prepared(options, schema, streams=False)
         self._mode = mode
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -252,7 +262,7 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
     """The writer of one micro-batch. Spark makes it anew for each batch, and once more to commit it."""
 
     def __init__(self, options: Options, schema: StructType) -> None:
-        job, self._columns = prepared(options, schema, probe=False)
+        job, self._columns = prepared(options, schema, streams=True)
         self._job = replace(job, origin="writer")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
@@ -274,11 +284,12 @@ class EntryStreamWriter(DataSourceStreamArrowWriter):
         Raises as `EntryWriter.commit`; an unknown outcome is found by the next try with the same checkpoint.
         """
         shards = _all_shards(messages)
-        if shards:
-            written = [message for message in messages if isinstance(message, Written)]
+        written = [message for message in messages if isinstance(message, Written)]
+        # the first batch is told though it has nothing: the index knows this checkpoint from then on
+        if shards or (written and not batchId):
             [query] = {message.query for message in written}
             batch = MicroBatch(f"spark:{query}", batchId, BatchContent.joined(message.content for message in written))
-            _publish(self._job, shards, lambda storage, log: publish_batch(shards, batch, storage, log))
+            _publish(self._job, shards, lambda storage, log: publish_batch(shards, batch, storage, log), batch)
 
     def abort(self, messages: Messages, batchId: int) -> None:  # noqa: N803 - Spark's name
         """Take back what is certainly not published. Driver."""
@@ -295,12 +306,23 @@ def _all_shards(messages: Messages) -> list[FinishedShard]:
 
 
 def _publish(
-    job: PartitionJob, shards: Sequence[FinishedShard], publish: Callable[[Storage, StorageLog], object]
+    job: PartitionJob,
+    shards: Sequence[FinishedShard],
+    publish: Callable[[Storage, StorageLog], object],
+    batch: MicroBatch | None = None,
 ) -> None:
     with job.address.open() as storage:
         log = StorageLog(storage, SystemClock())
-        log.open()
         try:
+            if batch is None:
+                log.open()
+            else:
+                try:
+                    log.open()
+                except NotAnIndex:
+                    batch.check_known(log.state, storage.uri)
+                    _created(storage, log, job.genesis)
+                batch.check_known(log.state, storage.uri)
             publish(storage, log)
         except (InvalidArgument, CorruptFile):
             # certainly not published; after an error of the storage that is not known, and `orphans` decides
