@@ -11,6 +11,7 @@ import inspect
 from pathlib import Path
 
 import tiered_index
+from docs.generators import api_page
 from tiered_index import Fetched, IndexConfig, IndexItem, IndexReader, IndexService, MessagesResult, QueryResult
 from tiered_index import errors as errors_module
 from tiered_index.errors import TieredIndexError
@@ -192,3 +193,9 @@ def test_everything_public_says_what_it_is():
     ]
     assert len(paths) > 150
     assert not missing
+
+
+def test_the_page_of_the_public_api_is_made_from_it():
+    page = api_page.PAGE.read_text()
+    assert page == api_page.rewritten(page), "run `python -m docs.generators.api_page`"
+    assert all(f"| `{name}` | " in page for name in tiered_index.__all__)

@@ -54,7 +54,7 @@ _AGES = ("age_s", "segments_age_s", "grace_s")
 
 
 class IndexConfig(BaseSettings):
-    """Everything that can be set. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
+    """The settings of an index. Times are in seconds, sizes in bytes. Raises `ConfigError`."""
 
     model_config = SettingsConfigDict(
         env_prefix=_PREFIX,

@@ -56,7 +56,7 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """What is kept, and how long: seconds and bytes. As settings, ages are given with their unit, as ``7d``, and bytes
+    """A rule of how long entries are kept, in seconds, and how many bytes. As settings, ages are given with their unit, as ``7d``, and bytes
     as a number or as ``100GiB``.
 
     Raises `ConfigError` for a value that can't be right.

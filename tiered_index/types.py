@@ -121,7 +121,7 @@ class Lookup:
 
 @dataclass(frozen=True, kw_only=True)
 class FileReport:
-    """What a lookup did with one file.
+    """The outcome of a lookup for one file.
 
     `outcome` is ``read`` or ``failed``, or why the file was not read: ``skipped_time``, ``skipped_topic``,
     ``skipped_filter``, ``skipped_budget`` (it could no longer change the answer). ``refreshed`` is the storage's log,
@@ -338,7 +338,7 @@ class QueryResult(Answer, Generic[ItemT]):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicSummary:
-    """What an index holds of one topic: `entries`, the `bytes` of their messages (one with two keys counts twice), and
+    """The contents of an index for one topic: `entries`, the `bytes` of their messages (one with two keys counts twice), and
     the first and last entry's time, inclusive epoch milliseconds to the second.
 
     An entry that was put twice counts twice where its files have not been merged. `uncounted_files` is how many files

@@ -21,6 +21,7 @@ _PAGES_OF_COMMANDS = {"README.md": 3, "docs/rocketmq.md": 4, "docs/export.md": 7
 _PAGES_OF_PROGRAMS = (
     "README.md",
     "docs/using.md",
+    "docs/embedding.md",
     "docs/several-indexes.md",
     "docs/merge.md",
     "docs/lifetime.md",

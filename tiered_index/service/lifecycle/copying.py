@@ -48,7 +48,7 @@ Part = StoredObject | ArchivedSegment
 
 @dataclass(frozen=True, slots=True)
 class CopyReport:
-    """What one round did. Counts are of objects, bytes and log records.
+    """The result of one round of a copy. Counts are of objects, bytes and log records.
 
     `source_number` is the record of the source's log up to which the target, whose log ends at `log_number`, holds
     everything; `records` of them are new. `sent` objects were copied, `kept` were there, whole, of an earlier try;

@@ -37,7 +37,8 @@ Stats = Mapping[str, NamedStats]
 
 @dataclass(frozen=True, slots=True)
 class ExpiryPlan:
-    """What the log would say then, and what would go: `objects` of files and window tables, archived `segments`.
+    """The plan of an expiry: the record for the log, and the objects that go. `objects` are of files and window tables,
+    `segments` are archived ones.
     `mixed` objects hold, or may hold, expired entries beside others; of these `mixed_entries` at least have expired.
     `unknown_topics` are patterns of the rule that match none of `known_topics`, the topics of all stored objects.
     """

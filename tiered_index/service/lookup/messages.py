@@ -51,8 +51,8 @@ class FoundMessage(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Fetched:
-    """What became of one entry of the index, or of one place (`item` is then None). `message` is there where the state
-    is ``local`` or ``archived``. `problem` says why not, or why it was not read from a nearer place.
+    """The outcome for one entry of the index, or for one place (`item` is then None). `message` is set if the state is
+    ``local`` or ``archived``. `problem` says why it is not, or why no nearer place had it.
     """
 
     item: IndexItem | None
@@ -91,7 +91,7 @@ class Fetched:
 
 
 class MessageSource(Protocol):
-    """Where the messages are; of several indexes, by each item's `source`. Safe under threads."""
+    """The place of the messages of an index; of several indexes, by each item's `source`. Safe under threads."""
 
     def fetch(self, items: Sequence[IndexItem], topic: str, key: str) -> list[Fetched]:
         """Return what became of each of `items`, in order, looked up under `key` of `topic`; no single one raises."""

@@ -88,7 +88,7 @@ RunTask = Callable[[MergeTask, Storage, int, Callable[[int], None]], TaskResult]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeOptions:
-    """What to merge: see `plan_merge`. `skip_lost`: leave alone what has an object that the storage lost."""
+    """The options of a merge: see `plan_merge`. `skip_lost`: skip tables with objects that the storage lost."""
 
     window_s: int = 86400
     min_age_s: int = 3600
@@ -100,7 +100,7 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """What was done. Counts are of objects, entries and bytes. Of the `entries` read the `expired` ones went."""
+    """The result of a merge. Counts are of objects, entries and bytes. Of the `entries` read the `expired` ones went."""
 
     jobs: int = 0
     sources: int = 0

@@ -1,0 +1,80 @@
+"""docs/examples/broker.py: what it acknowledged is found after SIGKILL, after SIGTERM, and while it runs."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+PROGRAM = Path(__file__).parents[2] / "docs" / "examples" / "broker.py"
+
+
+class Client:
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        assert self._reply() == "ready"
+
+    def put(self, key: str, body: str) -> int:
+        return int(self._ask(f"put orders {key} {body}"))
+
+    def find(self, key: str) -> list[str]:
+        return json.loads(self._ask(f"find orders {key}"))
+
+    def _ask(self, line: str) -> str:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
+        return self._reply()
+
+    def _reply(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+
+@contextlib.contextmanager
+def broker(folder: Path) -> Iterator[Client]:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("TIERED_INDEX_")}
+    with subprocess.Popen(
+        [sys.executable, str(PROGRAM), str(folder)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment | {"TIERED_INDEX_ROOT": "/nowhere"},
+    ) as process:
+        try:
+            yield Client(process)
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_what_it_acknowledged_is_found_again(tmp_path, number):
+    bodies: dict[str, list[str]] = {}
+    for life in range(2):
+        with broker(tmp_path) as client:
+            for key, expected in bodies.items():
+                assert client.find(key) == expected
+            for n in range(60):
+                key, body = f"order-{n % 7}", f"life {life} number {n}"
+                client.put(key, body)
+                bodies.setdefault(key, []).insert(0, body)
+            assert client.find("order-3") == bodies["order-3"]
+            client.process.send_signal(number)
+            assert client.process.wait(30) == (0 if number == signal.SIGTERM else -number)
+        with (tmp_path / "log").open("ab") as log:
+            # half a line, as a crash leaves it
+            log.write(b'{"topic": "or')
+    with broker(tmp_path) as client:
+        assert {key: client.find(key) for key in bodies} == bodies
+        assert client.find("order-9") == []
+
+
+def test_it_fits_a_page():
+    assert len(PROGRAM.read_text().splitlines()) <= 120
