@@ -56,8 +56,9 @@ def parse_bytes(text: str) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retention:
-    """A rule of how long entries are kept, in seconds, and how many bytes. As settings, ages are given with their unit, as ``7d``, and bytes
-    as a number or as ``100GiB``.
+    """A rule of how long entries are kept, in seconds, and how many bytes.
+
+    As settings, ages are given with their unit, as ``7d``, and bytes as a number or as ``100GiB``.
 
     Raises `ConfigError` for a value that can't be right.
     """

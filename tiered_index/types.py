@@ -338,7 +338,9 @@ class QueryResult(Answer, Generic[ItemT]):
 
 @dataclass(frozen=True, kw_only=True)
 class TopicSummary:
-    """The contents of an index for one topic: `entries`, the `bytes` of their messages (one with two keys counts twice), and
+    """The contents of an index for one topic.
+
+    `entries`, the `bytes` of their messages (one with two keys counts twice), and
     the first and last entry's time, inclusive epoch milliseconds to the second.
 
     An entry that was put twice counts twice where its files have not been merged. `uncounted_files` is how many files

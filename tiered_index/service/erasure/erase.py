@@ -99,7 +99,9 @@ class EraseRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Erasure:
-    """The certificate of an erasure. `objects` are those that held what was asked, with `entries` entries of it; of these `removed`
+    """The certificate of an erasure.
+
+    `objects` are those that held what was asked, with `entries` entries of it; of these `removed`
     are named by no record any more, and `entries_removed` entries went. `segments_*` tell of archived segments, of
     which `messages_erased` messages were overwritten; `collisions` entries of their messages have another key of the
     same hash and fingerprint, and went, too (None: no segment was read, or none for a key). `log_numbers` are the

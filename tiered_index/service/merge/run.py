@@ -100,7 +100,7 @@ class MergeOptions:
 
 @dataclass(frozen=True, slots=True)
 class MergeReport:
-    """The result of a merge. Counts are of objects, entries and bytes. Of the `entries` read the `expired` ones went."""
+    """The result of a merge, in objects, entries and bytes. Of the `entries` read, the `expired` ones went."""
 
     jobs: int = 0
     sources: int = 0
