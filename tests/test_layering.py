@@ -25,6 +25,10 @@ LAZY = {
     ("spark/session.py", "tiered_index.spark.datasource.entries"): "sources are subclasses of what PySpark has",
     ("spark/session.py", "tiered_index.spark.datasource.messages"): "the same",
     ("kernels.py", "tiered_index.loops"): "numba takes half a second to load, which only large batches earn",
+    (
+        "spark/session.py",
+        "tiered_index.spark.datasource.lookup_function",
+    ): "its class derives from PySpark's, which may be absent",
 }
 LAZY_FOLDERS = {"cli": "a command loads only what it needs, so that --help is there at once"}
 
