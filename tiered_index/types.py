@@ -15,12 +15,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import html
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, overload
 
 from typing_extensions import TypeVar
+
+from tiered_index.errors import ConfigError, install_hint
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -104,7 +107,7 @@ class KeyedIndexItem(IndexItem):
     fingerprint: int = column(">u4")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Lookup:
     """One lookup of `query_many`: a key of a topic in the inclusive range [`begin_ms`, `end_ms`].
 
@@ -216,6 +219,44 @@ class Freshness:
         return known if self.not_asked is None else known | {"not_asked": self.not_asked}
 
 
+# characters of a line that fits a terminal
+_WIDTH = 100
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What is shown of something: what it is, how many rows it has, their columns, and the first rows."""
+
+    title: str
+    count: int
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+
+    def text(self, name: str) -> str:
+        """Return lines that fit a terminal."""
+        lines = [shortened(f"<{name} {self.title}>"), *(shortened("  " + "  ".join(row)) for row in self.rows)]
+        return "\n".join([*lines, *([f"  {self._more()}"] if self._more() else [])])
+
+    def html(self, name: str) -> str:
+        """Return a table for notebooks."""
+        head = "".join(f"<th>{html.escape(cell)}</th>" for cell in self.head)
+        rows = "".join(
+            "<tr>" + "".join(f"<td>{html.escape(shortened(cell))}</td>" for cell in row) + "</tr>" for row in self.rows
+        )
+        title = html.escape(f"{name} {self.title}")
+        return f"<p>{title}</p><table><tr>{head}</tr>{rows}</table><p>{self._more()}</p>"
+
+    def _more(self) -> str:
+        left = self.count - len(self.rows)
+        return f"... {left:,} more" if left else ""
+
+
+def shortened(text: str) -> str:
+    """Return a text as one line shows it."""
+    text = "".join(letter if letter.isprintable() else "?" for letter in text[: _WIDTH + 1])
+    return text if len(text) <= _WIDTH else f"{text[: _WIDTH - 1]}…"
+
+
 class Answer:
     """Base of the answers to lookups: what they could see.
 
@@ -230,6 +271,16 @@ class Answer:
     unknown_topics: tuple[str, ...]
     lost: tuple[LostFile, ...]
     expired_before_ms: int | None
+
+    def shown(self, most: int) -> Shown:
+        """Return what terminals and notebooks show of it, with the first `most` rows."""
+        raise NotImplementedError
+
+    def __repr__(self) -> str:
+        return self.shown(5).text(type(self).__name__)
+
+    def _repr_html_(self) -> str:
+        return self.shown(20).html(type(self).__name__)
 
     @property
     def as_of_ms(self) -> int | None:
@@ -259,7 +310,7 @@ class LaterFields(Protocol[ItemT]):
         """Return what `items_table` does of the items, without making them."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class QueryResult(Answer, Generic[ItemT]):
     """The answer to one lookup: a sequence of its entries.
 
@@ -320,8 +371,17 @@ class QueryResult(Answer, Generic[ItemT]):
         return items_table(self.items, self.item_type) if later is None else later.table()
 
     def to_pandas(self) -> pd.DataFrame:
-        """Return `to_arrow` as a pandas DataFrame; needs pandas, which this package does not install."""
-        return self.to_arrow().to_pandas()
+        """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
+        return to_pandas(self.to_arrow())
+
+    def shown(self, most: int) -> Shown:
+        """As `Answer.shown`."""
+        head, rows = ("topic", "queue_id", "offset", "size", "time"), []
+        for item in self.items[:most]:
+            more = [f.name for f in dataclasses.fields(item) if "dtype" in f.metadata and f.name != "fingerprint"]
+            told = [item.topic, item.queue_id, item.offset, item.size, format_time(item.timestamp_ms)]
+            rows.append([*map(str, told), *(f"{name}={getattr(item, name)!r}" for name in more)])
+        return Shown(f"{self.status}: {len(self.items):,} found", len(self.items), head, rows)
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
@@ -360,7 +420,7 @@ class TopicSummary:
         return dataclasses.asdict(self)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class TopicsResult(Answer):
     """The topics of an index, by name; the other fields are as in `QueryResult`. `expired_before_ms` is of the topics
     that expire first: of others older entries may be there.
@@ -379,6 +439,15 @@ class TopicsResult(Answer):
     def __len__(self) -> int:
         return len(self.topics)
 
+    def shown(self, most: int) -> Shown:
+        """As `Answer.shown`."""
+        rows = [
+            [one.topic, f"{one.entries:,}", f"{one.bytes:,}", format_time(one.begin_ms), format_time(one.end_ms)]
+            for one in self.topics[:most]
+        ]
+        head = ("topic", "entries", "bytes", "from", "to")
+        return Shown(f"{self.status}: {len(self.topics):,} topics", len(self.topics), head, rows)
+
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the answer as a JSON-ready dict; without `files` its `explain` has no report of each file."""
         return {
@@ -388,6 +457,14 @@ class TopicsResult(Answer):
             "explain": self.explain.to_dict(files=files),
             **self.seen_to_dict(),
         }
+
+
+def to_pandas(table: pa.Table) -> pd.DataFrame:
+    """Return a table as a pandas DataFrame. Raises `ConfigError` where pandas is not installed."""
+    try:
+        return table.to_pandas()
+    except ImportError as error:
+        raise ConfigError(f"to_pandas needs pandas: {install_hint('pandas')}") from error
 
 
 _ARROW_TYPES = {"topic": "string", "offset": "int64", "timestamp_ms": "int64", "source": "string"}

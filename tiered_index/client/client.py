@@ -156,14 +156,19 @@ class IndexClient:
             raise PartialAnswer(f"{len(failed)} files could not be read", failed=failed)
 
     def query_many(
-        self, lookups: Iterable[Lookup | tuple[str, str]], allow_partial: bool = False, **limits: Any
+        self,
+        lookups: Iterable[Lookup | tuple[str, str]],
+        allow_partial: bool = False,
+        *,
+        max_count: int = 64,
+        **limits: Any,
     ) -> list[QueryResult]:
         """Answer many lookups by one request, as `IndexReader.query_many`. Explain and freshness are of all of them.
 
         Raises as it does, and `InvalidArgument` where there are more lookups, or they may have more answers together,
         than a service gives at once (10,000, and a million).
         """
-        given = check_lookups(lookups)
+        given = check_lookups(lookups, max_count)
         if not given:
             return []
         body = _batch_body(given, allow_partial, False, limits)
@@ -174,6 +179,7 @@ class IndexClient:
         lookups: Iterable[Lookup | tuple[str, str]],
         allow_partial: bool = False,
         *,
+        max_count: int = 64,
         explain: bool = False,
         allow_spent: bool = False,
         **limits: Any,
@@ -183,12 +189,11 @@ class IndexClient:
         The table has `lookup` (int32: the lookup's number, from 0) and the entries' columns as `QueryResult.to_arrow`,
         by lookup and in answer order, also where there is no row. The other value has ``status``, ``cursors`` (of
         truncated answers, by the lookup's number as text), ``partial`` (the numbers of partial ones), ``failed``,
-        ``explain``, and what each answer has else. With
-        `allow_spent`, where a bound was reached before the end, they have what was found until then, and ``exceeded``
-        says so; else that raises `BudgetExceeded`.
+        ``explain``, and what each answer has else. With `allow_spent`, where a bound was reached before the end, they
+        have what was found until then, and ``exceeded`` says so; else that raises `BudgetExceeded`.
         """
         spent = {"allow_spent": True} if allow_spent else {}
-        body = _batch_body(check_lookups(lookups), allow_partial, explain, limits | spent)
+        body = _batch_body(check_lookups(lookups, max_count), allow_partial, explain, limits | spent)
         data = self._ask("POST", "/v1/query:batch", {}, body, ARROW, timeout_of=limits).data
         return decoded(table_of_stream, data)
 

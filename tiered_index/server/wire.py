@@ -11,11 +11,9 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import orjson
 import pyarrow as pa
 
-from tiered_index.errors import InvalidArgument
 from tiered_index.server.problems import Redaction
 from tiered_index.service.answers.results import QueryResults
 from tiered_index.types import Answer, QueryResult, TopicsResult
@@ -120,26 +118,9 @@ def batch_totals(results: QueryResults, redaction: Redaction, *, files: bool) ->
 
 
 def batch_table(results: QueryResults, redaction: Redaction) -> pa.Table:
-    """Return a batch's entries as one table: `lookup` (i32, the lookup's number, from 0), then the items' columns.
-
-    Raises `InvalidArgument` where entries of an older index have a column `lookup` themselves.
-    """
-    if (clash := results.schema.clashing(("lookup",))) is not None:
-        raise InvalidArgument(f"the index's entries have a column {clash!r}, as the table of answers has: ask for JSON")
-    if results.pages:
-        tables = [result.to_arrow() for result in results]
-        counts = np.array([len(table) for table in tables], np.int64)
-        table = pa.concat_tables(tables)
-    else:
-        counts, topics = np.diff(results.starts), results.batch.topics
-        table = results.form.table(topics[0], results.rows)
-        if len(topics) > 1:
-            named = pa.array(topics, pa.string()).take(pa.array(np.repeat(results.batch.topic_index, counts)))
-            table = table.set_column(table.column_names.index("topic"), "topic", named)
-    if redaction.stand_ins:
-        table = _redacted(table, redaction)
-    numbers = pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts))
-    return table.add_column(0, "lookup", numbers)
+    """Return a batch's entries as one table, as `QueryResults.to_arrow`."""
+    table = results.to_arrow()
+    return _redacted(table, redaction) if redaction.stand_ins else table
 
 
 def items_table(answer: QueryResult, redaction: Redaction) -> pa.Table:

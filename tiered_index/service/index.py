@@ -47,7 +47,7 @@ from tiered_index.service.writing.buffer import BufferedChunk
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage
-from tiered_index.types import ItemT
+from tiered_index.types import ItemT, shortened
 
 if TYPE_CHECKING:
     from tiered_index.service.lookup.export import Export
@@ -120,6 +120,10 @@ class IndexService(Lookups[ItemT]):
         self._lifecycle = parts.lifecycle
         self._engine = parts.engine
         self._segments = SegmentUploads(parts.session, self.config.upload_part_bytes)
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return shortened(f"<{type(self).__name__} {state}: {self.config.root}, storage {self.config.storage}>")
 
     @classmethod
     def open(
@@ -218,9 +222,10 @@ class IndexService(Lookups[ItemT]):
         `columns` is an Arrow RecordBatch or Table, a data frame of pandas or Polars (or what else has
         `__arrow_c_stream__`), or a dict of arrays.
 
-        Columns, one row an entry: topic, queue_id, key, offset, size (bytes), timestamp_ms (epoch milliseconds),
-        optionally topic_id, and the schema's further ones. Instead of key there may be key_hash and, where the schema
-        has it, fingerprint, as `export` gives them. `source_position` becomes durable with the whole batch.
+        Columns, one row an entry: topic, queue_id, key, offset, size (bytes), timestamp_ms (epoch milliseconds, or
+        timestamps of Arrow, NumPy or Python, UTC without a zone), optionally topic_id, and the schema's further ones.
+        Instead of key there may be key_hash and, where the schema has it, fingerprint, as `export` gives them.
+        `source_position` becomes durable with the whole batch.
         Accepted whole or refused whole; errors and threads as `put`.
         """
         self._check_writable()

@@ -53,7 +53,7 @@ from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.storage.opening import open_storage
-from tiered_index.types import ItemT
+from tiered_index.types import ItemT, shortened
 
 
 class _Archives(Mapping[str | None, SegmentArchive]):
@@ -276,6 +276,11 @@ class IndexReader(Lookups[ItemT]):
     def _archive_of(self, view: IndexView) -> SegmentArchive:
         refresh = partial(self._read_log, view.storage.uri)
         return SegmentArchive(view.storage, lambda: view.log_state, refresh, tables=view.cold.caches.segments)
+
+    def __repr__(self) -> str:
+        places = [*(self._storages or ()), *([self.config.root, self.config.storage] if self._storages is None else [])]
+        told = ", ".join(str(place) for place in places if place is not None)
+        return shortened(f"<{type(self).__name__} {'closed' if self._closed else 'open'}: {told}>")
 
     def close(self) -> None:
         """Release threads and connections. Idempotent."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, overload
@@ -98,8 +97,8 @@ def _numbers(values: Sequence[int | None], absent: int | None = None) -> npt.NDA
         return None
 
 
-def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> Sequence[Lookup]:
-    """Return the lookups of a batch, (topic, key) pairs as lookups, or raise `InvalidArgument`."""
+def check_lookups(lookups: Iterable[Lookup | tuple[str, str]], max_count: int = 64) -> Sequence[Lookup]:
+    """Return the lookups of a batch, (topic, key) pairs as lookups of `max_count`, or raise `InvalidArgument`."""
     if isinstance(lookups, LookupColumns):
         return lookups
     try:
@@ -112,15 +111,12 @@ def check_lookups(lookups: Iterable[Lookup | tuple[str, str]]) -> Sequence[Looku
         topics, keys = [topic for topic, _ in pairs], [key for _, key in pairs]
         if set(map(type, topics)) == set(map(type, keys)) == {str}:
             nothing: list[Any] = [None] * len(given)
-            return LookupColumns(topics, keys, nothing, nothing, [_MOST_OF_A_PAIR] * len(given), nothing)
-    return [one if isinstance(one, Lookup) else _lookup(number, one) for number, one in enumerate(given)]
+            return LookupColumns(topics, keys, nothing, nothing, [max_count] * len(given), nothing)
+    return [one if isinstance(one, Lookup) else _lookup(number, one, max_count) for number, one in enumerate(given)]
 
 
-_MOST_OF_A_PAIR: Any = next(one.default for one in dataclasses.fields(Lookup) if one.name == "max_count")
-
-
-def _lookup(number: int, pair: object) -> Lookup:
+def _lookup(number: int, pair: object, max_count: int) -> Lookup:
     match pair:
         case (str(topic), str(key)):
-            return Lookup(topic=topic, key=key)
+            return Lookup(topic, key, max_count=max_count)
     raise InvalidArgument(f"lookup {number} is no Lookup and no (topic, key) but {pair!r:.80}")

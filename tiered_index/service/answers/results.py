@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from tiered_index.errors import InvalidArgument
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.batch import LookupBatch
 from tiered_index.service.answers.rows import AnswerRows, Array, encode_cursor, order_key, query_digest
@@ -23,11 +24,14 @@ from tiered_index.types import (
     KeyedIndexItem,
     LostFile,
     QueryResult,
+    Shown,
     Status,
     table_of,
+    to_pandas,
 )
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 
@@ -126,7 +130,7 @@ class AnswerForm:
         return table_of(columns, self.item_type)
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class QueryResults(Sequence[QueryResult[ItemT]]):
     """The answers of a batch, in the order of its lookups; each `QueryResult` is made when it is looked at. `explain`
     is that of the whole batch, also in each result, but for lookups with a cursor, which are answered alone. `failed`
@@ -197,6 +201,46 @@ class QueryResults(Sequence[QueryResult[ItemT]]):
         counts = np.diff(self.starts).tolist()
         named = map(self.batch.topics.__getitem__, self.batch.topic_index.tolist())
         return list(chain.from_iterable(map(repeat, named, counts)))
+
+    def to_arrow(self) -> pa.Table:
+        """Return all entries as one table, without making the answers: `lookup` (int32, the lookup's number, from 0),
+        then the columns of `QueryResult.to_arrow`, by lookup and in answer order.
+
+        Raises `InvalidArgument` where entries of an older index have a column `lookup` themselves.
+        """
+        # loaded when used, as in `table_of`
+        import pyarrow as pa
+
+        if (clash := self.schema.clashing(("lookup",))) is not None:
+            raise InvalidArgument(f"the index's entries have a column {clash!r}, as the table of answers has")
+        if self.pages:
+            tables = [result.to_arrow() for result in self]
+            counts = np.array([len(table) for table in tables], np.int64)
+            table = pa.concat_tables(tables)
+        else:
+            counts, topics = np.diff(self.starts), self.batch.topics
+            table = self.form.table(topics[0] if topics else "", self.rows)
+            if len(topics) > 1:
+                named = pa.array(topics, pa.string()).take(pa.array(np.repeat(self.batch.topic_index, counts)))
+                table = table.set_column(table.column_names.index("topic"), "topic", named)
+        return table.add_column(0, "lookup", pa.array(np.repeat(np.arange(len(counts), dtype=np.int32), counts)))
+
+    def to_pandas(self) -> pd.DataFrame:
+        """Return `to_arrow` as a pandas DataFrame. Raises `ConfigError` without pandas (extra `pandas`)."""
+        return to_pandas(self.to_arrow())
+
+    def _shown(self, most: int) -> Shown:
+        counts = self.counts
+        asked = [self.batch.lookups[number] for number in range(min(most, len(self)))]
+        rows = [[one.topic, one.key, self[at].status, f"{counts[at]:,}"] for at, one in enumerate(asked)]
+        title = f"of {len(self):,} lookups: {int(counts.sum()):,} found{', some partial' if self.failed else ''}"
+        return Shown(title, len(self), ("topic", "key", "status", "found"), rows)
+
+    def __repr__(self) -> str:
+        return self._shown(5).text(type(self).__name__)
+
+    def _repr_html_(self) -> str:
+        return self._shown(20).html(type(self).__name__)
 
     def item_documents(self) -> list[list[dict[str, Any]]]:
         """Return the entries of each answer, as by `to_dict`, without making the answers."""

@@ -380,8 +380,8 @@ def _topics(values: Any) -> tuple[npt.NDArray[Any], list[str]]:
 
 
 def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
-    if name == "timestamp_ms" and isinstance(values, pa.Array | pa.ChunkedArray) and pa.types.is_timestamp(values.type):
-        values = milliseconds(values)
+    if name == "timestamp_ms":
+        values = _times(values)
     numbers = _integers(name, values)
     limit = _LIMITS[name]
     if numbers.dtype == np.uint64 and len(numbers) and int(numbers.max()) > limit:
@@ -394,6 +394,19 @@ def _number(name: str, values: Any) -> npt.NDArray[np.int64]:
         row = int(bad[0])
         raise InvalidArgument(f"{name} {int(signed[row])} in row {row} is outside 0..{limit}")
     return signed
+
+
+def _times(values: Any) -> Any:
+    """Return the times of a batch as epoch milliseconds where they are timestamps (Arrow's, NumPy's, Python's), in UTC
+    where they have no zone; else as they are.
+    """
+    if isinstance(values, np.ndarray):
+        if values.dtype.kind not in "MO" or values.ndim != 1:
+            return values
+        if values.dtype.kind == "M" and np.datetime_data(values.dtype)[0] not in ("s", "ms", "us", "ns"):
+            values = values.astype("datetime64[s]")
+    times = _arrow("timestamp_ms", values, "integers or times")
+    return milliseconds(times) if pa.types.is_timestamp(times.type) else values
 
 
 def milliseconds(times: Any) -> Any:

@@ -129,6 +129,7 @@ class Lookups(ABC, Generic[ItemT]):
         lookups: Iterable[Lookup | tuple[str, str]],
         allow_partial: bool = False,
         *,
+        max_count: int = 64,
         max_requests: int | None = None,
         max_bytes: int | None = None,
         timeout_s: float | None = None,
@@ -136,12 +137,13 @@ class Lookups(ABC, Generic[ItemT]):
         """Answer many lookups at once, in their order, each file read once for all of them; arguments and errors as
         `query`.
 
-        A lookup is a `Lookup`, or a tuple (topic, key) for the newest 64. The bounds are of the whole call. The result
-        is a sequence of `QueryResult`, each made when it is looked at.
+        A lookup is a `Lookup`, or a tuple (topic, key) for the newest `max_count`. The bounds are of the whole call.
+        The result is a sequence of `QueryResult`, each made when it is looked at. With `allow_partial` a lookup is
+        partial where it needs what could not be read.
         """
         limits = _limits(max_requests, max_bytes, timeout_s)
         self._check_open(limits)
-        checked = check_lookups(lookups)
+        checked = check_lookups(lookups, max_count)
         return self._answer("query_many", self._engine.query_many, checked, allow_partial, limits)
 
     def messages(

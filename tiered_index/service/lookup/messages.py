@@ -30,7 +30,9 @@ from tiered_index.types import (
     Lookup,
     LostFile,
     QueryResult,
+    Shown,
     Status,
+    format_time,
 )
 
 MessageState = Literal["local", "archived", "expired", "erased", "missing"]
@@ -97,7 +99,7 @@ class MessageSource(Protocol):
         """Return what became of each of `items`, in order, looked up under `key` of `topic`; no single one raises."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class MessagesResult(Answer):
     """The answer to a lookup of messages. `messages` are in answer order, at most `max_count` of them, those that can't
     be had among them. `status`, `cursor`, `lost` are as in `QueryResult`; `failed` names files of the index and
@@ -121,6 +123,17 @@ class MessagesResult(Answer):
 
     def __len__(self) -> int:
         return len(self.messages)
+
+    def shown(self, most: int) -> Shown:
+        """As `Answer.shown`."""
+        rows = []
+        for one in self.messages[:most]:
+            at, place = one.item, [""] * 4
+            if at is not None:
+                place = [at.topic, str(at.queue_id), str(at.offset), format_time(at.timestamp_ms)]
+            rows.append([*place, one.state])
+        head = ("topic", "queue_id", "offset", "time", "state")
+        return Shown(f"{self.status}: {len(self.messages):,} messages", len(self.messages), head, rows)
 
     def to_dict(self, *, files: bool = True) -> dict[str, Any]:
         """Return the answer JSON-ready; without `files` its `explain` has no report of each file."""

@@ -1,0 +1,152 @@
+"""What a notebook or a terminal shows of services, readers and answers; answers as tables; lookups by position."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tiered_index import IndexReader, KeyedIndexItem, Lookup, column
+from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.types import QueryResult, to_pandas
+
+T = 1_700_000_000_000
+TOPIC = "<b>orders & more</b>"
+
+
+@pytest.fixture
+def filled(index):
+    for offset in range(30):
+        index.put(TOPIC, 0, ["k", f"k{offset % 2}"], offset, 5, T + 1000 * offset)
+    index.put("u", 0, "k", 1, 5, T)
+    return index
+
+
+def test_a_lookup_takes_its_fields_by_position():
+    assert Lookup("orders", "k", 1, 2, 3, "c") == Lookup(
+        topic="orders", key="k", begin_ms=1, end_ms=2, max_count=3, cursor="c"
+    )
+
+
+def test_pairs_take_a_count_and_lookups_have_their_own(filled):
+    asked = [(TOPIC, "k"), (TOPIC, "k1"), Lookup(TOPIC, "k", max_count=2)]
+    assert filled.query_many(asked, max_count=3).counts.tolist() == [3, 3, 2]
+    assert filled.query_many(asked[:2], max_count=20).counts.tolist() == [20, 15]
+    assert filled.query_many(asked[:1]).counts.tolist() == [30]
+    for wrong in (0, "5", None):
+        with pytest.raises(InvalidArgument, match="max_count"):
+            filled.query_many(asked[:2], max_count=wrong)
+
+
+def test_a_batch_is_one_table(filled):
+    cursor = filled.query(TOPIC, "k", max_count=28).cursor
+    for more in ([], [Lookup(TOPIC, "k", cursor=cursor)]):
+        results = filled.query_many([("u", "k"), ("u", "none"), (TOPIC, "k1"), *more])
+        table = results.to_arrow()
+        rows = [{"lookup": at, **row} for at, one in enumerate(results) for row in one.to_arrow().to_pylist()]
+        assert table.to_pylist() == rows and len(rows) > 15
+        assert results.to_pandas()["lookup"].tolist() == table["lookup"].to_pylist()
+        assert table.schema.names == ["lookup", *results[0].to_arrow().schema.names]
+    for none in ([], [("u", "none")]):
+        assert filled.query_many(none).to_arrow().schema == table.schema
+
+
+def test_a_frame_without_pandas_names_the_extra():
+    class Table:
+        def to_pandas(self):
+            raise ModuleNotFoundError("No module named 'pandas'")
+
+    with pytest.raises(ConfigError, match=r"needs pandas: pip install .*\[pandas\]"):
+        to_pandas(Table())
+
+
+def test_what_is_shown_fits_a_terminal(filled, storage, tmp_path):
+    long = "x" * 900
+    filled.put(long, 0, "k", 1, 5, T)
+    everything = [
+        filled,
+        filled.query(TOPIC, "k"),
+        filled.query(long, "k"),
+        filled.query(TOPIC, "k", max_count=3),
+        filled.query("none", "k"),
+        filled.topics(),
+        filled.query_many([(TOPIC, "k"), (long, "k")] * 20),
+        filled.query_many([]),
+    ]
+    with IndexReader.open(root=filled.config.root, storage_backend=storage) as reader:
+        everything.append(reader)
+        assert repr(reader).startswith("<IndexReader open: ")
+    assert repr(reader).startswith("<IndexReader closed: ")
+    for one in everything:
+        lines = repr(one).splitlines()
+        assert len(lines) <= 7 and max(map(len, lines)) <= 100, lines
+    shown = repr(everything[1]).splitlines()
+    assert shown[0] == "<QueryResult complete: 30 found>"
+    assert shown[1].split() == [*TOPIC.split(), "0", "29", "5", "2023-11-14T22:13:49Z"]
+    assert shown[-1].strip() == "... 25 more"
+    assert repr(everything[3]).startswith("<QueryResult truncated: 3 found>")
+    assert repr(everything[6]).startswith("<QueryResults of 40 lookups: 620 found>")
+
+
+def test_notebooks_get_tables_of_escaped_text(filled):
+    for one in (filled.query(TOPIC, "k"), filled.query_many([(TOPIC, "k")]), filled.topics()):
+        html = one._repr_html_()
+        assert "&lt;b&gt;orders &amp; more&lt;/b&gt;" in html and "<b>" not in html
+        assert html.count("<tr>") == html.count("</tr>") > 1
+    assert "... 10 more" in filled.query(TOPIC, "k")._repr_html_()
+
+
+def test_further_columns_are_shown(open_index):
+    @dataclass(frozen=True, kw_only=True)
+    class Told(KeyedIndexItem):
+        region: int = column(">u2")
+
+    index = open_index(item_type=Told)
+    index.put("t", 0, "k", 1, 2, T, region=7)
+    result = index.query("t", "k")
+    assert isinstance(result, QueryResult) and repr(result).endswith("2023-11-14T22:13:20Z  region=7")
+
+
+UTC = datetime.UTC
+MOMENTS = [T, T + 1999]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        pa.array(MOMENTS, pa.timestamp("ms", "UTC")),
+        np.array(MOMENTS, "M8[ms]"),
+        np.array(MOMENTS, "M8[ms]").astype("M8[ns]"),
+        [np.datetime64(ms, "ms") for ms in MOMENTS],
+        [datetime.datetime.fromtimestamp(ms / 1000, UTC) for ms in MOMENTS],
+        [datetime.datetime.fromtimestamp(ms / 1000, UTC).replace(tzinfo=None) for ms in MOMENTS],
+        np.array([datetime.datetime.fromtimestamp(ms / 1000, UTC) for ms in MOMENTS], object),
+        pa.table({"at": pa.array(MOMENTS, pa.timestamp("ms"))}).to_pandas()["at"],
+    ],
+    ids=lambda times: f"{type(times).__name__} {getattr(times, 'dtype', '')}",
+)
+def test_a_dict_of_columns_takes_timestamps(index, times):
+    columns = {"topic": ["t"] * 2, "queue_id": [0] * 2, "key": ["k"] * 2, "offset": [1, 2], "size": [1] * 2}
+    index.put_batch(columns | {"timestamp_ms": times})
+    assert [item.timestamp_ms for item in index.query("t", "k")] == [T + 1000, T]
+
+
+@pytest.mark.parametrize(
+    "times",
+    [np.array(["2023-11-14", "NaT"], "M8[ms]"), ["2023-11-14T00:00:00"] * 2, np.array([1.0, 2.0]), [1, None]],
+    ids=str,
+)
+def test_what_is_no_time_is_refused(index, times):
+    columns = {"topic": ["t"] * 2, "queue_id": [0] * 2, "key": ["k"] * 2, "offset": [1, 2], "size": [1] * 2}
+    with pytest.raises(InvalidArgument, match="timestamp_ms"):
+        index.put_batch(columns | {"timestamp_ms": times})
+
+
+def test_days_are_their_midnight(index):
+    day = np.array(["2023-11-14", "2023-11-15"], "M8[D]")
+    columns = {"topic": ["t"] * 2, "queue_id": [0] * 2, "key": ["k"] * 2, "offset": [1, 2], "size": [1] * 2}
+    index.put_batch(columns | {"timestamp_ms": day})
+    assert [item.timestamp_ms % 86_400_000 for item in index.query("t", "k")] == [0, 0]
