@@ -203,7 +203,8 @@ def test_what_index_and_source_disagree_about_is_told_once_each(
     assert {(d.topic, d.key, d.queue_id, d.offset) for d in by_kind["missing"]} == {
         (row["topic"], row["key"], row["queue_id"], row["offset"]) for row in added
     }
-    assert {d.offset for d in by_kind["extra"]} == {row["offset"] for row in table.slice(0, 10).to_pylist()}
+    extra = {(row["topic"], row["offset"]) for row in table.slice(0, 10).to_pylist()}
+    assert {(d.topic, d.offset) for d in by_kind["extra"]} == extra
     for d in by_kind["wrong"]:
         assert d.expected is not None and d.found is not None and d.topic is not None
         later, larger = d.expected["second"] - d.found["second"], d.expected["size"] - d.found["size"]

@@ -10,6 +10,7 @@ import pytest
 
 from tiered_index.format.layout import PRESETS
 from tiered_index.spark.audit import alone
+from tiered_index.spark.audit.differences import Differences
 from tiered_index.spark.audit.entries import Part, identity_dtype, value_dtype
 from tiered_index.spark.audit.matching import DIGEST, _compared, _cut, all_marks, compare_range
 from tiered_index.spark.audit.pairing import KINDS, Hidden, Told, _Values, cut, ordered, pack, pair
@@ -30,8 +31,17 @@ def test_a_range_differs_where_one_side_has_what_the_other_lacks(topic: int) -> 
     index = digests(rng.permutation(np.concatenate([same, same[20:90], [np.uint64(9)]])), topic)
     assert compare_range(digests(same), digests(rng.permutation(same), topic))[:2] == (1_000, 1_000)
     assert not len(compare_range(digests(same), digests(rng.permutation(same), topic))[2])
-    of_source, of_index, differing = compare_range(source, index)
+    of_source, of_index, differing, _ = compare_range(source, index)
     assert (of_source, of_index, differing.tolist()) == (1_001, 1_001, [3, 9])
+
+
+def test_what_the_index_has_more_often_is_counted() -> None:
+    source = digests([1, 1, 2, 3])
+    assert compare_range(source, digests([1, 2, 3, 3, 3, 2, 9, 9]))[3] == 1 + 2 + 1
+    assert compare_range(source, digests([3, 1, 2, 1]))[3] == 0
+    assert (
+        Differences({}, (), 0, 4, 4, repeated=4).remarks[0].startswith("4 entries of the index stand there more than")
+    )
 
 
 def test_an_entry_under_another_topic_differs() -> None:

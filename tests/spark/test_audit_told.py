@@ -159,4 +159,4 @@ def test_bounds_the_wrong_way_round_are_refused_in_times_before_spark_starts(
             ]
         )
     assert ended.value.code == 2
-    assert "--begin 2030-01-01T00:00:00Z lies after --end 2029-01-01T00:00:00Z" in capfd.readouterr().err
+    assert "--begin 2030-01-01T00:00:00Z lies after --end 2029-01-01T23:59:59.999Z" in capfd.readouterr().err

@@ -224,7 +224,9 @@ def test_unsigned_numbers_of_a_stored_file(spark: Any, tmp_path: Any) -> None:
     (tmp_path / "wide").mkdir()
     found = entries_in(spark, put_all({"a": narrow}, tmp_path, "stored"))
     assert numbers(found.frame.toArrow().to_batches()) == numbers(table.to_batches())
-    with pytest.raises(InvalidArgument, match=r"column 'offset' is decimal\(20,0\); integers are needed"):
+    with pytest.raises(
+        InvalidArgument, match=r"'offset' is uint64 \(decimal\(20,0\) to Spark\); integers of 64 bits with"
+    ):
         entries_in(spark, put_all({"a": wide}, tmp_path / "wide", "stored"))
 
 

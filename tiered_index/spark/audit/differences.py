@@ -93,7 +93,7 @@ class Difference:
 
     `kind` is ``missing`` (from the index), ``extra`` (the source has none) or ``wrong`` (both have one, with other
     values). `expected` are the source's values, `found` the index's: second, size, further columns, and the topic where
-    the two name different ones. `topic` and `key` are known where the source has it.
+    the two name different ones. `key` is known where the source has it, `topic` also where the index names it.
     """
 
     kind: str
@@ -113,7 +113,8 @@ class Differences:
 
     `unproven` entries of the source may have lain in damaged objects. `source_entries` and `index_entries` are how many
     different entries were compared. `unsought` are those reported as missing or extra that were not searched outside of
-    the bounds: their other half may lie there, and they would be wrong ones.
+    the bounds: their other half may lie there, and they would be wrong ones. The index stores `repeated` entries more
+    often than the source has them, which is no difference: lookups answer each once.
     """
 
     counts: dict[str, int]
@@ -122,6 +123,7 @@ class Differences:
     source_entries: int
     index_entries: int
     unsought: int = 0
+    repeated: int = 0
 
     @property
     def findings(self) -> int:
@@ -137,6 +139,11 @@ class Differences:
         if self.unsought:
             why = "told as missing or extra were not sought outside of the bounds: they may be wrong ones"
             said.append(f"{_entries(self.unsought)} {why}")
+        if self.repeated:
+            said.append(
+                f"{_entries(self.repeated)} of the index stand there more than once, as where an append was repeated: "
+                "lookups answer each once"
+            )
         return said
 
     @property
@@ -165,7 +172,8 @@ def compare(
     matched, marks = match(sides, within, picked)
     compared = matched.source, matched.index
     if not matched.differing:
-        return Differences(dict.fromkeys(KINDS, 0), (), 0, *compared), matched.unread
+        same = Differences(dict.fromkeys(KINDS, 0), (), 0, *compared, repeated=matched.repeated)
+        return same, matched.unread
     bounded = seconds != ALL_TIME
     targets = {stored.name: Target.of(stored, sides.base) for stored in objects}
     hidden = Hidden(targets, frozenset(bad | matched.unread), sides.base, rule)
@@ -195,7 +203,8 @@ def compare(
     listed.sort(key=lambda d: (KINDS.index(d.kind), d.topic or "", d.key or "", d.queue_id, d.offset))
     unread = matched.unread | further | frozenset[str]().union(*told.unread)
     found = {kind: counts[kind] for kind in KINDS}
-    return Differences(found, tuple(listed), told.counts[-1], *compared, unsought), unread
+    whole = Differences(found, tuple(listed), told.counts[-1], *compared, unsought, matched.repeated)
+    return whole, unread
 
 
 def _in_order(row: dict[str, Any]) -> tuple[Any, ...]:

@@ -55,7 +55,7 @@ def _digests(part: Part, schema: Schema) -> Digests:
 class Matched:
     """How many different entries each side has, and the marks of those that differ, where any do, as (range, bits of
     its marks, its digests that differ where they are of one side); `unread` are the objects of which something could
-    not be read.
+    not be read. The index has `repeated` entries more often than the source.
     """
 
     source: int
@@ -63,6 +63,7 @@ class Matched:
     differing: int
     marks: Sequence[tuple[int, bytes, bytes]]
     unread: frozenset[str]
+    repeated: int = 0
 
     @property
     def side(self) -> int | None:
@@ -78,14 +79,15 @@ class Matched:
     @classmethod
     def joined(cls, parts: Iterable[Matched]) -> Matched:
         """Return what all partitions found together."""
-        source = index = differing = 0
+        source = index = differing = repeated = 0
         marks: list[tuple[int, bytes, bytes]] = []
         unread: set[str] = set()
         for one in parts:
             source, index, differing = source + one.source, index + one.index, differing + one.differing
+            repeated += one.repeated
             marks += one.marks
             unread |= one.unread
-        return cls(source, index, differing, marks, frozenset(unread))
+        return cls(source, index, differing, marks, frozenset(unread), repeated)
 
 
 def match(sides: Sides, stored: Sequence[StoredObject], picked: Picked) -> tuple[Matched, npt.NDArray[np.uint8]]:
@@ -121,10 +123,12 @@ def _compared(
 ) -> Matched:
     """Return what differs in the ranges of a partition, with digests of one side as long as `most` or fewer differ."""
     counts = [0, 0, 0]
+    repeated = 0
     marks: list[tuple[int, bytes, bytes]] = []
     for one in found:
         source, index = (np.frombuffer(b"".join(cells), DIGEST) for cells in one.sides)
-        of_source, of_index, differing = compare_range(source, index)
+        of_source, of_index, differing, more = compare_range(source, index)
+        repeated += more
         counts[SOURCE] += of_source
         counts[INDEX] += of_index
         counts[2] += len(differing)
@@ -134,17 +138,18 @@ def _compared(
             one_sided = abs(of_source - of_index) == len(differing)
             told = differing.tobytes() if one_sided and counts[2] <= most else b""
             marks.append((one.number, np.packbits(marked, bitorder="little").tobytes(), told))
-    return Matched(counts[SOURCE], counts[INDEX], counts[2], marks, unread)
+    return Matched(counts[SOURCE], counts[INDEX], counts[2], marks, unread, repeated)
 
 
-def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64]:
-    """Return how many different entries each side (n) has, and the digests of those that may differ.
+def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64, int]:
+    """Return how many different entries each side (n) has, the digests of those that may differ, and how many entries
+    the index has more often than the source.
 
     An entry that one side has more often is no difference; nor is a topic that an object's lack of a table hides.
     """
     if len(source) == len(index) and _sum(source) == _sum(index):
         count = _different(source["entry"])
-        return count, count, np.empty(0, np.uint64)
+        return count, count, np.empty(0, np.uint64), 0
     both = np.concatenate([source, index])
     # the order of digests alone: of what is alike the lot is small
     order = np.argsort(both["entry"])
@@ -156,7 +161,8 @@ def compare_range(source: Digests, index: Digests) -> tuple[int, int, UInt64]:
     least = np.minimum.reduceat(np.where(topics > 0, topics, np.uint32(2**32 - 1)), firsts)
     most = np.maximum.reduceat(topics, firsts)
     differs = (in_source != in_index) | ((most > 0) & (least != most))
-    return int(in_source.sum()), int(in_index.sum()), digests[firsts[differs]]
+    repeated = int(np.maximum(0, sizes - own - np.maximum(own, 1)).sum())
+    return int(in_source.sum()), int(in_index.sum()), digests[firsts[differs]], repeated
 
 
 def _different(digests: UInt64) -> int:

@@ -374,11 +374,12 @@ class _Pairs:
         return cls(values, group, rank, rank - np.minimum(*counts), laid[0], laid[1], of_source)
 
     def names(self, at: Int64) -> pa.Table:
-        """Return topic and key of some pairs."""
-        of = self.of_source[at]
+        """Return topic and key of some pairs; of what the source has nothing of, the topic that the index names."""
+        of, held = self.of_source[at], self.held[at]
         keys = _only(self.values.both, "key").take(_or_null(of, self.values.row))
-        topics = self.values.topics.take(_or_null(of, self.values.topic))
-        return pa.table({"topic": topics, "key": keys})
+        topic = np.where(of >= 0, self.values.topic[of], self.values.wrong_topic[held])
+        known = (topic >= 0) & (topic < len(self.values.topics))
+        return pa.table({"topic": self.values.topics.take(pa.array(topic, mask=~known)), "key": keys})
 
     def table(self, at: Int64) -> pa.Table:
         """Return some pairs as they are told."""
