@@ -225,7 +225,7 @@ def test_unsigned_numbers_of_a_stored_file(spark: Any, tmp_path: Any) -> None:
     found = entries_in(spark, put_all({"a": narrow}, tmp_path, "stored"))
     assert numbers(found.frame.toArrow().to_batches()) == numbers(table.to_batches())
     with pytest.raises(
-        InvalidArgument, match=r"'offset' is uint64 \(decimal\(20,0\) to Spark\); integers of 64 bits with"
+        InvalidArgument, match=r"'offset' is decimal\(20,0\) \(a uint64 column of Parquet, to Spark\); integers"
     ):
         entries_in(spark, put_all({"a": wide}, tmp_path / "wide", "stored"))
 

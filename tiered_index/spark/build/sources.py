@@ -478,7 +478,7 @@ def check_kind(field: str, found: str, given: object, inside: Sequence[str] = ()
     """
     kinds, expected = _KINDS.get(field, ((), ""))
     if kinds and found == "decimal(20,0)":
-        found, expected = f"uint64 ({found} to Spark)", expected.replace("integers", "integers of 64 bits with a sign")
+        found += " (a uint64 column of Parquet, to Spark)"
     if kinds and found not in kinds:
         hint = f"; one of its fields is given in Python, as F.col({f'{given}.{inside[0]}'!r})" if inside else ""
         raise InvalidArgument(f"column {shown_column(field, given)} is {found}; {expected} needed{hint}")
