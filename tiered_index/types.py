@@ -39,14 +39,18 @@ MAX_TIMESTAMP_MS = 253_402_300_799_999
 Status = Literal["complete", "truncated", "partial"]
 
 
-def column(dtype: str, *, identity: bool = False, default: Any = 0) -> Any:
+def column(dtype: str, *, identity: bool = False, default: Any = dataclasses.MISSING) -> Any:
     """Declare a stored column of an `IndexItem` subclass.
 
     `dtype` is a NumPy type string of fixed width (``">u2"``, ``">i8"``, ``">f8"``, ``"S16"``); numbers are stored
     big-endian. `identity` columns (integers only) take part in deciding whether two entries are the same answer: with
     ``event: int = column(">i8", identity=True)`` entries are told apart by (topic, queue_id, offset, event).
+
+    Bytes are stored and answered at their width: a shorter value is filled with NUL bytes. `default` is stored where a
+    put gives no value; without it the column must be given.
     """
-    return field(default=default, metadata={"dtype": dtype, "identity": identity})
+    given = {} if default is dataclasses.MISSING else {"default": default}
+    return field(default=given.get("default", 0), metadata={"dtype": dtype, "identity": identity, **given})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -106,7 +106,8 @@ class Merging:
             place = (self.messages % 3, self.messages % 10 if self.messages % 7 == 0 else self.messages)
             extra: dict[str, Any] = {}
             if self.extra:
-                extra = {"region": self.messages % 4, "price": self.messages / 8, "tag": b"%d" % (self.messages % 1000)}
+                extra = {"region": self.messages % 4, "price": self.messages / 8}
+                extra |= {"tag": b"%04d" % (self.messages % 1000)}
             message = (topic, place[0], key, place[1], self.messages % 50, timestamp_ms)
             self.model.put(*message, **extra)
             self.asked.add((topic, key))

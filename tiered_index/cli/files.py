@@ -32,7 +32,7 @@ from tiered_index.cli.options import (
 from tiered_index.cli.output import Cell, counted, human_bytes, human_count, states
 from tiered_index.cli.session import Session, asked_service, command
 from tiered_index.errors import CorruptFile
-from tiered_index.format.schema import PREVIOUS
+from tiered_index.format.schema import PREVIOUS, listed
 from tiered_index.service.files.compacted import DamagedFile
 from tiered_index.service.lookup.inventory import du_document, du_groups, files_document
 from tiered_index.service.reader import IndexReader
@@ -265,7 +265,7 @@ def entry_records(contents: Contents) -> Iterator[dict[str, Any]]:
 
 def _records(items: Array, columns: list[str], begin_ms: int, names: dict[int, str | None]) -> Iterator[dict[str, Any]]:
     times = (begin_ms + items["time_diff_s"].astype(np.int64) * 1000).tolist()
-    values = zip(*(items[name].tolist() for name in columns), strict=True)
+    values = zip(*(listed(items[name]) for name in columns), strict=True)
     place = columns.index("topic_id")
     for time_ms, row in zip(times, values, strict=True):
         shown = [value.hex() if isinstance(value, bytes) else value for value in row]

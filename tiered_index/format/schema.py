@@ -58,6 +58,16 @@ def struct_format(dtype: np.dtype[Any]) -> str:
     return f"{dtype.itemsize}s" if dtype.kind == "S" else _FORMATS[f"{dtype.kind}{dtype.itemsize}"]
 
 
+def of_width(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the type whose values are all bytes of a column of bytes; any other type as it is."""
+    return np.dtype(f"V{dtype.itemsize}") if dtype.kind == "S" else dtype
+
+
+def listed(values: np.ndarray[Any, np.dtype[Any]]) -> list[Any]:
+    """Return the values of a stored column, bytes at their width."""
+    return list(values.astype(of_width(values.dtype), copy=False).tolist())
+
+
 def _declared(owner: type) -> set[str]:
     """Return the names that a class declares as fields, whether or not it was made a dataclass."""
     named = {name for name, value in vars(owner).items() if isinstance(value, dataclasses.Field)}
@@ -143,11 +153,13 @@ class Schema:
 
     @cached_property
     def row(self) -> np.dtype[Any]:
-        """Dtype of an answer's row, whatever file it came from: native order, epoch `second` for `time_diff_s`."""
+        """Dtype of an answer's row, whatever file it came from: native order, epoch `second` for `time_diff_s`.
+
+        Bytes are of kind V, since NumPy takes NUL bytes at the end of an S for filling.
+        """
         columns = [("second", "i8"), *((c.name, c.dtype) for c in (*BASE_COLUMNS, *self.extra))]
-        return np.dtype(
-            [(name, np.dtype(dtype).newbyteorder("=").str) for name, dtype in columns if name != "time_diff_s"]
-        )
+        stored = [(name, of_width(np.dtype(dtype))) for name, dtype in columns if name != "time_diff_s"]
+        return np.dtype([(name, dtype.newbyteorder("=").str) for name, dtype in stored])
 
     @cached_property
     def no_rows(self) -> np.ndarray[Any, np.dtype[Any]]:

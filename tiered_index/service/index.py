@@ -30,6 +30,7 @@ from tiered_index.service.answers.validation import (
     check_keys,
     check_number,
     check_position,
+    column_defaults,
     is_plain,
     message_row,
 )
@@ -77,6 +78,7 @@ class IndexService(Lookups[ItemT]):
     ) -> None:
         """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests."""
         self.config = config = checked_config(config)
+        self._defaults = column_defaults(config.item_type)
         self._closed = False
         self._pid = os.getpid()
         # the remaining steps of closing; None: closing has not begun
@@ -200,7 +202,7 @@ class IndexService(Lookups[ItemT]):
                 return 1
         checked = check_keys(keys)
         topic, queue_id, offset, size, second, more = message_row(
-            topic, queue_id, offset, size, timestamp_ms, extra, self._schema
+            topic, queue_id, offset, size, timestamp_ms, extra, self._schema, self._defaults
         )
         source, source_position = check_position(source, source_position)
         agree = None
@@ -230,7 +232,7 @@ class IndexService(Lookups[ItemT]):
         """
         self._check_writable()
         source, source_position = check_position(source, source_position)
-        batch, given = batch_columns(columns, self._schema, self._topics, self._rule)
+        batch, given = batch_columns(columns, self._schema, self._topics, self._rule, self._defaults)
         positions = {source: source_position} if source is not None and source_position is not None else {}
         if len(batch["second"]) or positions:
             agree = partial(self._topics.give, given) if given else None

@@ -47,7 +47,7 @@ def test_the_first_answers_are_a_sort_and_a_set(rows, limit, parts):
     best = {}
     for second, offset, queue, zone, size, topic_id, price, tag in rows:
         identity = (offset, queue, zone)
-        best[identity] = max(best.get(identity, ()), (second, size, price, tag, topic_id))
+        best[identity] = max(best.get(identity, ()), (second, size, price, tag.ljust(3, b"\0"), topic_id))
     expected = sorted(((-value[0], -offset, queue, zone), value[1:]) for (offset, queue, zone), value in best.items())[
         :limit
     ]

@@ -125,8 +125,7 @@ class AnswerForm:
             columns["source"] = [self._sources[number] for number in rows[self._numbers].tolist()]
         for name in rows.dtype.names or ():
             if name != "second":
-                # of bytes, as items have them: without the zeros that fill a column
-                columns[name] = rows[name].tolist() if rows[name].dtype.kind == "S" else rows[name].copy()
+                columns[name] = rows[name].tolist() if rows[name].dtype.kind == "V" else rows[name].copy()
         return table_of(columns, self.item_type)
 
 

@@ -9,6 +9,7 @@ smaller in practice. One id never means two names. Threads: any.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 import operator
@@ -16,6 +17,7 @@ import re
 import threading
 import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,12 +25,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tiered_index.errors import InvalidArgument
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.format.hashing import CodeUnits, HashRule, code_units, hash_batch, lookup_numbers
 from tiered_index.format.schema import Column, Schema
 from tiered_index.service.answers.rows import check_integer, check_key, check_topic
 from tiered_index.service.threads import synchronized
-from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS
+from tiered_index.types import MAX_KEY_UNITS, MAX_TIMESTAMP_MS, IndexItem
 
 _ASSIGNED = 1 << 30
 
@@ -176,10 +178,18 @@ def check_position(source: object, position: object) -> tuple[str | None, int | 
 
 
 def message_row(
-    topic: object, queue_id: Any, offset: Any, size: Any, timestamp_ms: Any, extra: Mapping[str, Any], schema: Schema
+    topic: object,
+    queue_id: Any,
+    offset: Any,
+    size: Any,
+    timestamp_ms: Any,
+    extra: Mapping[str, Any],
+    schema: Schema,
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, int, int, int, int, tuple[Any, ...]]:
     """Return (topic, queue_id, offset, size, second, caller columns) of one message, checked."""
     names = [c.name for c in schema.caller_columns]
+    extra = {**defaults, **extra}
     if unknown := [name for name in extra if name not in names]:
         raise InvalidArgument(
             f"schema {schema.name} has no column {unknown[0]!r}" + (f"; it has {names}" if names else "")
@@ -208,32 +218,47 @@ def _extra_value(column: Column, value: Any) -> Any:
             real = float(value)
             if not math.isfinite(real) or abs(real) <= float(np.finfo(dtype).max):
                 return real
-        elif isinstance(value, bytes) and len(value) <= dtype.itemsize:
-            if value.endswith(b"\0"):
-                raise InvalidArgument(
-                    f"{column.name} ends in a NUL byte, which a fixed-width column can't keep: {value!r:.80}"
-                )
+        elif isinstance(value, bytes | bytearray | memoryview) and len(value := bytes(value)) <= dtype.itemsize:
             return value
     except (TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"{column.name} must be a {dtype.name}, not {value!r:.80}") from error
+    if dtype.kind == "S":
+        raise InvalidArgument(f"{column.name} must be bytes, at most {dtype.itemsize}, not {value!r:.80}")
     raise InvalidArgument(f"{column.name} must fit {dtype.name}, which {value!r:.80} does not")
 
 
+def column_defaults(item_type: type[IndexItem] | None) -> dict[str, Any]:
+    """Return the defaults that an entry's class declares for its columns. Raises `ConfigError` for a wrong one."""
+    if item_type is None:
+        return {}
+    schema = Schema.of(item_type)
+    fields = dataclasses.fields(item_type)
+    given = {field.name: field.metadata["default"] for field in fields if "default" in field.metadata}
+    try:
+        return {c.name: _extra_value(c, given[c.name]) for c in schema.caller_columns if c.name in given}
+    except InvalidArgument as error:
+        raise ConfigError(f"a default of {schema.name}: {error}") from error
+
+
 def batch_columns(
-    batch: Any, schema: Schema, topics: TopicTable, rule: HashRule = "abs"
+    batch: Any,
+    schema: Schema,
+    topics: TopicTable,
+    rule: HashRule = "abs",
+    defaults: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[Columns, list[tuple[int, str]]]:
     """Return a batch (as `put_batch` takes it) as hashed columns, and its (id, name) pairs.
 
     Columns: `topic` (text, or dictionary-encoded), `queue_id`, `key`, `offset`, `size`, `timestamp_ms` (integers, or an
-    Arrow timestamp), optionally `topic_id`, and every caller column of the schema. Instead of `key` there may be
-    `key_hash` and, for a keyed schema, `fingerprint`, which are taken as they are. Raises `InvalidArgument` naming the
-    column and the first bad row.
+    Arrow timestamp), optionally `topic_id`, and every caller column of the schema without a default. Instead of `key`
+    there may be `key_hash` and, for a keyed schema, `fingerprint`, which are taken as they are. Raises
+    `InvalidArgument` naming the column and the first bad row.
     """
     given = _as_mapping(batch)
     hashed = "key" not in given and "key_hash" in given
     key_names = [name for name in ("key_hash", "fingerprint") if schema.keyed or name == "key_hash"]
     names = ["topic", *(key_names if hashed else ["key"]), *_BATCH_NUMBERS, *(c.name for c in schema.caller_columns)]
-    if missing := [name for name in names if name not in given]:
+    if missing := [name for name in names if name not in given and name not in defaults]:
         raise InvalidArgument(f"column {missing[0]!r} is missing; a batch needs {names}")
     if unknown := [name for name in given if name not in (*names, "topic_id")]:
         raise InvalidArgument(f"column {unknown[0]!r} is unknown; a batch has {names} and optionally 'topic_id'")
@@ -245,7 +270,10 @@ def batch_columns(
     for name in (*_BATCH_NUMBERS, *(("topic_id",) if "topic_id" in given else ())):
         columns[name] = _number(name, given[name])
     for c in schema.caller_columns:
-        columns[c.name] = _extra_column(c, given[c.name])
+        if c.name in given:
+            columns[c.name] = _extra_column(c, given[c.name])
+        else:
+            columns[c.name] = np.full(count, defaults[c.name], np.dtype(c.dtype).newbyteorder("="))
     for name, values in (("topic", topic_index), *columns.items()):
         if len(values) != count:
             of = "topic" if hashed else "key"
@@ -296,7 +324,7 @@ def _as_mapping(batch: Any) -> dict[str, Any]:
     if isinstance(batch, pa.RecordBatch | pa.Table):
         if len(set(batch.schema.names)) != len(batch.schema.names):
             raise InvalidArgument("a batch's column names must differ")
-        return {name: batch.column(name) for name in batch.schema.names}
+        return {name: _without_views(batch.column(name)) for name in batch.schema.names}
     if isinstance(batch, Mapping):
         return dict(batch)
     raise InvalidArgument(f"a batch is an Arrow table, a data frame or a dict of arrays, not {type(batch).__name__}")
@@ -306,7 +334,14 @@ def _known_text(kind: pa.DataType) -> pa.DataType:
     """Return the type itself or, for views of text, as Polars has them, the one that everybody knows."""
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _known_text(kind.value_type), kind.ordered)
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
     return pa.large_string() if pa.types.is_string_view(kind) else kind
+
+
+def _without_views(array: Any) -> Any:
+    known = _known_text(array.type)
+    return array if known == array.type else array.cast(known)
 
 
 def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
@@ -314,7 +349,7 @@ def _arrow(name: str, values: Any, wanted: str) -> pa.Array:
     if isinstance(values, str | bytes | set | frozenset | Mapping):
         raise InvalidArgument(f"column {name!r} must be a sequence of {wanted}, not a {type(values).__name__}")
     try:
-        array = values if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
+        array = _without_views(values) if isinstance(values, pa.Array | pa.ChunkedArray) else pa.array(values)
     except (pa.ArrowInvalid, pa.ArrowTypeError, TypeError, ValueError, OverflowError) as error:
         raise InvalidArgument(f"column {name!r} must be {wanted}: {error}") from error
     if isinstance(array, pa.ChunkedArray):
@@ -446,18 +481,34 @@ def _extra_column(column: Column, values: Any) -> npt.NDArray[Any]:
             raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
         return numbers.astype(dtype)
     plain = isinstance(values, np.ndarray) and not isinstance(values, np.ma.MaskedArray)
+    if dtype.kind == "S":
+        return _bytes_column(column.name, values, dtype, plain=plain)
     values = values if plain else _arrow(column.name, values, dtype.name).to_pylist()
     array = values if plain else np.array(values)
-    if len(array) and (array.dtype.kind != dtype.kind if dtype.kind == "S" else array.dtype.kind not in "iuf"):
+    if len(array) and array.dtype.kind not in "iuf":
         raise InvalidArgument(f"column {column.name!r} must be {dtype.name}, not {array.dtype}")
-    if dtype.kind == "S" and array.dtype.itemsize > dtype.itemsize:
-        raise InvalidArgument(f"column {column.name!r} holds values longer than {dtype.itemsize} bytes")
-    if dtype.kind == "S" and not plain and any(value.endswith(b"\0") for value in values):
-        raise InvalidArgument(
-            f"column {column.name!r} holds values that end in a NUL byte, which a fixed-width column can't keep"
-        )
     if dtype.kind == "f" and bool(
         np.any(np.isfinite(array) & (np.abs(array.astype(np.float64)) > float(np.finfo(dtype).max)))
     ):
         raise InvalidArgument(f"column {column.name!r} holds values that do not fit {dtype.name}")
     return array.astype(dtype)
+
+
+def _bytes_column(name: str, values: Any, dtype: np.dtype[Any], *, plain: bool) -> npt.NDArray[Any]:
+    """Return a column of bytes at their width, filled with NUL bytes; those that the caller gave stay."""
+    if plain and values.ndim == 1 and values.dtype.kind in "SV" and values.dtype.names is None:
+        width = values.dtype.itemsize
+        octets = np.ascontiguousarray(values).view(np.uint8).reshape(len(values), width)
+        if octets[:, dtype.itemsize :].any():
+            raise InvalidArgument(f"column {name!r} must be bytes, at most {dtype.itemsize}, and has longer ones")
+        filled = np.zeros((len(values), dtype.itemsize), np.uint8)
+        filled[:, :width] = octets[:, : dtype.itemsize]
+        return filled.view(dtype).reshape(len(values))
+    array = _arrow(name, values, f"bytes, at most {dtype.itemsize}")
+    kind = array.type
+    if not (pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind)):
+        if len(array):
+            raise InvalidArgument(f"column {name!r} must be bytes, at most {dtype.itemsize}, not {kind}")
+    elif len(array) and pc.max(pc.binary_length(array)).as_py() > dtype.itemsize:
+        raise InvalidArgument(f"column {name!r} must be bytes, at most {dtype.itemsize}, and has longer ones")
+    return np.array(array.to_pylist(), dtype)

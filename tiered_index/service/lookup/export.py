@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from tiered_index.errors import CorruptFile, IndexClosed, InvalidArgument, StorageUnavailable
 from tiered_index.format.hashing import HashRule, joint_rule, normal_hashes
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, listed
 from tiered_index.format.shard import entry_checksum
 from tiered_index.service.answers.validation import assigned_topic_id
 from tiered_index.service.catalog.catalog import Handle
@@ -239,7 +239,7 @@ class Export(Iterator[pa.RecordBatch]):
             elif field.name == "key_hash":
                 arrays.append(pa.array(normal_hashes(items["key_hash"])))
             elif pa.types.is_binary(field.type):
-                arrays.append(pa.array(items[field.name].tolist(), field.type))
+                arrays.append(pa.array(listed(items[field.name]), field.type))
             else:
                 values = items[field.name]
                 arrays.append(pa.array(values.astype(values.dtype.newbyteorder("="))).cast(field.type))

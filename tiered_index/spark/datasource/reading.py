@@ -22,7 +22,7 @@ from tiered_index.clock import SystemClock
 from tiered_index.errors import CorruptFile, InvalidArgument, StorageUnavailable
 from tiered_index.format.hashing import key_hashes, normal_hashes
 from tiered_index.format.metadata import Metadata
-from tiered_index.format.schema import Schema
+from tiered_index.format.schema import Schema, listed
 from tiered_index.format.trailer import Run, Trailer
 from tiered_index.retention import Expired
 from tiered_index.service.answers.batch import LookupBatch
@@ -345,8 +345,10 @@ def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) ->
         texts = pa.array([metadata.topics[i][1] for i in order.tolist()], pa.string())
         return pa.DictionaryArray.from_arrays(pa.array(at.astype(np.int32), mask=~known), texts).cast(kind)
     values = columns[name]
-    if isinstance(values, list) or values.dtype.kind == "S":
-        return pa.array(list(values), kind)
+    if isinstance(values, list):
+        return pa.array(values, kind)
+    if values.dtype.kind == "S":
+        return pa.array(listed(values), kind)
     native = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
     # Arrow makes decimals of 64 unsigned bits by way of text only
     return native.cast(pa.string()).cast(kind) if pa.types.is_decimal(kind) else native.cast(kind)

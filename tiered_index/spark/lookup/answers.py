@@ -203,7 +203,7 @@ def _entries(rows: Array, schema: Schema) -> list[pa.Array]:
     found = []
     for name, kind in entry_columns(schema):
         values = rows["second"] * 1000 if name == "timestamp_ms" else rows[name]
-        if values.dtype.kind == "S":
+        if values.dtype.kind == "V":
             found.append(pa.array(values.tolist(), kind))
         else:
             found.append(pa.array(np.ascontiguousarray(values)).cast(kind))
