@@ -10,6 +10,7 @@ from tests.spark.entries import BEGIN_MS, states
 from tests.support.store_writer import StoreWriter
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.errors import CorruptFile, InvalidArgument, NotAnIndex
+from tiered_index.format.archived import PIECE_BYTES
 from tiered_index.rocketmq.archive.archive import SegmentArchiver, closed_segments
 from tiered_index.spark import build
 from tiered_index.storage.opening import open_storage
@@ -116,6 +117,8 @@ def test_a_damaged_archived_segment_fails_or_is_passed_over(spark, archived, sto
         finally:
             stored.delete(segment.name)
             stored.put(segment.name, data)
-    assert (result.skipped_ranges, result.skipped_bytes) == (1, segment.size_bytes)
-    assert result.skipped[0][:3] == (segment.name, segment.start, segment.end)
+    # the damaged piece, and the message that reaches out of it
+    file, begin, end = result.skipped[0][:3]
+    assert (result.skipped_ranges, result.skipped_bytes, file, begin) == (1, end - begin, segment.name, segment.start)
+    assert PIECE_BYTES <= result.skipped_bytes < segment.size_bytes
     assert 0 < result.entries < 1_000
