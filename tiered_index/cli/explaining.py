@@ -94,10 +94,6 @@ class Explaining:
             f"{counted(requests, 'request')}, {human_bytes(sum(page.bytes for page in pages))}, "
             f"{sum(page.elapsed_ms for page in pages):.1f} ms"
         )
-        if folded := sum(page.folded_entries for page in pages):
-            out.line(
-                f"{counted(folded, 'entry', 'entries')} left out: topic, queue and offset of an answer, other content"
-            )
         out.line(f"{cost_usd * 1e6:.2f} USD a million such look-ups at the prices of {self.prices_as_of}")
 
 
@@ -228,7 +224,7 @@ class Pages(Generic[R]):
         self.last: R = self.nothing
         # set where the index is opened
         self.reader: IndexReader | None = None
-        self._found = 0
+        self._found = self._folded = 0
         self._first: dict[str, Freshness] = {}
         self._explains: list[Explain] = []
         self._costs: dict[str, float] = dict.fromkeys(("requests", "bytes", "cost_usd", "elapsed_ms"), 0)
@@ -262,6 +258,7 @@ class Pages(Generic[R]):
                 self._first[index.source] = replace(first, not_asked=index.not_asked)
         self.last = answer if answer is self.nothing else replace(answer, freshness=tuple(self._first.values()))
         self._found += len(answer)
+        self._folded += answer.explain.folded_entries
         self._partial = self._partial or answer.status == "partial"
         self._failed |= {(report.source, report.file): report for report in answer.failed}
         for name in self._costs:
@@ -322,7 +319,7 @@ class Pages(Generic[R]):
 
     @cached_property
     def _hints(self) -> list[str]:
-        """Why nothing was found, where that may surprise; and whether seconds were given where milliseconds are due."""
+        """Why nothing was found or entries are left out; whether seconds were given where milliseconds are due."""
         unknown = self.last.unknown_topics
         seconds = None
         if self.end_ms is not None:
@@ -330,6 +327,10 @@ class Pages(Generic[R]):
         elif self.begin_ms:  # 0 is the begin of all
             seconds = likely_seconds("the range", self.begin_ms, "begins")
         asked: list[str] = [] if seconds is None else [seconds]
+        if self._folded:
+            asked.append(
+                f"{counted(self._folded, 'entry', 'entries')} left out: topic, queue and offset of a newer answer"
+            )
         if (self._found and not unknown) or self.cursor is not None or self.exceeded is not None or self.reader is None:
             return asked
         files = [file for file in self.reader.files() if not isinstance(file, DamagedFile)]

@@ -411,6 +411,9 @@ def write_ingested(out: Output, document: dict[str, Any], *, what: str = "source
             "behind": human_bytes(lag_bytes) if lag_bytes else None,
             "messages": document["messages"],
             "entries": document["entries"],
+            "folded": f"{document['folded']:,} have topic, key, queue and offset of another one: the newest is answered"
+            if document.get("folded")
+            else None,
             "skipped": f"{skipped:,}: {reasons}" if skipped else None,
             "quarantined": f"{counted(quarantined, 'entry', 'entries')} with a time that can't be right"
             if quarantined

@@ -8,6 +8,8 @@ again, the commands put what is missing. The broker's folders are only read. One
 from __future__ import annotations
 
 import contextlib
+import pkgutil
+import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -16,22 +18,29 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
+import numpy.typing as npt
 from typer import Argument, Option
 
 from tiered_index.cli.follow import FollowOptions, ingest_store, write_ingested
 from tiered_index.cli.options import Column, Constant, Items, LogAs, Patience, Slots, Wait
-from tiered_index.cli.output import counted, human_count, human_seconds, states
+from tiered_index.cli.output import counted, human_count, human_seconds, listed, states
 from tiered_index.cli.progress import FIRST, PatientPut, flushed, settle, what_waits, write_what_waits
 from tiered_index.cli.session import Session, command
 from tiered_index.cli.sources.files import Source, open_source, source_name
-from tiered_index.cli.sources.messages import Batch, Fields, local_path, opened_place
+from tiered_index.cli.sources.messages import ROW_NUMBER, Batch, Fields, local_path, opened_place
 from tiered_index.config import IndexConfig
 from tiered_index.errors import ConfigError, InvalidArgument
+from tiered_index.format.schema import Schema
 from tiered_index.rocketmq.classic import ClassicImport
 from tiered_index.rocketmq.log.columns import Selection
 from tiered_index.rocketmq.log.store import StoreDirectory
 from tiered_index.service.answers.incoming import Message, columns_of
+from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.index import IndexService
+from tiered_index.service.root import Root
+from tiered_index.storage.disk import Disk
+from tiered_index.types import IndexItem
 
 # A store's parts that may be links to other disks.
 _PARTS = ("commitlog", "consumequeue", "index")
@@ -60,6 +69,84 @@ def check_apart(config: IndexConfig, *folders: Path) -> None:
 _of_store = partial(Option, rich_help_panel="RocketMQ stores")
 
 
+def item_type_named(name: str | None) -> type[IndexItem] | None:
+    """Return the class of entries that ``module:Class`` names; the module may lie in the working folder. Raises
+    `InvalidArgument`.
+    """
+    if name is None:
+        return None
+    module, _, qualified = name.partition(":")
+    sys.path.insert(0, folder := str(Path.cwd()))
+    try:
+        found = pkgutil.resolve_name(f"{module}:{qualified}") if module and qualified else None
+    except (ImportError, AttributeError, ValueError, SyntaxError) as error:
+        raise InvalidArgument(f"--item-type {name} can't be loaded: {error}") from error
+    finally:
+        sys.path.remove(folder)
+    if not (isinstance(found, type) and issubclass(found, IndexItem)):
+        raise InvalidArgument(f"--item-type {name}: give module:Class, a class of entries (a subclass of IndexItem)")
+    return found
+
+
+def stored_schema(config: IndexConfig) -> Schema:
+    """Return the schema of the entries that are put: that of the settings or, without one, of the root's index."""
+    if config.item_type is None and config.root is not None:
+        marker = Root(config.root, Disk()).read_marker()
+        if marker is not None:
+            return marker.layout.schema
+    return config.schema_of()
+
+
+class Repeats:
+    """Counts entries of one run whose topic, key, queue, offset and further identity another one of it has already.
+
+    The count may be too low: of more than `_MOST` identities the oldest are forgotten, and those of a run are not kept
+    while its offsets only rise, as those of a log do. It is too high where two identities have one 64-bit number.
+    """
+
+    _MOST = 1 << 24
+
+    def __init__(self, schema: Schema) -> None:
+        self.count = 0
+        self._schema = schema
+        self._topics = TopicTable()
+        self._last_offset = -1
+        # sorted numbers of identities: each array is longer than the next one
+        self._seen: list[npt.NDArray[np.uint64]] = []
+
+    def add(self, columns: Any) -> None:
+        """Count the repeats in a batch that was put."""
+        offsets = np.asarray(columns["offset"], np.int64)
+        if not len(offsets):
+            return
+        if not self._seen and offsets[0] > self._last_offset and (np.diff(offsets) > 0).all():
+            self._last_offset = int(offsets[-1])
+            return
+        numbers = self._numbers(columns)
+        new = np.unique(numbers)
+        for seen in self._seen:
+            new = new[seen[np.minimum(np.searchsorted(seen, new), len(seen) - 1)] != new]
+        self.count += len(numbers) - len(new)
+        if len(new):
+            self._seen.append(new)
+        while len(self._seen) > 1 and len(self._seen[-2]) <= len(self._seen[-1]):
+            self._seen[-2:] = [np.sort(np.concatenate(self._seen[-2:]), kind="stable")]
+        if sum(map(len, self._seen)) > self._MOST:
+            del self._seen[0]
+
+    def _numbers(self, columns: Any) -> npt.NDArray[np.uint64]:
+        hashed, _ = batch_columns(columns, self._schema, self._topics)
+        numbers = np.zeros(len(hashed["offset"]), np.uint64)
+        names = ("key_hash", "fingerprint", "topic_id", "queue_id", "offset", *self._schema.identity_extra)
+        for name in names:
+            if name in hashed:
+                # each step is one to one for a given column, and mixes all bits: so do murmur hashes
+                numbers ^= hashed[name].astype(np.int64).view(np.uint64)
+                numbers *= np.uint64(0xFF51AFD7ED558CCD)
+                numbers ^= numbers >> np.uint64(33)
+        return numbers
+
+
 @dataclass
 class Intake:
     """One source on its way into one index; `patience_s` as that of `PatientPut`."""
@@ -79,6 +166,7 @@ class Intake:
 
     def __post_init__(self) -> None:
         self._patient = PatientPut(self.index, self.patience_s)
+        self.repeats = Repeats(self.index.schema)
 
     def take(self, batch: Batch) -> None:
         """Put one batch. Raises `InvalidArgument` at a bad message; what lies before it is taken, nothing behind it."""
@@ -135,7 +223,7 @@ class Intake:
 
     def _put_run(self, run: list[Message], end: int) -> None:
         try:
-            self._put(columns_of(run), end)
+            self._put(columns_of(run, self.source.fields.own), end)
         except InvalidArgument as error:
             raise InvalidArgument(
                 f"{self.source.place}, {self.source.unit} {self.position} to {end}: {error}"
@@ -145,6 +233,7 @@ class Intake:
     def _put(self, columns: Any, end: int) -> None:
         self.entries += self._patient(columns, self.name, end if self.name is not None else None)
         self.position = end
+        self.repeats.add(columns)
 
 
 @command
@@ -195,6 +284,13 @@ def ingest(
     log_format: LogAs = "text",
     column: Column = None,
     constant: Constant = None,
+    item_type: str | None = Option(
+        None,
+        "--item-type",
+        metavar="MODULE:CLASS",
+        help="Class of entries with columns of your own.",
+        show_default=False,
+    ),
 ) -> int:
     """Index the messages of a RocketMQ store or a file; the same source again continues where it stopped.
 
@@ -202,9 +298,10 @@ def ingest(
     --index-tags and --index-prepared say holds for what is read from now on; --restart reads all of it again.
 
     An NDJSON line is {"topic","queue_id","keys":[...],"offset","size","timestamp_ms"[,"topic_id"]}, with "key" or
-    "keys"; CSV and Parquet have these columns. A file that grew at its end is continued; one that changed is an error
-    unless --restart. What comes on stdin is taken from its start each time; entries that are there already stay one
-    answer.
+    "keys"; CSV and Parquet have these columns. --item-type names a class of entries with columns of your own. What else
+    a file has is dropped, and told. --column offset=rownumber takes the row's number. A file that grew at its end is
+    continued; one that changed is an error unless --restart. What comes on stdin is taken from its start each time;
+    entries that are there already stay one answer.
 
     [bold]Examples[/bold]
 
@@ -216,14 +313,20 @@ def ingest(
 
       tiered-index ingest day.parquet --root ./index --storage file:///tmp/store --slots 100000 --items 400000 --json
 
+      tiered-index ingest events.csv --item-type events:DeviceEvent --column event=id --column offset=rownumber
+      --root ./index --storage file:///tmp/store
+
       zcat orders.csv.gz | tiered-index ingest - --column key=order_id --constant topic=orders --root ./index --storage
       file:///tmp/store
     """
     session.log_as(log_format)
     selection = Selection(tuple(topics or ()), tuple(exclude_topics or ()), index_tags, index_prepared)
     path = local_path(source)
-    fields = Fields.given(column, constant)
-    if path is not None and path.is_dir():
+    is_store = path is not None and path.is_dir()
+    kind = item_type_named(item_type)
+    if path is not None and is_store:
+        if kind is not None:
+            raise InvalidArgument("--item-type is for files of messages, not for a store")
         if skip_bad:
             raise InvalidArgument("--skip-bad is for files of messages; a store has --skip-corrupt")
         if column or constant:
@@ -259,16 +362,20 @@ def ingest(
     }
     if wrong := [name for name, given in of_stores.items() if given]:
         raise InvalidArgument(f"{wrong[0]} is for a RocketMQ store, and {source} is not a folder")
+    config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule, item_type=kind)
+    fields = Fields.given(column, constant, stored_schema(config))
     if "offset" in fields.constants:
         session.out.note(
             "--constant offset: of messages of one key, topic and queue only the newest is answered; --column "
-            "offset=COLUMN names a number that is unique in its queue"
+            f"offset=COLUMN names a number that is unique in its queue, {ROW_NUMBER} the row's number"
         )
-    config = session.config(slots=slots, items=items, preset=preset, hash=hash_rule)
     with contextlib.ExitStack() as stack:
         opened = open_source(stack.enter_context(opened_place(source, config)), fields)
         started_s = time.monotonic()
         index = stack.enter_context(IndexService.open(config))
+        if index.schema.caller_columns != fields.schema.caller_columns:
+            names = ", ".join(each.name for each in index.schema.caller_columns) or "none"
+            raise InvalidArgument(f"the index has columns of its own ({names}): --item-type MODULE:CLASS declares them")
         name = source_name(opened, index.durable_positions(), restart=restart)
         start = 0 if restart or name is None else index.durable_position(name) or 0
         intake = Intake(index, opened, name, skip_bad, patience, position=start)
@@ -281,6 +388,8 @@ def ingest(
                 f"{opened.place}: the last line ({counted(opened.held_back_bytes, 'byte')}) is held back: it has no "
                 "newline, and may be cut. Add the newline, and ingest again"
             )
+        if opened.unused:
+            session.out.note(f"not indexed: {listed(opened.unused)} of {opened.place}")
         taken_s = time.monotonic() - started_s
         if wait:
             settle(index, patience, session.progress)
@@ -294,6 +403,8 @@ def ingest(
         "unit": opened.unit,
         "messages": intake.messages,
         "entries": intake.entries,
+        "folded": intake.repeats.count,
+        "dropped_columns": list(opened.unused),
         "held_back": int(opened.held_back_bytes > 0),
         "skipped": intake.skipped,
         "skipped_reasons": dict(intake.skipped_reasons.most_common()),

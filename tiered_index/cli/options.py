@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -163,13 +163,15 @@ def pairs(option: str, given: Sequence[str] | None) -> dict[str, str]:
 
 
 def given_columns(
-    column: Sequence[str] | None, constant: Sequence[str] | None
+    column: Sequence[str] | None, constant: Sequence[str] | None, texts: Collection[str] = ("topic", "key")
 ) -> tuple[dict[str, str], dict[str, str]]:
-    """Return both as dicts. Raises `InvalidArgument`, before a session is made."""
+    """Return both as dicts; constants are whole numbers but for `texts`. Raises `InvalidArgument`, before a session is
+    made.
+    """
     columns, constants = pairs("--column", column), pairs("--constant", constant)
     if both := sorted(columns.keys() & constants.keys()):
         raise InvalidArgument(f"{both[0]} is given by --column and by --constant")
     for name, value in constants.items():
-        if name not in ("topic", "key") and not value.removeprefix("-").isdecimal():
+        if name not in texts and not value.removeprefix("-").isdecimal():
             raise InvalidArgument(f"--constant {name}={value}: a whole number is needed")
     return columns, constants

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -225,20 +226,36 @@ def _write(out: Output, pages: Pages[QueryResult]) -> int:
         streamed=is_stream,
     )
     if items:
-        columns = _COLUMNS if any(item.source is not None for item in items) else _COLUMNS[:-1]
+        own = own_columns(type(items[0]))
+        columns = (*_COLUMNS[:-1], *own, *(_COLUMNS[-1:] if any(item.source is not None for item in items) else ()))
         sources = {item.source or "" for item in items}
         # the ends of URIs are enough where they differ
         is_short = len({source.rpartition("/")[2] for source in sources}) == len(sources)
-        rows = [_row(item, is_short=is_short)[: len(columns)] for item in items]
+        rows = [_row(item, own, is_short=is_short)[: len(columns)] for item in items]
         out.table(columns, rows, right="queue offset size", brief=[name for name in columns if name != "topic id"])
     out.line(f"{len(items):,} found, {pages.conclusion}{pages.as_of()}{pages.expired}")
     return pages.finish(out)
 
 
-def _row(item: IndexItem, *, is_short: bool) -> tuple[object, ...]:
+def own_columns(kind: type[IndexItem]) -> tuple[str, ...]:
+    """Return the names of the columns of an index's own."""
+    known = {*(f.name for f in dataclasses.fields(IndexItem)), "fingerprint"}
+    return tuple(f.name for f in dataclasses.fields(kind) if f.name not in known)
+
+
+def _own_value(value: Any) -> object:
+    """Return bytes as text where they are printable ASCII, else as hexadecimal text."""
+    if not isinstance(value, bytes):
+        return value
+    text = value.decode("ascii", "replace")
+    return text if text.isascii() and text.isprintable() else value.hex()
+
+
+def _row(item: IndexItem, own: Sequence[str], *, is_short: bool) -> tuple[object, ...]:
     source = item.source or ""
     shown = Cell(source, source.rpartition("/")[2] if is_short else source)
-    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, shown
+    values = [_own_value(getattr(item, name)) for name in own]
+    return format_time(item.timestamp_ms), item.queue_id, item.offset, item.size, item.topic_id, *values, shown
 
 
 _SHOWN_APART = (KEYS, TAGS, UNIQ_KEY)

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 
+import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 import pytest
@@ -165,7 +166,8 @@ def test_other_names_of_columns_from_a_uri_and_from_stdin(run_here, made):
     assert (document["entries"], document["source"], document["source_name"]) == (1, "stdin", None)
     assert found(made, "orders", "A-1") + found(made, "orders", "A-2") == [1, 2]
     assert run_here("ingest", path, "--column", "kee=order_id", *where).error["message"] == (
-        "--column: 'kee' is no field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, topic_id"
+        "--column: 'kee' is no field of a message; these are topic, queue_id, offset, size, timestamp_ms, key, "
+        "topic_id; --item-type declares more"
     )
     assert "--constant: 'kee' is no field" in run_here("ingest", path, "--constant", "kee=order_id", *where).err
     assert "only the newest is answered" in run_here("ingest", path, *names, "--constant", "offset=0", *where).err
@@ -265,3 +267,95 @@ def test_sigkill_at_any_moment_and_the_same_command_again(made):
         for number in moments.sample(range(count), 200):
             answer = reader.query(message(number)["topic"], f"own-{number}")
             assert [(i.offset, i.timestamp_ms) for i in answer] == [(number, BEGIN_MS + number * 1000)], (seed, number)
+
+
+OWN = """
+from dataclasses import dataclass
+from tiered_index import KeyedIndexItem, column
+
+@dataclass(frozen=True, kw_only=True)
+class Sighting(KeyedIndexItem):
+    region: int = column(">u2")
+    weight: float = column(">f8")
+    tag: bytes = column("S4")
+
+nothing = 5
+"""
+SIGHTINGS = [
+    {"topic": "birds", "key": key, "at": BEGIN_MS + n * 1000, "site": n + 7, "weight": n / 2, "tag": "vip", "note": "x"}
+    for n, key in enumerate(["wren", "crow", "wren"])
+]
+
+
+@pytest.mark.parametrize("kind", ["csv", "ndjson", "parquet"])
+def test_columns_of_ones_own_and_row_numbers(run_here, made, tmp_path, monkeypatch, kind):
+    (tmp_path / "sightings_of_tests.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    table, path = pyarrow.Table.from_pylist(SIGHTINGS), tmp_path / f"birds.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(table, path)
+    elif kind == "csv":
+        pyarrow.csv.write_csv(table, path)
+    else:
+        path.write_text("".join(json.dumps(one) + "\n" for one in SIGHTINGS))
+    where = ("--root", made.root, "--storage", made.uri, *SMALL)
+    names = ("--column", "timestamp_ms=at", "--column", "region=site", "--column", "offset=rownumber")
+    names += ("--constant", "queue_id=0", "--constant", "size=0")
+    own = ("--item-type", "sightings_of_tests:Sighting")
+    document = run_here("ingest", path, *names, *own, *where, "--json").document
+    assert (document["entries"], document["folded"], document["dropped_columns"]) == (3, 0, ["note"])
+    told = run_here("query", "birds", "wren", "--root", made.root, "--json").document["items"]
+    assert [(one["offset"], one["region"], one["weight"], one["tag"]) for one in told] == [
+        (2, 9, 1.0, b"vip".hex()),
+        (0, 7, 0.0, b"vip".hex()),
+    ]
+    shown = run_here("query", "birds", "wren", "--root", made.root).out
+    assert re.search(r"region +weight +tag *\n", shown)
+    assert re.search(r" 9 +1\.0 +vip *\n", shown)
+    # the index knows its columns; a bad line is named, and constants stand for what a file lacks
+    more = tmp_path / f"more.{kind}"
+    if kind != "parquet":
+        more.write_text(path.read_text().replace(f"{BEGIN_MS}", f"{BEGIN_MS + 5000}"))
+        outcome = run_here("ingest", more, *names, "--constant", "tag=new", *where)
+        assert f"not indexed: tag, note of {more}" in outcome.err
+        assert (
+            run_here("query", "birds", "wren", "--root", made.root, "--json").document["items"][0]["tag"]
+            == b"new".hex()
+        )
+        more.write_text(path.read_text().replace(f"{BEGIN_MS}", f"{BEGIN_MS + 5000}").replace("8", "70000", 1))
+        assert "region must fit uint16" in run_here("ingest", more, *names, *where, "--restart").err
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("no_such_module_here:X", "--item-type no_such_module_here:X can't be loaded: No module named"),
+        ("sightings_of_tests:Nope", "can't be loaded: module 'sightings_of_tests' has no attribute 'Nope'"),
+        ("sightings_of_tests:nothing", "give module:Class, a class of entries"),
+        ("sightings_of_tests", "give module:Class, a class of entries"),
+    ],
+)
+def test_a_class_of_entries_that_is_none(run_here, made, tmp_path, monkeypatch, given, said):
+    (tmp_path / "sightings_of_tests.py").write_text(OWN)
+    monkeypatch.chdir(tmp_path)
+    outcome = run_here("ingest", write_source(made.source, 0, 1), "--item-type", given, "--root", made.root)
+    assert (outcome.code, said in outcome.err) == (2, True), outcome.err
+    assert not made.root.exists()
+
+
+def test_entries_of_one_identity_are_counted_and_told(run_here, made):
+    made.folder.mkdir(exist_ok=True)
+    path = made.folder / "orders.csv"
+    rows = [f"orders,{key},{BEGIN_MS + n * 1000}" for n, key in enumerate(["a", "b", "a", "a", "b", "c"])]
+    path.write_text("\n".join(["topic,key,timestamp_ms", *rows, ""]))
+    where = ("--root", made.root, "--storage", made.uri, *SMALL)
+    constants = [part for name in ("queue_id", "offset", "size") for part in ("--constant", f"{name}=0")]
+    document = run_here("ingest", path, *constants, *where, "--json").document
+    assert (document["entries"], document["folded"]) == (6, 3)
+    asked = "2 entries left out: topic, queue and offset of a newer answer"
+    assert asked in run_here("query", "orders", "a", "--root", made.root).out.splitlines()
+    document = run_here("query", "orders", "a", "--root", made.root, "--json").document
+    assert (len(document["items"]), document["hints"]) == (1, [asked])
+    assert run_here("query", "orders", "c", "--root", made.root, "--json").document["hints"] == []
+    told = run_here("ingest", path, *constants, *where, "--restart")
+    assert re.search(r"folded +3 have topic, key, queue and offset of another one: the newest is answered\n", told.out)

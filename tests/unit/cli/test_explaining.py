@@ -89,11 +89,6 @@ def test_the_columns_add_up_to_the_totals(capsys: pytest.CaptureFixture[str], ev
     )
 
 
-def test_folded_entries_are_told_where_there_are_any(capsys: pytest.CaptureFixture[str]) -> None:
-    Explaining("2026-11").show(Output(as_json=False), [replace(explain(), folded_entries=n) for n in (2, 1)])
-    assert "\n3 entries left out: topic, queue and offset of an answer, other content\n" in capsys.readouterr().out
-
-
 def test_skipped_files_have_one_line_a_reason(capsys: pytest.CaptureFixture[str]) -> None:
     rows, _, text = shown(capsys, explain(*MIXED))
     assert [row[:3] for row in rows] == [

@@ -25,19 +25,37 @@ import json
 import re
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import IO, Any, cast
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json as pj
 
-from tiered_index.cli.sources.messages import Batch, Fields, LocalFile, Place, Record, Stdin, StoredFile, json_object
+from tiered_index.cli.sources.messages import (
+    ROW_NUMBER,
+    Batch,
+    Fields,
+    LocalFile,
+    Place,
+    Record,
+    Stdin,
+    StoredFile,
+    json_object,
+)
 from tiered_index.cli.sources.parquet import ParquetTable
 from tiered_index.errors import CorruptFile, InvalidArgument
-from tiered_index.service.answers.incoming import MAX_BLANK_BYTES, MAX_ROW_BYTES, Message, check_kinds, entry_columns
+from tiered_index.service.answers.incoming import (
+    MAX_BLANK_BYTES,
+    MAX_ROW_BYTES,
+    Message,
+    check_kinds,
+    entry_columns,
+    own_type,
+)
 
 MAGIC = b"PAR1"
 _FOOTER_BYTES = 1 << 20
@@ -57,7 +75,9 @@ class ParquetSource:
         self.fields.check_columns(schema.names, str(place))
         there = {name: column for name, column in self.fields.names.items() if column in schema.names}
         kinds = {name: schema.field(column).type for name, column in there.items()}
-        check_kinds(kinds, self.fields.shown, f"{place}: ")
+        check_kinds(kinds, self.fields.shown, f"{place}: ", self.fields.schema.caller_columns)
+        self.unused = self.fields.unused(schema.names)
+        self._counts_rows = self.fields.counts_rows(schema.names)
         self._names = list(dict.fromkeys(there.values()))
         self.total: int | None = self._table.rows
 
@@ -78,10 +98,13 @@ class ParquetSource:
             yield self._batch(rows, first + len(rows))
 
     def _batch(self, rows: pa.Table, end: int) -> Batch:
+        if self._counts_rows:
+            rows = rows.append_column(ROW_NUMBER, pa.array(range(end - len(rows), end), pa.int64()))
         table = self.fields.of_table(rows)
         keys = table["keys" if "keys" in table.column_names else "key"]
         with_key = table.filter(pc.is_valid(keys)) if keys.null_count else table
-        return Batch(entry_columns(with_key), len(rows), end, partial(self._records, table, end - len(rows)))
+        columns = entry_columns(with_key, self.fields.own)
+        return Batch(columns, len(rows), end, partial(self._records, table, end - len(rows)))
 
     def _records(self, table: pa.Table, first: int) -> Iterator[Record]:
         for number, fields in enumerate(table.to_pylist(), first):
@@ -108,6 +131,9 @@ class TextSource(ABC):
     begin = 0
     # How long the last line is that was held back, since it has no end and may go on.
     held_back_bytes = 0
+    # Columns that are no field, and whether one is the number of the line.
+    unused: Sequence[str] = ()
+    _counts_rows = False
 
     def __init__(self, place: Place, fields: Fields) -> None:
         self.place = place
@@ -119,16 +145,20 @@ class TextSource(ABC):
                 self.total = None if self._gzipped else raw.seek(0, io.SEEK_END)
 
     @abstractmethod
-    def _table(self, block: bytes, lines: int) -> pa.Table | None:
-        """Return the fields of a block's messages; None where it has not one message a line, or Arrow can't tell."""
+    def _read(self, block: bytes) -> pa.Table:
+        """Return the columns of a block. Raises an `ArrowException`, `InvalidArgument`."""
+
+    def _fields_of(self, table: pa.Table) -> pa.Table:
+        """Return the fields of the messages of a table that was read. Raises as `_read`."""
+        return self.fields.of_table(table)
 
     @abstractmethod
     def _is_whole(self, line: bytes) -> bool:
         """Return whether a line without its end can't go on."""
 
     @abstractmethod
-    def _message(self, line: bytes) -> Message:
-        """Return one line's message. Raises `InvalidArgument`."""
+    def _message(self, line: bytes, number: int) -> Message:
+        """Return the message of the line with that number, from 0. Raises `InvalidArgument`."""
 
     def fingerprint(self, length: int | None) -> tuple[int, str]:
         """Return how many of the first bytes (a MiB at most) the hash covers, and their hash."""
@@ -145,6 +175,8 @@ class TextSource(ABC):
                 self._seek(handle, position)
             # lines before the block, None where they are counted once somebody asks
             number = None if start else int(self.begin > 0)
+            if number is None and self._counts_rows:
+                number = self._lines_before(position)
             blank_bytes = 0
             while block := self._checked(read, BLOCK_BYTES):
                 if not block.endswith(b"\n"):
@@ -160,7 +192,7 @@ class TextSource(ABC):
                     raise InvalidArgument(
                         f"{self.place}: {blank_bytes:,} bytes up to byte {end} are blank lines only; delete them"
                     )
-                columns, messages = self._columns(block)
+                columns, messages = self._columns(block, number or 0)
                 yield Batch(columns, messages, end, partial(self._records, block, position, number))
                 position = end
                 number = None if number is None else number + block.count(b"\n")
@@ -207,7 +239,7 @@ class TextSource(ABC):
             if not line.strip():
                 continue
             try:
-                yield Record(f"line {number}", start, position, self._message(line))
+                yield Record(f"line {number}", start, position, self._message(line, number - 1))
             except InvalidArgument as error:
                 yield Record(f"line {number}", start, position, None, str(error))
 
@@ -219,17 +251,28 @@ class TextSource(ABC):
                 position -= len(piece)
         return lines
 
-    def _columns(self, block: bytes) -> tuple[pa.RecordBatch | None, int]:
-        """Return a block's entries and how many messages it has; None where a line needs a closer look."""
+    def _columns(self, block: bytes, first: int) -> tuple[pa.RecordBatch | None, int]:
+        """Return a block's entries and how many messages it has; None where a line needs a closer look. `first` is the
+        number of its first line.
+        """
         if not block.strip():
             return None, 0
-        lines = sum(1 for line in block.split(b"\n") if line.strip())
+        numbers = [number for number, line in enumerate(block.split(b"\n"), first) if line.strip()]
+        lines = len(numbers)
         try:
             block.decode()  # Arrow takes any bytes for text
-            table = self._table(block, lines)
+            table = self._read(block)
+            if len(table) != lines:
+                return None, lines
+            if self._counts_rows:
+                table = table.append_column(ROW_NUMBER, pa.array(self._rows(np.array(numbers, np.int64))))
+            return entry_columns(self._fields_of(table), self.fields.own), lines
         except (UnicodeDecodeError, pa.ArrowException, InvalidArgument):
             return None, lines
-        return (entry_columns(table) if table is not None else None), lines
+
+    def _rows(self, lines: Any) -> Any:
+        """Return the numbers of rows, of which the first line that is none is not counted, from those of lines."""
+        return lines - int(self.begin > 0)
 
 
 class NdjsonSource(TextSource):
@@ -237,14 +280,17 @@ class NdjsonSource(TextSource):
 
     def __init__(self, place: Place, fields: Fields | None = None) -> None:
         super().__init__(place, fields or Fields())
+        self._counts_rows = self.fields.counts_rows(())
         types = {"topic": pa.string(), "keys": pa.list_(pa.string())}
+        types |= {column.name: own_type(column) for column in self.fields.schema.caller_columns}
+        columns = {name: column for name, column in self.fields.names.items() if column != ROW_NUMBER}
         # `key` is one key, or a list of them, a time a number or text; the kinds that were found last are tried first
         self._options = [
             pj.ParseOptions(
                 explicit_schema=pa.schema(
                     {
                         column: {"key": key, "timestamp_ms": time, **types}.get(n, pa.int64())
-                        for n, column in self.fields.names.items()
+                        for n, column in columns.items()
                     }
                 ),
                 unexpected_field_behavior="ignore",
@@ -253,7 +299,9 @@ class NdjsonSource(TextSource):
             for key in (pa.string(), pa.list_(pa.string()))
         ]
 
-    def _table(self, block: bytes, lines: int) -> pa.Table | None:
+    def _read(self, block: bytes) -> pa.Table:
+        if not self.unused:
+            self.unused = self._unused(block)
         options = pj.ReadOptions(use_threads=False, block_size=len(block) + 1)
         for place, kinds in enumerate(self._options):
             try:
@@ -264,7 +312,14 @@ class NdjsonSource(TextSource):
             else:
                 self._options.insert(0, self._options.pop(place))
                 break
-        return self.fields.of_table(table) if len(table) == lines else None
+        return table
+
+    def _unused(self, block: bytes) -> list[str]:
+        """Return what of the first object is no field."""
+        try:
+            return self.fields.unused(list(json_object(block.lstrip().partition(b"\n")[0])))
+        except InvalidArgument:
+            return []
 
     def _is_whole(self, line: bytes) -> bool:
         try:
@@ -273,8 +328,9 @@ class NdjsonSource(TextSource):
             return False
         return line.rstrip().endswith(b"}")  # a number may go on
 
-    def _message(self, line: bytes) -> Message:
-        return self.fields.checked(self.fields.of_row(json_object(line)))
+    def _message(self, line: bytes, number: int) -> Message:
+        row = json_object(line) | ({ROW_NUMBER: number} if self._counts_rows else {})
+        return self.fields.checked(self.fields.of_row(row))
 
 
 class CsvSource(TextSource):
@@ -287,6 +343,8 @@ class CsvSource(TextSource):
         self.begin = len(line)
         self._header = self._cells(line.removeprefix(b"\xef\xbb\xbf"))
         self.fields.check_columns(self._header, str(place))
+        self.unused = self.fields.unused(self._header)
+        self._counts_rows = self.fields.counts_rows(self._header)
 
     def _is_whole(self, line: bytes) -> bool:
         return False  # a value may go on
@@ -299,21 +357,23 @@ class CsvSource(TextSource):
         except (ValueError, csv.Error) as error:
             raise InvalidArgument(f"not CSV of one record a line: {error}") from error
 
-    def _table(self, block: bytes, lines: int) -> pa.Table | None:
+    def _read(self, block: bytes) -> pa.Table:
         if b'"' in block and any(line.count(b'"') % 2 for line in block.split(b"\n")):
-            return None
+            raise InvalidArgument("a quote is left open")
         names = [item for item in self.fields.names.items() if item[1] in self._header]
         # what is a number and something else, too, is read as text and looked at more closely
         kinds = {column: pa.int64() for name, column in names if name in _INTEGERS}
         kinds |= {column: pa.string() for name, column in names if name not in _INTEGERS}
-        table = pyarrow.csv.read_csv(
+        own = {column.name: own_type(column) for column in self.fields.schema.caller_columns}
+        kinds |= {column: own[name] for name, column in names if name in own}
+        return pyarrow.csv.read_csv(
             io.BytesIO(block),
             pyarrow.csv.ReadOptions(use_threads=False, block_size=len(block) + 1, column_names=self._header),
             pyarrow.csv.ParseOptions(),
             pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=list(kinds)),
         )
-        if len(table) != lines:
-            return None
+
+    def _fields_of(self, table: pa.Table) -> pa.Table:
         table = self.fields.of_table(table)
         if "key" in table.column_names:
             return table.filter(pc.not_equal(table["key"], ""))
@@ -321,11 +381,12 @@ class CsvSource(TextSource):
         table = _with(table, "keys", pc.utf8_split_whitespace(keys))
         return table.filter(pc.not_equal(keys, ""))
 
-    def _message(self, line: bytes) -> Message:
+    def _message(self, line: bytes, number: int) -> Message:
         cells = self._cells(line)
         if len(cells) != len(self._header):
             raise InvalidArgument(f"{len(cells)} columns, not {len(self._header)}")
-        fields = self.fields.of_row(dict(zip(self._header, cells, strict=True)))
+        row: dict[str, Any] = dict(zip(self._header, cells, strict=True))
+        fields = self.fields.of_row(row | ({ROW_NUMBER: self._rows(number)} if self._counts_rows else {}))
         for name in _INTEGERS:
             if re.fullmatch(r"-?[0-9]{1,20}", str(fields.get(name, ""))):
                 fields[name] = int(fields[name])

@@ -25,12 +25,24 @@ from types import SimpleNamespace
 from typing import IO, Any, cast
 from urllib.parse import unquote, urlsplit
 
+import numpy as np
 import pyarrow as pa
 
 from tiered_index.cli.options import given_columns, pairs
+from tiered_index.cli.output import listed
 from tiered_index.config import IndexConfig
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
-from tiered_index.service.answers.incoming import FIELDS, Message, check_names, checked_message, is_list, times_ms
+from tiered_index.format.schema import ROCKETMQ_SCHEMA, Schema
+from tiered_index.service.answers.incoming import (
+    FIELDS,
+    Message,
+    check_names,
+    checked_message,
+    is_list,
+    is_text,
+    own_value,
+    times_ms,
+)
 from tiered_index.service.answers.validation import milliseconds
 from tiered_index.storage.base import ObjectReader, Storage
 from tiered_index.storage.disk import absolute_path
@@ -173,6 +185,8 @@ def json_object(line: bytes, where: str = "") -> dict[str, Any]:
 
 
 _KEYS = ("key", "keys")
+ROW_NUMBER = "rownumber"
+"""The column of a source that is the row's number, from 0, unless it has one of that name."""
 
 
 @dataclass(frozen=True)
@@ -180,40 +194,56 @@ class Fields:
     """Which column of a source is a field (by default the one of its name), and fields that all messages have."""
 
     columns: Mapping[str, str] = field(default_factory=dict)
-    constants: Mapping[str, str | int] = field(default_factory=dict)
+    constants: Mapping[str, Any] = field(default_factory=dict)
+    # what the entries of the index are, with its own columns
+    schema: Schema = ROCKETMQ_SCHEMA
 
     @classmethod
-    def given(cls, column: Sequence[str] | None, constant: Sequence[str] | None) -> Fields:
+    def given(
+        cls, column: Sequence[str] | None, constant: Sequence[str] | None, schema: Schema = ROCKETMQ_SCHEMA
+    ) -> Fields:
         """Return what the options --column and --constant say. Raises `InvalidArgument` naming the option."""
-        known = (*FIELDS, "key", "topic_id")
+        own = {each.name: each for each in schema.caller_columns}
+        known = (*FIELDS, "key", "topic_id", *own)
         for option, names in (("--column", pairs("--column", column)), ("--constant", pairs("--constant", constant))):
             if unknown := [name for name in names if name not in known and (option, name) != ("--column", "keys")]:
                 raise InvalidArgument(
                     f"{option}: {unknown[0]!r} is no field of a message; these are {', '.join(known)}"
+                    f"{'' if own else '; --item-type declares more'}"
                 )
-        columns, constants = given_columns(column, constant)
-        return cls(columns, {n: value if n in ("topic", "key") else int(value) for n, value in constants.items()})
+        columns, constants = given_columns(column, constant, texts=("topic", "key", *own))
+        values: dict[str, Any] = {
+            n: value if n in ("topic", "key") else int(value) for n, value in constants.items() if n not in own
+        }
+        for name in constants.keys() & own.keys():
+            values[name] = own_value(own[name], constants[name])
+        return cls(columns, values, schema)
+
+    @cached_property
+    def own(self) -> tuple[str, ...]:
+        """The names of the index's own columns."""
+        return tuple(column.name for column in self.schema.caller_columns)
 
     @cached_property
     def names(self) -> dict[str, str]:
         """The columns by field, those of constants left out; a column given for the key is the only one for keys."""
         chosen = [name for name in _KEYS if name in self.columns or name in self.constants]
-        wanted = (*FIELDS, *(chosen or _KEYS), "topic_id")
+        wanted = (*FIELDS, *(chosen or _KEYS), "topic_id", *self.own)
         return {name: self.columns.get(name, name) for name in wanted if name not in self.constants}
 
     def fingerprint(self) -> str:
         """Return ``/`` and a hash of what differs from columns of the fields' names; nothing where nothing does."""
         said = [{n: c for n, c in self.columns.items() if n != c}, dict(self.constants)]
-        text = json.dumps(said, sort_keys=True).encode()
+        text = json.dumps(said, sort_keys=True, default=bytes.hex).encode()
         return f"/{hashlib.sha256(text).hexdigest()[:16]}" if any(said) else ""
 
     def check_columns(self, there: Sequence[str], whose: str) -> None:
         """Raise `InvalidArgument` where a source of rows lacks a column or has several for the keys."""
         check_names(there, self.names.values(), whose)
-        for name in FIELDS:
-            if name in self.names and self.names[name] not in there:
+        for name in (*FIELDS, *self.own):
+            if name in self.names and self.names[name] not in (*there, ROW_NUMBER):
                 raise InvalidArgument(
-                    f"{whose}: column {self.shown(name)} is missing; it has {', '.join(there)} (--column "
+                    f"{whose}: column {self.shown(name)} is missing; it has {listed(there)} (--column "
                     f"{name}=COLUMN says which one it is, --constant {name}=VALUE gives all messages one)"
                 )
         keys = [name for name in _KEYS if name in self.names and self.names[name] in there]
@@ -221,7 +251,7 @@ class Fields:
             given = [name for name in _KEYS if name in self.columns]
             wanted = self.shown(given[0]) if given else "'key' (text) or a column 'keys' (list of text)"
             raise InvalidArgument(
-                f"{whose}: give a column {wanted}; it has {', '.join(there)} (--column key=COLUMN says which one it is)"
+                f"{whose}: give a column {wanted}; it has {listed(there)} (--column key=COLUMN says which one it is)"
             )
 
     def shown(self, name: str) -> str:
@@ -231,7 +261,16 @@ class Fields:
 
     def checked(self, fields: Mapping[str, Any]) -> Message:
         """Return a message of plain values. Raises `InvalidArgument` naming the field as a source has it."""
-        return checked_message(fields, self.shown, "key" if "key" in self.columns else "keys")
+        return checked_message(fields, self.shown, "key" if "key" in self.columns else "keys", self.schema)
+
+    def unused(self, there: Sequence[str]) -> list[str]:
+        """Return which columns of a source are no field, and so are not indexed."""
+        used = {*self.names.values()}
+        return [name for name in there if name not in used]
+
+    def counts_rows(self, there: Sequence[str]) -> bool:
+        """Return whether a field is the number of the row, since the source has no column of that name."""
+        return ROW_NUMBER in self.names.values() and ROW_NUMBER not in there
 
     def of_row(self, row: Mapping[str, Any]) -> dict[str, Any]:
         """Return the fields of one message."""
@@ -240,8 +279,11 @@ class Fields:
     def of_table(self, table: pa.Table) -> pa.Table:
         """Return the fields of many messages as columns."""
         columns = {name: table[column] for name, column in self.names.items() if column in table.column_names}
+        for column in self.schema.caller_columns:
+            if np.dtype(column.dtype).kind == "S" and column.name in columns and is_text(columns[column.name].type):
+                columns[column.name] = columns[column.name].cast(pa.large_binary())
         for name, value in self.constants.items():
-            kind = pa.string() if isinstance(value, str) else pa.int64()
+            kind = pa.int64() if isinstance(value, int) else None
             columns[name] = pa.chunked_array([pa.repeat(pa.scalar(value, kind), len(table))])
         if pa.types.is_timestamp(columns["timestamp_ms"].type):
             columns["timestamp_ms"] = milliseconds(columns["timestamp_ms"])

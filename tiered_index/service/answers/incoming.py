@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from tiered_index.errors import InvalidArgument
-from tiered_index.format.schema import ROCKETMQ_SCHEMA
+from tiered_index.format.schema import ROCKETMQ_SCHEMA, Column, Schema
 from tiered_index.service.answers.rows import check_topic
 from tiered_index.service.answers.validation import check_keys, check_number, message_row, milliseconds
 
@@ -41,13 +41,21 @@ class Message:
     timestamp_ms: int
     keys: tuple[str, ...]
     topic_id: int | None
+    # the values of the index's own columns, in order of declaration
+    own: tuple[Any, ...] = ()
 
 
-def checked_message(fields: Mapping[str, Any], shown: Callable[[str], str] = repr, key_field: str = "keys") -> Message:
-    """Return a message of plain values. Raises `InvalidArgument` naming the field as `shown` gives it, and the keys by
-    `key_field`.
+def checked_message(
+    fields: Mapping[str, Any],
+    shown: Callable[[str], str] = repr,
+    key_field: str = "keys",
+    schema: Schema = ROCKETMQ_SCHEMA,
+) -> Message:
+    """Return a message of plain values, with those of the schema's own columns. Raises `InvalidArgument` naming the
+    field as `shown` gives it, and the keys by `key_field`.
     """
-    if missing := [name for name in FIELDS if name not in fields]:
+    own = {column.name: column for column in schema.caller_columns}
+    if missing := [name for name in (*FIELDS, *own) if name not in fields]:
         raise InvalidArgument(f"{shown(missing[0])} is missing")
     keys = fields.get("keys")
     if keys is None and "key" in fields:
@@ -60,10 +68,32 @@ def checked_message(fields: Mapping[str, Any], shown: Callable[[str], str] = rep
     topic, queue_id, offset, size, time_ms = (fields[name] for name in FIELDS)
     if isinstance(time_ms, str):
         time_ms = _time_ms(time_ms)
-    topic, queue_id, offset, size, second, _ = message_row(topic, queue_id, offset, size, time_ms, {}, ROCKETMQ_SCHEMA)
+    given = {name: own_value(column, fields[name]) for name, column in own.items()}
+    topic, queue_id, offset, size, second, values = message_row(topic, queue_id, offset, size, time_ms, given, schema)
     checked_keys = tuple(check_keys(keys))
     topic_id = check_number("topic_id", fields["topic_id"]) if fields.get("topic_id") is not None else None
-    return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id)
+    return Message(topic, queue_id, offset, size, second * 1000, checked_keys, topic_id, values)
+
+
+def own_value(column: Column, value: Any) -> Any:
+    """Return what a text file has for an own column as its value: text for bytes, digits for a number."""
+    kind = np.dtype(column.dtype).kind
+    if not isinstance(value, str):
+        return value
+    if kind == "S":
+        return value.encode("utf-8", "surrogatepass")
+    try:
+        return float(value) if kind == "f" else int(value)
+    except ValueError as error:
+        raise InvalidArgument(f"{column.name} must be a number, not {value!r:.80}") from error
+
+
+def own_type(column: Column) -> pa.DataType:
+    """Return the Arrow type as which an own column is read: text for bytes."""
+    dtype = np.dtype(column.dtype)
+    if dtype.kind == "S":
+        return pa.string()
+    return pa.float64() if dtype.kind == "f" else pa.uint64() if dtype.kind == "u" else pa.int64()
 
 
 def _time_ms(text: str) -> int:
@@ -110,18 +140,27 @@ def check_names(names: Sequence[str], used: Iterable[str], whose: str) -> None:
         raise InvalidArgument(f"{whose}: column {twice[0]!r} stands there twice")
 
 
-def check_kinds(kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr, where: str = "") -> None:
+def check_kinds(
+    kinds: Mapping[str, pa.DataType], shown: Callable[[str], str] = repr, where: str = "", own: Sequence[Column] = ()
+) -> None:
     """Raise `InvalidArgument` where the column of a field has a type that no message has; `shown` names the column, and
     `where` begins the error.
     """
+    declared = {column.name: np.dtype(column.dtype) for column in own}
     for field, kind in kinds.items():
-        if pa.types.is_null(kind) or _may_be(field, kind):
+        if pa.types.is_null(kind) or _may_be(field, kind, declared.get(field)):
             continue
+        if field in declared:
+            raise InvalidArgument(f"{where}column {shown(field)} has the type {kind}, and {declared[field]} is stored")
         needed = {"topic": "text", "key": "text or a list of text", "keys": "a list of text"}.get(field, "integers")
         raise InvalidArgument(f"{where}column {shown(field)} has the type {f'{kind}':.80}, and {needed} must be there")
 
 
-def _may_be(field: str, kind: pa.DataType) -> bool:
+def _may_be(field: str, kind: pa.DataType, own: np.dtype[Any] | None) -> bool:
+    if own is not None:
+        if own.kind == "S":
+            return is_text(kind) or bool(pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind))
+        return bool(pa.types.is_integer(kind) or (own.kind == "f" and pa.types.is_floating(kind)))
     if field in ("key", "keys"):
         if has_items(kind):
             return is_text(kind.value_type) or bool(pa.types.is_null(kind.value_type))
@@ -171,15 +210,15 @@ def plain_text(column: pa.Array) -> pa.Array:
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
-def columns_of(messages: list[Message]) -> dict[str, Any]:
-    """Return messages as columns of entries; either all or none of them have a topic id."""
+def columns_of(messages: list[Message], own: Sequence[str] = ()) -> dict[str, Any]:
+    """Return messages as columns of entries, `own` ones among them; either all or none of them have a topic id."""
     rows = [(m, key) for m in messages for key in m.keys]
     columns: dict[str, Any] = {name: [getattr(m, name) for m, _ in rows] for name in FIELDS}
     columns["topic"] = _shared_texts(columns["topic"])
     columns["key"] = [key for _, key in rows]
     if messages and messages[0].topic_id is not None:
         columns["topic_id"] = [m.topic_id for m, _ in rows]
-    return columns
+    return columns | {name: [m.own[place] for m, _ in rows] for place, name in enumerate(own)}
 
 
 def _shared_texts(texts: list[str]) -> Any:
@@ -193,13 +232,14 @@ def _shared_texts(texts: list[str]) -> Any:
         return texts
 
 
-def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
-    """Return one row an entry out of one row a message with a column `keys` (lists) or, where it has none, `key`.
+def entry_columns(table: pa.Table, own: Sequence[str] = ()) -> pa.RecordBatch | None:
+    """Return one row an entry out of one row a message with a column `keys` (lists) or, where it has none, `key`; of
+    further columns those of the index's `own`.
 
     None where a value is missing somewhere. A key that stands twice in one message counts once. Memory: the batch
     twice.
     """
-    names = [name for name in (*FIELDS, "topic_id") if name in table.column_names]
+    names = [name for name in (*FIELDS, "topic_id", *own) if name in table.column_names]
     if "topic_id" in names and table["topic_id"].null_count == len(table):
         names.remove("topic_id")
     if any(table[name].null_count for name in names):
@@ -213,7 +253,7 @@ def entry_columns(table: pa.Table) -> pa.RecordBatch | None:
     lists = table["keys"].chunk(0) if table["keys"].num_chunks else pa.array([], pa.list_(pa.string()))
     if not is_list(lists.type) or lists.null_count:
         return None
-    if not _keyless_are_sound(table, lists, names):
+    if not _keyless_are_sound(table, lists, [name for name in names if name not in own]):
         return None
     keys, parents = pc.list_flatten(lists), pc.list_parent_indices(lists)
     if keys.null_count:
