@@ -6,7 +6,7 @@
 | slow down      | `BackPressure`, `DiskFull` |
 | fix the call   | `InvalidArgument`, `InvalidCursor` |
 | fix the set-up | `ConfigError`, `StorageMisconfigured`, `SchemaMismatch`, `NotAnIndex`, `LockHeld`, `WriterFenced` |
-| repair         | `CorruptFile`, `UnsupportedVersion` |
+| repair         | `CorruptFile`, `UnsupportedVersion`, `StorageBehind`, `RootBehind` |
 | accept less    | `PartialAnswer`, `BudgetExceeded` |
 | open it anew   | `IndexClosed` |
 
@@ -36,7 +36,9 @@ __all__ = [
     "ObjectExists",
     "ObjectNotFound",
     "PartialAnswer",
+    "RootBehind",
     "SchemaMismatch",
+    "StorageBehind",
     "StorageError",
     "StorageMisconfigured",
     "StorageUnavailable",
@@ -185,6 +187,18 @@ class CorruptFile(TieredIndexError):
 
 class UnsupportedVersion(CorruptFile):
     """A file or record written by a newer version of the format; it is intact, this version cannot read it."""
+
+
+class StorageBehind(CorruptFile):
+    """The storage's log is not the one that was seen before: the storage was restored to an earlier state, or it holds
+    another history. Nothing local was deleted. `tiered-index recover` sends what the storage lacks.
+    """
+
+
+class RootBehind(CorruptFile):
+    """The root is older than records that it has written itself: it was restored from a backup, or it is a clone.
+    Nothing was changed. `tiered-index recover` begins the root anew and keeps what the storage lacks.
+    """
 
 
 class BackPressure(TieredIndexError):

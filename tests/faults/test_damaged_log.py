@@ -111,7 +111,7 @@ def test_a_damaged_record_behind_a_checkpoint_is_named_by_readers_and_writers(pu
         if number_of(info.name) == number:
             world.storage.delete(info.name)
     world.abandon()
-    world.storage.put(log_name(number), good.replace(b'"version":1', b'"version":3'))
+    world.storage.put(log_name(number), good.replace(b'"version":4', b'"version":3'))
     with pytest.raises(CorruptFile) as caught:
         IndexReader.open(storage_backend=world.storage, clock=world.clock)
     assert caught.value.file == log_name(number)

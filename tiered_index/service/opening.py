@@ -49,6 +49,7 @@ from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
 from tiered_index.service.root import CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.root.seen import SeenFile
 from tiered_index.service.threads import Worker, close_until_s
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
 from tiered_index.service.writing.buffer import WriteBuffer
@@ -253,14 +254,24 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         undo.callback(lock.release)
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s)
-        marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri)
+        root_id = marker.root_id if marker is not None else secrets.token_hex(8)
+        seen = SeenFile(root.path / "seen", disk)
+        seen.read()
+        log.belong_to(root_id, seen)
+        marker, layout, state = _join(config, root, session, marker, wanted, uri or storage.uri, root_id)
         folder = CacheFolder(DiskCache(config.cache_dir or root.path / CACHE, config.cache_max_bytes), marker.index_id)
         cold = ColdPath(storage, keyed=layout.schema.keyed, settings=ColdSettings.of(config), folder=folder)
         undo.callback(cold.close)
+
+        def before_deletions() -> None:
+            log.rely()
+            if log.state.number:
+                root.keep_log(log.state.number, log.state.encode)
+
         if state is not None:
-            root.keep_log(log)
+            before_deletions()
         recovered = recover_root(root, cold, state, layout)
-        recovered.deletions.before = partial(root.keep_log, log)
+        recovered.deletions.before = before_deletions
         undo.callback(recovered.let_go)
         parts = Parts(config, clock, root, lock, storage, session, cold, marker, layout, recovered)
         if state is not None:
@@ -303,11 +314,16 @@ def wanted_descriptor(config: IndexConfig, stored: IndexDescriptor | None) -> In
 
 
 def _join(
-    config: IndexConfig, root: Root, session: StorageSession, marker: Marker | None, wanted: IndexDescriptor, uri: str
+    config: IndexConfig,
+    root: Root,
+    session: StorageSession,
+    marker: Marker | None,
+    wanted: IndexDescriptor,
+    uri: str,
+    root_id: str,
 ) -> tuple[Marker, Layout, LogState | None]:
     """Join the index in the storage and claim it; a known root may start while the storage is unavailable."""
     known = marker is not None
-    root_id = marker.root_id if marker is not None else secrets.token_hex(8)
     try:
         descriptor = session.join(
             wanted, lambda stored: replace(wanted_descriptor(config, stored), index_id=wanted.index_id)

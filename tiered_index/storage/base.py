@@ -111,6 +111,13 @@ class Storage(ABC):
         able to tell: callers that need to know put an attempt id in `data` and read it back.
         """
 
+    def settle(self, name: str) -> None:  # noqa: B027 - most backends show only what is durable
+        """Make an object durable that is there, whatever the call that put it has raised. Raises `ObjectNotFound`.
+
+        A call that failed, or another process's, may have left an object that a power cut takes back. Call this before
+        you rely on such an object. A backend whose visible objects are durable has nothing to do.
+        """
+
     @abstractmethod
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and time. Raises `ObjectNotFound`."""
@@ -343,6 +350,10 @@ class WrapperStorage(Storage):
     def put_if_absent(self, name: str, data: Bytes) -> None:
         call = Call("put_if_absent", name, sent_bytes=memoryview(data).nbytes)
         self._around(call, lambda: self.inner.put_if_absent(self._full(name), data))
+
+    def settle(self, name: str) -> None:
+        """As the inner storage's; no call."""
+        self.inner.settle(self._full(name))
 
     def head(self, name: str) -> ObjectInfo:
         return self._around(Call("head", name), lambda: self.inner.head(self._full(name)))

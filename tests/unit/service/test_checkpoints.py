@@ -80,7 +80,7 @@ def test_a_checkpoint_of_objects_and_none_is_one_line_of_json():
     for objects in (0, 1, 3):
         document = a_log(MemoryStorage(), objects=objects).state.encode().rpartition(b"\n#crc32 ")[0]
         members = json.loads(document)
-        assert list(members) == ["version", "kind", "number", "epoch", "genesis", "objects", "positions"]
+        assert list(members) == ["version", "kind", "number", "epoch", "genesis", "objects", "positions", "digest"]
         assert document == json.dumps(members, separators=(",", ":")).encode()
 
 

@@ -298,11 +298,11 @@ def test_the_record_and_its_checkpoint_are_refused_by_who_does_not_know_them(nat
     state = life.state
     assert LogState.decode(state.encode(), "checkpoint").expired == state.expired
     data = life.storage.get(f"log/{state.number:020d}")
-    assert b"order-" not in data and b'"version":3' in data
+    assert b"order-" not in data and b'"version":4' in data
     decode = records.decode_document
     with monkeypatch.context() as older:
         for place in ("records", "state"):
-            # a version of before reads records of version 2 alone
+            # a version of before reads records up to version 2
             where = f"tiered_index.service.log.{place}.decode_document"
             older.setattr(where, lambda data, file: decode(data, file, 2))
         with pytest.raises(UnsupportedVersion, match="newer than this reader"):

@@ -103,10 +103,12 @@ def test_a_file_that_was_merged_before_its_dead_writer_knew_counts_once(open_ind
     index.seal()
     before = rows(index.export())
     shutil.copytree(tmp_path / "root", tmp_path / "unsealed")
+    seen = tmp_path / "root" / "seen"
     faulty.fail("put_if_absent", name_prefix="log/", when="after")
     with pytest.raises(StorageUnavailable):
         index.run_lifecycle()
     index.abandon()
+    shutil.copy(seen, tmp_path / "unsealed" / "seen")  # the writer notes its attempt before it appends
     (tmp_path / "root").rename(tmp_path / "compacted")
     clock.advance(40 * 86400)
     merge_all(faulty, clock)

@@ -40,7 +40,7 @@ COPY_OF = "copy:"
 """How the source position begins by which a copy knows what it is a copy of; the index's id follows."""
 _TRIES = 10
 # members of a state that a record does not take over as they are
-_OWN = ("number", "epoch", "genesis", "objects", "archive")
+_OWN = ("number", "epoch", "genesis", "objects", "archive", "roots", "digest")
 
 Part = StoredObject | ArchivedSegment
 """What a log's state names."""
@@ -309,6 +309,7 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
             value = getattr(after, member.name)
             taken[member.name] = tuple(value.values()) if members[member.name].default == () else value
     taken["positions"] = after.positions | {key: after.number}
+    taken["copied"] = after.digest
     made = LogRecord(
         before.number + 1,
         _KIND,
@@ -323,7 +324,12 @@ def difference(before: LogState, after: LogState, key: str) -> LogRecord:
     )
     reached = before.apply(made, "copy")
     expected = replace(
-        after, number=made.number, epoch=before.epoch, genesis=reached.genesis, positions=taken["positions"]
+        after,
+        number=made.number,
+        epoch=before.epoch,
+        genesis=reached.genesis,
+        positions=taken["positions"],
+        roots=before.roots,
     )
     if reached != expected:
         raise CorruptFile("copy", f"no record leads from record {before.number} of the copy to the source's state")

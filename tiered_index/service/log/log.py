@@ -1,7 +1,8 @@
 """The storage's log: what exists is what its records say; put-if-absent alone decides their order.
 
 Whoever loses a number reads the winner, looks again at what it wanted to do, and tries the next one; a writer that
-meets a higher epoch is fenced and stops. A checkpoint is a stored state, a cache: one that is gone or damaged costs
+meets a higher epoch is fenced and stops. Each record names the digest of the one before: whoever goes on from a record
+that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a stored state, a cache: one that is gone or damaged costs
 requests, never data, and one that can't be written doesn't fail its record. The newest two are kept.
 
 Threads: every method from any thread, `Checkpoints.write` from one at a time; appends of one process are serialised by
@@ -14,6 +15,7 @@ import itertools
 import logging
 import secrets
 import threading
+from collections import deque
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -27,6 +29,8 @@ from tiered_index.errors import (
     NotAnIndex,
     ObjectExists,
     ObjectNotFound,
+    RootBehind,
+    StorageBehind,
     StorageError,
     StorageUnavailable,
     WriterFenced,
@@ -41,8 +45,9 @@ from tiered_index.format.names import (
     log_name,
     number_of,
 )
-from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, max_positions
+from tiered_index.service.log.records import IndexDescriptor, LogRecord, StoredObject, digest_of, max_positions
 from tiered_index.service.log.state import LogReplay, LogState
+from tiered_index.service.root.seen import Seen, SeenFile
 from tiered_index.storage.base import ObjectInfo, Storage
 
 # a state of up to this size, of more than 10,000 objects, is stored after every record: a reader then opens by 3
@@ -81,11 +86,13 @@ class Checkpoints:
     _listed: list[int] = field(default_factory=list)
     _written: list[int] = field(default_factory=list)
 
-    def newest(self) -> LogState:
-        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET."""
+    def newest(self, before: int | None = None) -> LogState:
+        """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. `before`:
+        of a lower number than this.
+        """
         for listings_left in reversed(range(_LISTINGS)):
             self._listed = [number_of(info.name) for info in own_objects(self.storage, CHECKPOINT_PREFIX)]
-            for number in reversed(self._listed):
+            for number in reversed([one for one in self._listed if before is None or one < before]):
                 name = checkpoint_name(number)
                 try:
                     data = self.storage.get(name)
@@ -134,6 +141,9 @@ _LISTED = 1000
 _TAIL_BYTES = 16
 # numbers that may be lost to other writers in one append before it gives up
 _MAX_RACES = 1000
+# of a writer's own, by which it tells its records from those of a clone of its root
+_ATTEMPTS_KEPT = 1000
+WAY_ON = "run `tiered-index recover --root ROOT`, which sends what the storage lacks"
 
 Make = Callable[[LogState], LogRecord | None]
 
@@ -148,13 +158,30 @@ class StorageLog:
         self._checkpoints = Checkpoints(storage, checkpoint_every)
         # number, tail and size of the newest record that was read or written, by which this log is known
         self._end: tuple[int, bytes, int] = (0, b"", 0)
+        # that record as it was listed: one that was replaced since has another size or time
+        self._listed: tuple[str, int, int] | None = None
         self._writes = False
+        self._settled = 0  # the newest record that is known to be durable
+        self._seen: SeenFile | None = None
+        self._root_id = ""
+        self._attempts: deque[str] = deque(maxlen=_ATTEMPTS_KEPT)
         self._append_lock = threading.Lock()
         self._advance_lock = threading.Lock()
 
     def open(self) -> LogState:
         """Read the newest checkpoint, then the records behind it: 3 requests and one a record. Raises `NotAnIndex`."""
-        if not self._read_on(self._checkpoints.newest()):
+        state = self._checkpoints.newest()
+        while True:
+            try:
+                number = self._read_on(state)
+                break
+            except StorageBehind as error:
+                if not state.number:
+                    raise
+                # a checkpoint is a cache: the log decides
+                _log.warning("checkpoint %d is not of this log, and is passed over: %s", state.number, error)
+                state = self._checkpoints.newest(state.number)
+        if not number:
             raise NotAnIndex(f"{self._storage.uri} holds no tiered index (no {LOG_PREFIX} records)")
         return self.state
 
@@ -166,6 +193,82 @@ class StorageLog:
         self._read_on(self.state)
         return self.state
 
+    def belong_to(self, root_id: str, seen: SeenFile) -> None:
+        """Write for a root from here on, which has `seen` records of this log. Nothing is checked yet: `check_root`."""
+        self._root_id, self._seen = root_id, seen
+        self._attempts.append(seen.last.attempt)
+
+    def check_root(self) -> None:
+        """Check the log that was read against its root, by a request at most. Raises `StorageBehind` where it is
+        not the log that the root has seen, `RootBehind` where the root has written records that it doesn't know.
+        """
+        if self._seen is not None:
+            self.check_seen(self._seen.last)
+            self._check_own(self.state)
+
+    def check_seen(self, seen: Seen, *, deep: bool = True) -> None:
+        """Check the log that was read against what a root has `seen`. Raises `StorageBehind`; `deep`: by a request
+        where it has gone on since.
+        """
+        state = self.state
+        if state.number < seen.number:
+            raise StorageBehind(
+                f"{self._storage.uri}/{log_name(state.number)}",
+                f"the log ends here, and its root has seen record {seen.number}: the storage was restored to an "
+                f"earlier state. Nothing local was deleted; {WAY_ON}",
+                expected=seen.number,
+                found=state.number,
+            )
+        if seen.digest and (deep or state.number == seen.number):
+            try:
+                # the record behind it names it; one of an older version doesn't
+                found = state.digest if state.number == seen.number else self.record(seen.number + 1).previous
+                found = found or self.record(seen.number).digest
+            except ObjectNotFound as error:
+                raise self._gone(seen.number) from error
+            if found != seen.digest:
+                raise self._another(seen.number, seen.digest, found)
+
+    def _check_own(self, state: LogState) -> None:
+        """Raise `RootBehind` where somebody else has written with this root's identity, or it is an older copy."""
+        own = state.roots.get(self._root_id)
+        if self._seen is None or own is None or own[0] <= self._seen.last.number or own[1] in self._attempts:
+            return
+        raise RootBehind(
+            f"{self._storage.uri}/{log_name(own[0])}",
+            f"this root wrote it and has seen the log only up to record {self._seen.last.number}: the root was "
+            f"restored from a backup, or is a clone of one that went on. Nothing was changed; {WAY_ON}",
+            expected=self._seen.last.number,
+            found=own[0],
+        )
+
+    def _another(self, number: int, expected: str, found: str) -> StorageBehind:
+        return StorageBehind(
+            f"{self._storage.uri}/{log_name(number)}",
+            f"this record is another than the one that was seen under its number: the storage was restored, or it "
+            f"holds another history of the index. Nothing local was deleted; {WAY_ON}",
+            expected=expected,
+            found=found,
+        )
+
+    def rely(self) -> None:
+        """Make what is known of the log durable, in the storage and in the root. Call it before anything local is
+        deleted, or taken for published, because of a record. Raises as the storage and the root's disk.
+        """
+        state = self.state
+        if not state.number:
+            return
+        self._check_own(state)
+        self._settle(state.number)
+        if self._seen is not None:
+            self._seen.note(state.number, state.digest)
+
+    def _settle(self, number: int) -> None:
+        """Make record `number` durable: the put of somebody else, or one of ours that failed, may not have been."""
+        if number > self._settled:
+            self._storage.settle(log_name(number))
+            self._settled = number
+
     def recall(self, state: LogState) -> None:
         """Go to a state of this log that was kept, where it is later."""
         self._advance(state)
@@ -174,7 +277,7 @@ class StorageLog:
         """Read what follows `state` and go there, as far as it can be read; return the number reached."""
         replay = LogReplay(state)
         try:
-            names = self._names_behind(state.number)
+            names = self._names_behind(state)
             if names and self._writes:
                 self.check_end(state)  # or records of another log would be taken for this one's
             for name in names:
@@ -185,26 +288,53 @@ class StorageLog:
         self._advance(replay.state())
         return replay.number
 
-    def _names_behind(self, last: int) -> list[str]:
-        """Return the names of the records behind `last`. Raises `CorruptFile` where one is missing among them,
-        `StorageUnavailable` where `last` is, as where a disk isn't mounted: its records are not the next ones then.
+    def _names_behind(self, state: LogState) -> list[str]:
+        """Return the names of the records behind `state`. Raises `CorruptFile` where one is missing among them,
+        `StorageBehind` where the state's own is gone or another, `StorageUnavailable` where there is no log at all, as
+        where a disk isn't mounted.
         """
+        last = state.number
         # a listing, since the first record that isn't there need not be the end; from the last known one on, which
         # tells an empty storage from one that has nothing new
         listed = own_objects(self._storage, LOG_PREFIX, start_after=log_name(last - 1) if last > 1 else "")
-        names = [info.name for info in listed]
+        infos = list(listed)
+        names = [info.name for info in infos]
         if last:
             if names[:1] != [log_name(last)]:
                 raise self._gone(last)
+            self._check_listed(infos[0], state)
             del names[0]
+        if infos:
+            self._listed = infos[-1].name, infos[-1].size_bytes, infos[-1].modified_ms
         for expected, name in enumerate(names, last + 1):
             CorruptFile.unless_equal(name, "the log has a hole before this record", expected, number_of(name))
         return names
 
-    def _gone(self, number: int) -> StorageUnavailable:
-        return StorageUnavailable(
-            f"{self._storage.uri}: the log's record {number} is gone, so this is not the storage that it was: "
-            f"is it mounted?"
+    def _check_listed(self, info: ObjectInfo, state: LogState) -> None:
+        """Raise `StorageBehind` where the record that was read last is another one now."""
+        if self._listed is None or self._listed[0] != info.name:
+            return
+        if self._listed != (info.name, info.size_bytes, info.modified_ms) and state.digest:
+            found = digest_of(self._storage.get(info.name))
+            if found != state.digest:
+                raise self._another(state.number, state.digest, found)
+
+    def _gone(self, number: int) -> StorageUnavailable | CorruptFile:
+        numbers = [number_of(info.name) for info in own_objects(self._storage, LOG_PREFIX)]
+        if not numbers:
+            return StorageUnavailable(
+                f"{self._storage.uri}: the log's record {number} is gone, so this is not the storage that it was: "
+                f"is it mounted?"
+            )
+        name = f"{self._storage.uri}/{log_name(number)}"
+        if numbers[-1] >= number:
+            return CorruptFile(name, f"the record is gone, though the log has record {numbers[-1]}")
+        return StorageBehind(
+            name,
+            f"the record is gone, and the log ends before it: the storage was restored to an earlier state. A reader "
+            f"opens it anew; for a root {WAY_ON}",
+            expected=number,
+            found=numbers[-1],
         )
 
     def _record(self, name: str) -> LogRecord:
@@ -234,6 +364,7 @@ class StorageLog:
             except ObjectExists:
                 return self.open()
             self._ends_with(record, data)
+            self._settled = 1
             self._advance(LogState().apply(record, log_name(1)))
             self._checkpoints.write(self.state)
             return self.state
@@ -250,6 +381,7 @@ class StorageLog:
                 if self._storage.get(epoch_name(epoch)) != attempt.encode():
                     epoch += 1
                     continue
+                self._storage.settle(epoch_name(epoch))
             break
         else:
             raise StorageUnavailable(f"{self._storage.uri}: {_MAX_RACES} epochs were claimed by others")
@@ -290,17 +422,26 @@ class StorageLog:
         """
         with self._append_lock:
             attempt, self._writes = secrets.token_hex(8), True
-            state = self.refresh()
+            self.refresh()
             self.check_end()
+            state, root_id = self.state, self._root_id if epoch is not None else ""
+            # so that only the newest record of a log may ever not be durable
+            self._settle(state.number)
             for _ in range(_MAX_RACES):
+                if root_id:
+                    self._check_own(state)
                 if epoch is not None and state.epoch > epoch:
                     raise fenced(self._storage.uri, state.epoch, epoch)
                 made = make(state)
                 if made is None:
                     return state
                 made = replace(made, number=state.number + 1, attempt=attempt, created_ms=self.clock.now_ms())
-                record, data = _as_read(made)
+                record, data = _as_read(replace(made, previous=state.digest, root=root_id))
                 after = state.apply(record, log_name(record.number))
+                if root_id and self._seen is not None:
+                    # first: a record of this root's that it doesn't know of means that the root is an older copy
+                    self._attempts.append(attempt)
+                    self._seen.note(state.number, state.digest, attempt)
                 winner = self._put(record, data)
                 if winner.attempt != attempt:
                     state = state.apply(winner, log_name(winner.number))
@@ -318,11 +459,15 @@ class StorageLog:
             try:
                 self._storage.put_if_absent(name, data)
             except ObjectExists:
-                return self._winner(name)
+                winner = self._winner(name)
+                if winner.attempt == record.attempt:
+                    self._settle(record.number)  # an earlier request's, which may not be durable
+                return winner
         except (CorruptFile, InvalidArgument) as error:
             raise StorageUnavailable(
                 f"{self._storage.uri}: whether {name} is the record that was put is not known: {error}"
             ) from error
+        self._settled = record.number
         return self._ends_with(record, data)
 
     def _winner(self, name: str) -> LogRecord:
@@ -332,28 +477,28 @@ class StorageLog:
             return self._decoded(self._storage.get(name), name)
 
     def check_end(self, state: LogState | None = None) -> None:
-        """Raise `StorageUnavailable` where the newest record is gone or another, as where a disk isn't mounted."""
+        """Raise `StorageBehind` where the newest record is gone or another, `StorageUnavailable` where there is no log,
+        as where a disk isn't mounted.
+        """
         state = state or self.state
         if not state.number:
             return
         name, (known, tail, size) = log_name(state.number), self._end
         try:
-            if known == state.number:
-                is_same = self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size)
-            else:  # only a checkpoint was read of it, a moment ago
-                self._storage.head(name)
-                is_same = True
+            if known == state.number and self._storage.get_suffix(name, _TAIL_BYTES) == (tail, size):
+                return
+            data = self._storage.get(name)
         except ObjectNotFound as error:
             raise self._gone(state.number) from error
-        if not is_same:
-            raise StorageUnavailable(
-                f"{self._storage.uri}: the log's record {state.number} is another, so this is not the storage that "
-                f"it was: what is mounted?"
-            )
+        found = self._decoded(data, name).digest
+        if found != (state.digest or found):
+            raise self._another(state.number, state.digest, found)
+        self._advance(replace(state, digest=found))  # a checkpoint of an older version doesn't say it
 
     def _advance(self, state: LogState) -> None:
         with self._advance_lock:
-            if state.number > self.state.number:
+            known = self.state
+            if state.number > known.number or (state.number == known.number and state.digest and not known.digest):
                 self.state = state
 
 

@@ -6,10 +6,11 @@ others, and carries the writer's epoch, the attempt's id and source positions. `
 
 from __future__ import annotations
 
+import hashlib
 import json
 import zlib
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -43,11 +44,24 @@ from tiered_index.format.slots import SlotMap
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.types import LostFile
 
-LOG_VERSION = 3
-"""The newest; documents that say nothing of what was erased have version 2, of what has expired, neither, version 1."""
+LOG_VERSION = 4
+"""The newest, of documents that name digests or roots. Others have version 3 where they say what was erased, 2 where
+they say what has expired, else 1.
+"""
+_CHAINED = 4
 _MARK = b"\n#crc32 "
 # texts of objects, some 350 bytes each, of which a writer makes checkpoints
 _TEXTS_KEPT = 1 << 16
+
+
+def digest_of(data: bytes) -> str:
+    """Return the digest of a record's bytes: 32 hexadecimal digits of BLAKE2b."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+def document_version(expired: Expired, *digests: object) -> int:
+    """Return the version of a document that has `expired`, and `digests` of records or marks of roots."""
+    return max(expired.log_version, _CHAINED if any(digests) else 1)
 
 
 def max_positions(first: dict[str, int], second: dict[str, int]) -> dict[str, int]:
@@ -265,12 +279,21 @@ class LogRecord:
     expired: Expired = NOTHING
     left_out: int = 0
     """Entries of the removed objects that a merge left out of what it adds, since they had expired or were erased."""
+    previous: str = ""
+    """The digest of the record before this one; empty: unknown to the version that wrote it."""
+    root: str = ""
+    """The id of the root whose writer wrote it; empty: a job, or an older version."""
+    copied: str = ""
+    """Of a copy's record: the digest of the source's record up to which the copy holds everything."""
+    digest: str = field(default="", compare=False)
+    """The digest of this record's bytes, once it has any."""
 
     def encode(self) -> bytes:
         """Return the record's bytes."""
+        chain = {"previous": self.previous, "root": self.root, "copied": self.copied}
         return encode_document(
             {
-                "version": self.expired.log_version,
+                "version": document_version(self.expired, *chain.values()),
                 "kind": self.kind,
                 "number": self.number,
                 "epoch": self.epoch,
@@ -282,13 +305,14 @@ class LogRecord:
                 "genesis": self.genesis.to_json() if self.genesis else None,
                 **optional_members(self.archive, self.batches, self.lost, self.expired),
                 **({"left_out": self.left_out} if self.left_out else {}),
+                **{name: value for name, value in chain.items() if value},
             }
         )
 
     @classmethod
     def decode(cls, data: bytes, file: str) -> LogRecord:
         """Return the record in `data`; raises `CorruptFile` or `UnsupportedVersion`."""
-        return checked(_RECORD, decode_document(data, file), file, "log record")
+        return replace(checked(_RECORD, decode_document(data, file), file, "log record"), digest=digest_of(data))
 
 
 def optional_members(
@@ -442,6 +466,8 @@ _BATCH = record(
 DESCRIPTOR = record(IndexDescriptor, index_id=FILE_ID, layout=Layout.from_json, offset_space=text())
 ARCHIVE, BATCHES = Optional(list_of(_ARCHIVED), ()), Optional(map_of(_BATCH), {})
 LOST = Optional(list_of(_LOST), ())
+DIGEST = Optional(text("[0-9a-f]{32}"), "")
+ROOTS = Optional(map_of(tuple_of(COUNT, text())), {})
 _RECORD = record(
     LogRecord,
     number=COUNT,
@@ -458,4 +484,7 @@ _RECORD = record(
     lost=LOST,
     expired=EXPIRED,
     left_out=Optional(COUNT, 0),
+    previous=DIGEST,
+    root=Optional(text(), ""),
+    copied=DIGEST,
 )

@@ -225,6 +225,7 @@ class StorageSession:
             state = self.log.create(IndexDescriptor(secrets.token_hex(8), wanted.layout, wanted.offset_space))
         assert state.genesis is not None
         check_descriptor(state.genesis, adapt(state.genesis), where)
+        self.log.check_root()
         return state.genesis
 
     def join_again(self) -> None:

@@ -9,15 +9,17 @@ from functools import cached_property
 from typing import Any
 
 from tiered_index.documents import COUNT, Malformed, checked, list_of, record
-from tiered_index.errors import CorruptFile
+from tiered_index.errors import CorruptFile, StorageBehind
 from tiered_index.format.metadata import POSITIONS
 from tiered_index.retention import EXPIRED, NOTHING, Expired
 from tiered_index.service.log.records import (
     ARCHIVE,
     BATCHES,
     DESCRIPTOR,
+    DIGEST,
     LOST,
     OBJECT,
+    ROOTS,
     ArchivedSegment,
     IndexDescriptor,
     LogRecord,
@@ -26,6 +28,7 @@ from tiered_index.service.log.records import (
     StreamBatch,
     check_slots,
     decode_document,
+    document_version,
     json_text,
     max_positions,
     object_text,
@@ -47,6 +50,10 @@ class LogState:
     batches: dict[str, StreamBatch] = field(default_factory=dict)
     lost: dict[str, LostObject] = field(default_factory=dict)
     expired: Expired = NOTHING
+    roots: dict[str, tuple[int, str]] = field(default_factory=dict)
+    """By a root's id the number and the attempt of its writer's newest record."""
+    digest: str = field(default="", compare=False)
+    """The digest of record `number`; empty: a checkpoint of an older version doesn't say it."""
 
     def apply(self, record: LogRecord, file: str) -> LogState:
         """Return the state after the next record. Raises `CorruptFile` where it contradicts this one."""
@@ -120,7 +127,7 @@ class LogState:
     def encode(self) -> bytes:
         """Return a checkpoint's bytes."""
         before = {
-            "version": self.expired.log_version,
+            "version": document_version(self.expired, self.digest, self.roots),
             "kind": "checkpoint",
             "number": self.number,
             "epoch": self.epoch,
@@ -130,6 +137,8 @@ class LogState:
         behind = {
             "positions": self.positions,
             **optional_members(self.archive.values(), self.batches, self.lost.values(), self.expired),
+            **({"roots": {root: list(mark) for root, mark in self.roots.items()}} if self.roots else {}),
+            **({"digest": self.digest} if self.digest else {}),
         }
         return sealed_text(f'{json_text(before)[:-1]},"objects":[{objects}],{json_text(behind)[1:]}')
 
@@ -146,12 +155,23 @@ class LogReplay:
         self.number, self._epoch, self._genesis = begun.number, begun.epoch, begun.genesis
         self._positions, self._batches = begun.positions, begun.batches
         self._objects, self._archive, self._copied = begun.objects, begun.archive, False
-        self._lost, self._expired = begun.lost, begun.expired
+        self._lost, self._expired, self._roots = begun.lost, begun.expired, begun.roots
+        self._digest, self._is_chained = begun.digest, False
         self._places: set[tuple[str, int]] | None = None  # of the segments in the archive, once they matter
 
     def add(self, record: LogRecord, file: str) -> None:
-        """Add the next record. After `CorruptFile`, where it contradicts the state, nothing may be added."""
+        """Add the next record. After `CorruptFile`, where it contradicts the state, nothing may be added;
+        `StorageBehind` where it follows another record than the one before it: two histories meet here.
+        """
         CorruptFile.unless_equal(file, "log record has another number than its name", self.number + 1, record.number)
+        if self._digest and (record.previous or self._is_chained) and record.previous != self._digest:
+            raise StorageBehind(
+                file,
+                f"follows another record {self.number} than the one that was read: the storage was restored, or two "
+                f"histories of this index were mixed",
+                expected=self._digest,
+                found=record.previous,
+            )
         if (record.number == 1) != (record.genesis is not None):
             raise CorruptFile(file, "only record 1 creates an index")
         if not self._copied:
@@ -176,7 +196,9 @@ class LogReplay:
                 raise CorruptFile(file, f"archives {segment.name!r} of {segment.store!r}, which is archived already")
             self._archive[segment.name] = segment
             places.add(segment.place)
-        self.number = record.number
+        self.number, self._digest, self._is_chained = record.number, record.digest, bool(record.previous)
+        if record.root:
+            self._roots = {**self._roots, record.root: (record.number, record.attempt)}
         self._epoch = max(self._epoch, record.epoch)
         self._positions = max_positions(self._positions, record.positions)
         held = self._batches
@@ -198,6 +220,8 @@ class LogReplay:
             self._batches,
             self._lost,
             self._expired,
+            self._roots,
+            self._digest,
         )
 
 
@@ -227,4 +251,6 @@ _STATE = record(
     batches=BATCHES,
     lost=LOST,
     expired=EXPIRED,
+    roots=ROOTS,
+    digest=DIGEST,
 )

@@ -11,6 +11,7 @@ Threads: every method from any.
 from __future__ import annotations
 
 import contextlib
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -25,6 +26,7 @@ from tiered_index.errors import (
     CorruptFile,
     IndexClosed,
     NotAnIndex,
+    StorageBehind,
     StorageError,
     StorageUnavailable,
     TieredIndexError,
@@ -43,11 +45,14 @@ from tiered_index.service.reading.parts import ReaderParts, source_number
 from tiered_index.service.reading.refreshed import Refreshed, unread
 from tiered_index.service.reading.root_view import RootView
 from tiered_index.service.root import Marker, Root, allow_many_files
+from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.base import Storage
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.metering import MeteredStorage, deadline_at, remaining_s
 from tiered_index.storage.opening import open_storage
 from tiered_index.types import Freshness
+
+_log = logging.getLogger(__name__)
 
 
 class _Away(NamedTuple):
@@ -96,6 +101,7 @@ class IndexView(Refreshed):
         self._must_answer = opened is None or config.storage is not None or marker is None
         self.storage = MeteredStorage(backend, config.prices)
         self._log = StorageLog(self.storage, clock)
+        self._is_another = False  # the log was found to be another history, and is opened anew
         # of the storage as the catalog shows it; None: the root is read, too, which has what is not published
         self.freshness: Freshness | None = None
         with contextlib.ExitStack() as undo:
@@ -154,15 +160,33 @@ class IndexView(Refreshed):
             raise StorageUnavailable(f"{self.storage.uri} did not answer within half of timeout_s") from error
 
     def _read_log(self) -> LogState:
-        """Read the log, or on from where it was read to."""
-        if self._log.state.number:
-            return self._log.refresh()
+        """Read the log, or on from where it was read to; anew where it was another one the last time."""
+        # before the log: its writer notes a record once the storage has it
+        seen = SeenFile(self._root.path / "seen", self._root.disk).read() if self._root is not None else None
+        is_first = self._is_another or not self._log.state.number
         try:
-            return self._log.open()
+            state = self._open_anew() if is_first else self._log.refresh()
+        except StorageBehind:
+            self._is_another = True
+            raise
+        if seen is not None:
+            self._log.check_seen(seen, deep=is_first)
+        return state
+
+    def _open_anew(self) -> LogState:
+        log = StorageLog(self.storage, self._clock) if self._is_another else self._log
+        try:
+            state = log.open()
         except NotAnIndex as error:
             if self._must_answer:
                 raise
             raise StorageUnavailable(f"{error}, but {self._config.root} names it: is it mounted?") from error
+        if self._is_another:
+            assert state.genesis is not None
+            check_descriptor(state.genesis, self.genesis, self.storage.uri)
+            _log.warning("%s was restored, or is another history of its index: it was opened anew", self.storage.uri)
+        self._log, self._is_another = log, False
+        return state
 
     @property
     def log_state(self) -> LogState:

@@ -2,6 +2,7 @@
 
 ```
 root/tiered_index.json   which index this is, its layout, its storage
+root/seen                the newest record of the storage's log that the root knows of
 root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
@@ -28,7 +29,6 @@ import weakref
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from tiered_index.documents import checked, integer, load, record, text
 from tiered_index.errors import (
@@ -45,9 +45,6 @@ from tiered_index.format.metadata import FILE_ID
 from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
-
-if TYPE_CHECKING:
-    from tiered_index.service.log.log import StorageLog
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; made when it is needed."""
@@ -170,22 +167,22 @@ class Root:
         """A fresh temporary path in a state's folder."""
         return self.path / state / (TEMPORARY_PREFIX + secrets.token_hex(8))
 
-    def keep_log(self, log: StorageLog) -> None:
-        """Keep the storage's log as far as it is known, durably: what the root lacks and this doesn't name is nowhere.
+    def keep_log(self, number: int, encode: Callable[[], bytes]) -> None:
+        """Keep the storage's log up to record `number`, durably: what the root lacks and this doesn't name is nowhere.
         Where that fails none is kept: it may never be older than a deletion.
         """
-        state, path = log.state, self.path / "log"
+        path = self.path / "log"
         with self._keeping:
-            if state.number <= self._kept:
+            if number <= self._kept:
                 return
             try:
-                self.write_file(path, [state.encode()], f"writing {path}")
+                self.write_file(path, [encode()], f"writing {path}")
             except TieredIndexError as error:
                 _log.warning("readers can't do without the storage for now: %s", error)
                 # a disk that refuses this, too, deletes nothing else
                 with contextlib.suppress(OSError):
                     self.disk.unlink(path)
-            self._kept = state.number
+            self._kept = number
 
     def kept_log(self) -> bytes | None:
         """Return what `keep_log` has kept; None: nothing, or it can't be read."""
@@ -335,7 +332,14 @@ class Deletions:
 
     def unlink(self, paths: list[Path]) -> None:
         """Delete files in this order, each durably before the next; what can't be deleted is left for `again`."""
-        self.before()
+        if not paths:
+            return
+        try:
+            self.before()
+        except TieredIndexError as error:
+            with self._lock:
+                self._undeleted.append((paths, error))
+            return
         for number, path in enumerate(paths):
             try:
                 self._disk.unlink(path)

@@ -109,6 +109,12 @@ class LocalStorage(Storage):
         with typed_errors(f"writing {name!r}"):
             self._files.publish(target, lambda: [data], name)
 
+    def settle(self, name: str) -> None:
+        """Write the object again in its place: a sync alone does not repeat one that has failed."""
+        data = self.get(name)
+        with typed_errors(f"writing {name!r}"):
+            self._files.publish(self._path(name), lambda: [data])
+
     def head(self, name: str) -> ObjectInfo:
         """Return the object's size and the file's time of change."""
         path = self._path(name)

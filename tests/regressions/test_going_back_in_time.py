@@ -1,0 +1,249 @@
+"""Storages and roots that are restored, cloned, mixed or half synced: nothing that was durable goes without a word."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tiered_index import IndexReader, IndexService
+from tiered_index.clock import ManualClock
+from tiered_index.errors import RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
+from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.service.log.log import StorageLog
+from tiered_index.service.log.records import IndexDescriptor, LogRecord
+from tiered_index.service.root.seen import SeenFile
+from tiered_index.storage.disk import Disk
+from tiered_index.storage.local.storage import LocalStorage
+from tiered_index.storage.memory import MemoryStorage
+from tiered_index.testing.disk_faults import FaultDisk
+
+NOW_MS = 1_700_000_000_000
+
+
+class Life:
+    """One index below a folder: what was put by which life of its root, and copies of root and storage."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.clock = folder, ManualClock(NOW_MS)
+        self.put = 0
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+    def open(self, root: Path | None = None, **settings: Any) -> IndexService:
+        chosen = {"slots": 7, "items": 1000, "background": False, "query_threads": 2, "clock": self.clock, **settings}
+        storage = f"file://{self.folder}/storage"
+        backend = chosen.get("storage_backend")
+        return IndexService.open(root=root or self.root, storage=None if backend else storage, **chosen)
+
+    def ingest(self, index: IndexService, count: int, *, upload: bool) -> None:
+        for _ in range(count):
+            self.put += 1
+            index.put("t", 0, "k", self.put, 1, NOW_MS + self.put * 1000, source="s", source_position=self.put)
+        index.flush()
+        if upload:
+            index.seal()
+            index.run_lifecycle()
+
+    def found(self, asked: IndexService | IndexReader | None = None) -> set[int]:
+        if asked is not None:
+            result = asked.query("t", "k", max_count=10_000)
+            assert result.status == "complete"
+            return {item.offset for item in result}
+        with IndexReader.open(f"file://{self.folder}/storage") as reader:
+            return self.found(reader)
+
+    def keep(self, name: str) -> None:
+        shutil.copytree(self.folder / name, self.folder / f"{name}.kept")
+
+    def restore(self, name: str) -> None:
+        shutil.rmtree(self.folder / name)
+        shutil.copytree(self.folder / f"{name}.kept", self.folder / name)
+
+
+@pytest.fixture
+def life(tmp_path: Path) -> Life:
+    return Life(tmp_path)
+
+
+class _Forgetful(FaultDisk):
+    """A folder sync that fails drops what it was to write: no later one writes it."""
+
+    failing: str | None = None
+
+    def sync_folder(self, folder: Path) -> None:
+        if self.failing is not None and folder.name == self.failing:
+            self.failing = None
+            self._take(lambda change: hasattr(change, "touches") and change.touches(folder))
+            raise OSError(5, "the sync failed")
+        super().sync_folder(folder)
+
+
+@pytest.mark.parametrize("again", ["next round", "next start"])
+def test_a_record_whose_folder_sync_failed_is_published_once_it_is_durable(life: Life, again: str) -> None:
+    disk = _Forgetful()
+    storage = LocalStorage(life.folder / "storage", disk=disk)
+    index = life.open(storage_backend=storage, disk=disk, local_keep_s=0)
+    life.ingest(index, 20, upload=False)
+    index.seal()
+    disk.failing = "log%"
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    assert disk.failing is None
+    if again == "next start":
+        index.abandon()
+        index = life.open(storage_backend=storage, disk=disk, local_keep_s=0)
+    else:
+        index.run_lifecycle()
+    life.clock.advance(10)
+    index.run_lifecycle()
+    index.abandon()
+    disk.lose_unsynced()
+    with life.open(storage_backend=LocalStorage(life.folder / "storage"), local_keep_s=0) as index:
+        assert len(life.found(index)) == 20
+
+
+def test_each_record_names_its_predecessor_and_its_root(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 3, upload=True)
+        state = StorageLog(index.storage, life.clock).open()
+        records = [StorageLog(index.storage, life.clock).record(n) for n in range(1, state.number + 1)]
+    assert [one.previous for one in records[1:]] == [one.digest for one in records[:-1]]
+    assert state.roots == {records[-1].root: (state.number, records[-1].attempt)}
+    seen = SeenFile(life.root / "seen", Disk()).read()
+    assert seen is not None
+    assert (seen.number, seen.digest) == (state.number, records[-1].digest)
+
+
+@pytest.mark.parametrize("uploaded", ["by log", "retired"])
+def test_a_storage_that_is_behind_its_root_is_refused(life: Life, uploaded: str) -> None:
+    keep_s = 0 if uploaded == "retired" else 3600
+    with life.open(local_keep_s=keep_s) as index:
+        life.ingest(index, 30, upload=True)
+    life.keep("storage")
+    with life.open(local_keep_s=keep_s) as index:
+        life.ingest(index, 70, upload=True)
+    before = StorageLog(LocalStorage(life.folder / "storage"), life.clock).open().number
+    files = sorted(path.name for path in (life.root / "uploaded").iterdir())
+    life.restore("storage")
+    with pytest.raises(StorageBehind, match="tiered-index recover") as caught:
+        life.open()
+    assert (caught.value.expected, caught.value.found) == (before, 3)
+    assert sorted(path.name for path in (life.root / "uploaded").iterdir()) == files
+    with pytest.raises(TieredIndexError), IndexReader.open(root=life.root) as reader:
+        life.found(reader)
+
+
+def test_another_history_at_the_same_number_is_refused(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    shutil.move(life.root, life.folder / "first")
+    life.restore("storage")
+    shutil.move(life.folder / "root.kept", life.root)
+    life.put = 10
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    for root in (life.folder / "first",):
+        with pytest.raises(StorageBehind, match="another"):
+            life.open(root)
+    with life.open() as index:
+        assert life.found(index) == set(range(1, 21))
+
+
+@pytest.mark.parametrize("then", ["nothing", "merge"])
+def test_a_root_from_a_backup_is_refused(life: Life, then: str) -> None:
+    with life.open() as index:
+        life.ingest(index, 100, upload=False)
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 200, upload=True)
+    if then == "merge":
+        from tiered_index.service.merge.run import MergeOptions, merge
+
+        storage = LocalStorage(life.folder / "storage")
+        log = StorageLog(storage, life.clock)
+        log.open()
+        life.clock.advance(10 * 86400)
+        merge(storage, log, life.clock, MergeOptions(window_s=86400))
+    life.restore("root")
+    with pytest.raises(RootBehind, match="tiered-index recover"):
+        life.open()
+    assert life.found() == set(range(1, 301))
+
+
+def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> None:
+    from tiered_index.testing.storage_faults import FaultStorage
+
+    faulty = FaultStorage(MemoryStorage(clock=life.clock))
+    index = life.open(storage_backend=faulty)
+    life.ingest(index, 10, upload=False)
+    index.seal()
+    faulty.fail("put_if_absent", name_prefix="log/", when="after")
+    with pytest.raises(StorageUnavailable):
+        index.run_lifecycle()
+    index.abandon()
+    with life.open(storage_backend=faulty) as index:
+        assert life.found(index) == set(range(1, 11))
+
+
+def test_two_histories_mixed_by_a_sync_are_refused(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    life.keep("root")
+    with life.open() as index:
+        for _ in range(4):
+            life.ingest(index, 5, upload=True)
+    shutil.move(life.folder / "storage", life.folder / "a")
+    shutil.move(life.folder / "storage.kept", life.folder / "storage")
+    with life.open(life.folder / "root.kept") as index:
+        life.ingest(index, 5, upload=True)
+    shutil.copytree(life.folder / "storage", life.folder / "a", dirs_exist_ok=True)
+    shutil.rmtree(life.folder / "storage")
+    shutil.move(life.folder / "a", life.folder / "storage")
+    with pytest.raises(StorageBehind):
+        life.open(life.folder / "root.kept")
+    for path in (life.folder / "storage" / "checkpoint%").iterdir():
+        path.unlink()
+    with pytest.raises(StorageBehind, match="two histories"):
+        life.found()
+
+
+def test_a_reader_tells_another_history_and_opens_it_anew(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    storage = LocalStorage(life.folder / "storage")
+    with IndexReader.open(f"file://{life.folder}/storage", clock=life.clock, refresh_interval_s=1) as reader:
+        assert len(life.found(reader)) == 20
+        life.restore("storage")
+        life.restore("root")
+        life.put = 100
+        with life.open() as index:
+            life.ingest(index, 10, upload=True)
+        assert StorageLog(storage, life.clock).open().number == reader.log_state.number
+        life.clock.advance(5)
+        with pytest.raises(TieredIndexError, match="another"):
+            life.found(reader)
+        life.clock.advance(5)
+        assert life.found(reader) == {*range(1, 11), *range(101, 111)}
+
+
+def test_records_of_older_versions_are_followed_by_new_ones() -> None:
+    storage, clock = MemoryStorage(), ManualClock(NOW_MS)
+    log = StorageLog(storage, clock)
+    log.create(IndexDescriptor("abc", Layout(NATIVE, NATIVE.schema, 11, 100), "commitlog"))
+    state = log.append("x", None, lambda state: LogRecord(0, "positions", 0, "", 0, positions={"a": 1}))
+    assert log.record(2).previous == log.record(1).digest
+    assert StorageLog(storage, clock).open() == state

@@ -1,0 +1,128 @@
+"""`root/seen`: the newest record of the storage's log that this root knows of, and its own last attempt to append one.
+
+It is what tells a root that its storage went back in time, or that the root itself did. It is written before each
+append, and before anything local is deleted or taken for published. Two places of 512 bytes take turns, each with its
+CRC32: a crash tears one at most, and a full disk has room for both. Threads: the log's appender and deletions, by a
+lock.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import zlib
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from tiered_index.documents import COUNT, CRC32, checked, load, record, text
+from tiered_index.errors import CorruptFile
+from tiered_index.service.root import disk_error
+from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk
+
+_PLACE_BYTES = 512
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """`digest` is that of record `number`; empty: it was never read. `attempt`: the last own one, whatever came of it.
+
+    `serial` orders what was noted.
+    """
+
+    number: int = 0
+    digest: str = ""
+    attempt: str = ""
+    serial: int = 0
+
+    def encode(self) -> bytes:
+        """Return the bytes of one place."""
+        document = asdict(self)
+        crc32 = zlib.crc32(json.dumps(document).encode())
+        return json.dumps({**document, "crc32": crc32}).encode().ljust(_PLACE_BYTES - 1) + b"\n"
+
+    @classmethod
+    def decode(cls, place: bytes, file: str) -> Seen:
+        """Return what a place holds. Raises `CorruptFile`."""
+        crc32, seen = checked(_PLACE, load(place, file, "what was seen of the log"), file, "what was seen of the log")
+        CorruptFile.unless_equal(file, "does not match its CRC32", crc32, zlib.crc32(json.dumps(asdict(seen)).encode()))
+        return seen
+
+
+_PLACE = record(
+    lambda crc32, **fields: (crc32, Seen(**fields)),
+    number=COUNT,
+    digest=text(),
+    attempt=text(),
+    serial=COUNT,
+    crc32=CRC32,
+)
+
+
+class SeenFile:
+    """The file `seen` of one root. Only the holder of the root's lock may call `note`."""
+
+    def __init__(self, path: Path, disk: Disk) -> None:
+        self.path = path
+        self._disk = disk
+        self._lock = threading.Lock()
+        self.last = Seen()
+        self._place = 0  # which is written next
+
+    def read(self) -> Seen | None:
+        """Return what was noted last; None: nothing, or it is damaged. Raises typed errors of the disk."""
+        try:
+            data = self.path.read_bytes()
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            raise disk_error(error, f"reading {self.path}") from error
+        found = []
+        for number in range(2):
+            try:
+                seen = Seen.decode(data[number * _PLACE_BYTES : (number + 1) * _PLACE_BYTES], str(self.path))
+                found.append((seen.serial, number, seen))
+            except CorruptFile as error:
+                if data[number * _PLACE_BYTES : (number + 1) * _PLACE_BYTES].strip():
+                    _log.warning("%s", error)
+        if not found:
+            return None
+        _, number, self.last = max(found)
+        self._place = 1 - number
+        return self.last
+
+    def note(self, number: int, digest: str, attempt: str | None = None) -> None:
+        """Make durable that record `number` was seen, or a later one before; `attempt`: an append is about to begin.
+
+        Raises typed errors of the disk; then the same place is written again the next time.
+        """
+        with self._lock:
+            known = self.last
+            later = number > known.number or (number == known.number and digest and not known.digest)
+            if not later:
+                number, digest = known.number, known.digest
+            attempt = known.attempt if attempt is None else attempt
+            if not later and attempt == known.attempt:
+                return
+            seen = Seen(number, digest, attempt, known.serial + 1)
+            try:
+                self._write(seen.encode())
+            except OSError as error:
+                raise disk_error(error, f"writing {self.path}") from error
+            self.last, self._place = seen, 1 - self._place
+
+    def _write(self, place: bytes) -> None:
+        if not self.path.exists():
+            temporary = self.path.parent / (TEMPORARY_PREFIX + secrets.token_hex(8))
+            self._disk.write_file(temporary, [place, b" " * _PLACE_BYTES])
+            self._disk.publish(temporary, self.path)
+            self._place = 0
+            return
+        descriptor = self._disk.open_rw(self.path)
+        try:
+            self._disk.pwrite(descriptor, place, self._place * _PLACE_BYTES)
+            self._disk.sync(descriptor)
+        finally:
+            self._disk.close(descriptor)
