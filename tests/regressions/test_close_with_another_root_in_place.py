@@ -8,7 +8,9 @@ import shutil
 
 import pytest
 
-from tiered_index.errors import StorageUnavailable
+from tiered_index import IndexConfig
+from tiered_index.errors import RootBehind, StorageUnavailable
+from tiered_index.service.anew import begin_anew
 from tiered_index.testing.storage_faults import FaultStorage
 
 NOW_MS = 1_700_000_000_000
@@ -23,7 +25,7 @@ def contents(root):
 @pytest.mark.parametrize("more", [False, True], ids=["nothing buffered", "a put buffered"])
 @pytest.mark.parametrize("copied", ["before", "after"])
 @pytest.mark.parametrize("uploads", [False, True], ids=["no upload", "uploaded"])
-def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_path, copied, uploads, more):
+def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_path, copied, uploads, more, clock):
     root, backup = tmp_path / "root", tmp_path / "backup"
     faulty = FaultStorage(storage)
     service = open_index(storage_backend=faulty, local_keep_s=0)
@@ -55,6 +57,11 @@ def test_a_backup_in_the_roots_place_stays_as_it_is(open_index, storage, tmp_pat
     else:
         service.close()
     assert contents(root) == before
+    if copied == "before" and uploads:  # the copy doesn't know what its root has published since
+        with pytest.raises(RootBehind):
+            open_index()
+        config = IndexConfig(root=root, slots=7, items=20, background=False, query_threads=2)
+        assert begin_anew(config, clock=clock, storage=storage).stored == 1
     restored = open_index()
     assert [(item.offset, item.size) for item in restored.query("t", "k")] == [(1, 1)]
     assert restored.health()["problems"] == []

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
-from tiered_index import IndexReader, IndexService
+from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock
 from tiered_index.errors import RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
 from tiered_index.format.layout import NATIVE, Layout
+from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord
+from tiered_index.service.root import Root
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.storage.disk import Disk
 from tiered_index.storage.local.storage import LocalStorage
@@ -56,6 +58,10 @@ class Life:
             return {item.offset for item in result}
         with IndexReader.open(f"file://{self.folder}/storage") as reader:
             return self.found(reader)
+
+    def begin_anew(self) -> BegunAnew:
+        config = IndexConfig(root=self.root, slots=7, items=1000, background=False, query_threads=2)
+        return begin_anew(config, clock=self.clock)
 
     def keep(self, name: str) -> None:
         shutil.copytree(self.folder / name, self.folder / f"{name}.kept")
@@ -192,6 +198,75 @@ def test_a_root_whose_last_append_had_no_answer_is_no_older_copy(life: Life) -> 
     index.abandon()
     with life.open(storage_backend=faulty) as index:
         assert life.found(index) == set(range(1, 11))
+
+
+@pytest.mark.parametrize("broken_off", [None, "put_batch", "before the marker"])
+def test_recover_sends_what_a_restored_storage_lacks(
+    life: Life, monkeypatch: pytest.MonkeyPatch, broken_off: str | None
+) -> None:
+    with life.open() as index:
+        life.ingest(index, 30, upload=True)
+    life.keep("storage")
+    with life.open() as index:
+        life.ingest(index, 40, upload=True)
+        life.ingest(index, 10, upload=False)
+    life.restore("storage")
+    if broken_off:
+        with monkeypatch.context() as broken, pytest.raises(ZeroDivisionError):
+            if broken_off == "put_batch":
+                broken.setattr(IndexService, "put_batch", lambda *_: 1 / 0)
+            else:
+                broken.setattr(Root, "write_file", lambda *_: 1 / 0)
+            life.begin_anew()
+        with pytest.raises(RootBehind, match="broken off"):
+            life.open()
+        with pytest.raises(TieredIndexError, match="set aside"), IndexReader.open(root=life.root) as reader:
+            life.found(reader)
+    done = life.begin_anew()
+    assert (done.sent, done.entries, done.kept) == (2, 50, {})
+    assert done.stored == 1
+    with life.open() as index:
+        assert index.durable_position("s") == 30
+        assert life.found(index) == set(range(1, 81))
+        index.seal()
+        index.run_lifecycle()
+    assert life.found() == set(range(1, 81))
+    assert not [path for path in life.root.iterdir() if path.name.startswith("aside")]
+
+
+def test_recover_of_a_root_from_a_backup_keeps_what_the_storage_lacks(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 100, upload=False)
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 200, upload=True)
+    life.restore("root")
+    done = life.begin_anew()
+    assert (done.sent, done.stored) == (1, 0)  # fewer entries than the file of this id in the storage
+    with life.open() as index:
+        assert index.durable_position("s") == 300
+        life.ingest(index, 400, upload=True)
+        assert life.found(index) == set(range(1, 701))
+    assert life.found() == set(range(1, 701))
+
+
+def test_recover_keeps_what_it_cannot_read(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=False)
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.restore("root")
+    (path,) = (life.root / "unsealed").glob("*.index")
+    data = bytearray(path.read_bytes())
+    data[200:300] = bytes(100)
+    path.write_bytes(data)
+    done = life.begin_anew()
+    assert list(done.kept) == [path.stem]
+    assert done.left is not None
+    assert (done.left / "unsealed" / path.name).read_bytes() == data
+    with life.open() as index:
+        assert life.found(index) == set(range(1, 21))
 
 
 def test_two_histories_mixed_by_a_sync_are_refused(life: Life) -> None:

@@ -26,12 +26,21 @@ from tiered_index.cli.session import Session, command, open_stored_index
 from tiered_index.cli.verify import missing_text
 from tiered_index.clock import SystemClock
 from tiered_index.config import IndexConfig
-from tiered_index.errors import ConfigError, CorruptFile, InvalidArgument, NotAnIndex, StorageUnavailable
+from tiered_index.errors import (
+    ConfigError,
+    CorruptFile,
+    InvalidArgument,
+    NotAnIndex,
+    RootBehind,
+    StorageBehind,
+    StorageUnavailable,
+)
 from tiered_index.format.names import COMPACTED, UPLOADED
 from tiered_index.retention import Expired
 from tiered_index.rocketmq.archive.archive import archived_batches
 from tiered_index.rocketmq.log.columns import Selection, SkippedRange
 from tiered_index.rocketmq.log.store import SOURCE_PREFIX
+from tiered_index.service.anew import BegunAnew, begin_anew
 from tiered_index.service.answers.validation import TopicTable, batch_columns
 from tiered_index.service.checks.report import Missing
 from tiered_index.service.erasure.erase import take_over
@@ -59,7 +68,12 @@ def recover(
     """Recover a root after a crash: drop half-made work, move files to the state they reached, rebuild hash chains.
 
     Every command that writes does this when it starts; here it is done alone and reported. A root that is gone is begun
-    anew where --storage names an index. Exit code 4: a file is damaged and kept as it is; 3: the storage did not
+    anew where --storage names an index.
+
+    A storage or a root that went back in time is refused by all other commands: a bucket or a root from a backup, a
+    clone. This one begins the root anew. It takes over the storage's source positions, and puts the local entries that
+    the storage lacks into the root again; the next `ingest` uploads them, and takes from the source what is missing.
+    Exit code 4: a file is damaged and kept as it is; 3: the storage did not
     answer.
 
     With --lost nothing of that is done. The storage has lost an object (`verify` names it): FILE is its file's id, its
@@ -89,15 +103,17 @@ def recover(
             raise NotAnIndex(f"{config.root} holds no tiered index; to begin it anew give --storage too")
         # raises where the storage holds no index either: recovery creates none
         IndexReader.open(config=config.model_copy(update={"root": None})).close()
+    begun = _begin_anew(config)
     with IndexService.open(config) as index:
         handles = index.files()
         damaged = [handle for handle in handles if isinstance(handle, DamagedFile)]
         health = index.health()
         document: dict[str, Any] = {
             "index_id": index.index_id,
-            "status": "damaged" if damaged else "recovered",
+            "status": "damaged" if damaged or (begun and begun.kept) else "recovered",
+            "begun_anew": _told(begun),
             "storage": "reached" if health["writer_epoch"] else "not reached",
-            "notes": list(index.recovery_notes),
+            "notes": [*_notes(begun), *index.recovery_notes],
             "files": health["files"],
             "sources": index.durable_positions(),
             "problems": [*(str(handle.error) for handle in damaged), *health["problems"]],
@@ -117,9 +133,34 @@ def recover(
             **{f"position of {source}": position for source, position in document["sources"].items()},
         }
     )
-    if damaged:
+    if document["status"] == "damaged":
         return CorruptFile.exit_code
     return 0 if document["storage"] == "reached" else StorageUnavailable.exit_code
+
+
+def _begin_anew(config: IndexConfig) -> BegunAnew | None:
+    """Begin a root anew that is refused, since it or its storage went back in time; None: it is not."""
+    try:
+        IndexService.open(config).close()
+    except (StorageBehind, RootBehind):
+        return begin_anew(config)
+    return None
+
+
+def _told(begun: BegunAnew | None) -> dict[str, Any] | None:
+    return None if begun is None else {**asdict(begun), "left": None if begun.left is None else str(begun.left)}
+
+
+def _notes(begun: BegunAnew | None) -> list[str]:
+    if begun is None:
+        return []
+    notes = [
+        f"the root was begun anew: {counted(begun.entries, 'entry', 'entries')} of {counted(begun.sent, 'file')} were "
+        f"put in again, {counted(begun.stored, 'file')} were in the storage"
+    ]
+    return notes + [
+        f"{file_id}: not put in again, it stays in {begun.left}: {why}" for file_id, why in begun.kept.items()
+    ]
 
 
 def _give_up(session: Session, config: IndexConfig, files: list[str], *, dry_run: bool) -> int:

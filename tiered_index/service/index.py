@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from tiered_index.clock import Clock, SystemClock
 from tiered_index.config import IndexConfig, ReaderSettings, checked_config
 from tiered_index.errors import IndexClosed, InvalidArgument
+from tiered_index.format.hashing import HashRule
 from tiered_index.format.schema import Schema
 from tiered_index.service.answers.validation import (
     batch_columns,
@@ -75,8 +76,11 @@ class IndexService(Lookups[ItemT]):
         clock: Clock | None = None,
         disk: Disk | None = None,
         storage: Storage | None = None,
+        begins_anew: bool = False,
     ) -> None:
-        """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests."""
+        """Open an index; prefer `open`. `clock`, `disk` and `storage` replace the real ones in tests; `begins_anew`
+        is for `service.anew` alone.
+        """
         self.config = config = checked_config(config)
         self._defaults = column_defaults(config.item_type)
         self._closed = False
@@ -95,7 +99,7 @@ class IndexService(Lookups[ItemT]):
         workers = (self._log_reader, self._archiver, *(() if rounds else (self._writer, self._rounds)))
         weakref.finalize(self, _stop, workers).atexit = False
         try:
-            self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage))
+            self._writer.call(partial(self._open, clock or SystemClock(), disk or Disk(), storage, begins_anew))
             if rounds:
                 self._rounds.start()
         except BaseException:  # an interrupt, too: the root must not stay locked
@@ -104,8 +108,8 @@ class IndexService(Lookups[ItemT]):
             self._writer.stop(_PATIENCE_S)
             raise
 
-    def _open(self, clock: Clock, disk: Disk, storage: Storage | None) -> None:
-        self._opened.append(open_parts(self.config, clock, disk, storage))
+    def _open(self, clock: Clock, disk: Disk, storage: Storage | None, begins_anew: bool) -> None:
+        self._opened.append(open_parts(self.config, clock, disk, storage, begins_anew=begins_anew))
         (parts,) = self._opened
         self._marker = parts.marker
         self._schema: Schema = parts.layout.schema
@@ -306,6 +310,11 @@ class IndexService(Lookups[ItemT]):
     def index_id(self) -> str:
         """Identity of the index, fixed when it was created."""
         return self._marker.index_id
+
+    @property
+    def hash_rule(self) -> HashRule:
+        """The rule by which the keys of new entries are hashed."""
+        return self._rule
 
     @property
     def recovery_notes(self) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import secrets
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from tiered_index.clock import Clock
@@ -25,6 +24,7 @@ from tiered_index.errors import (
     DiskFull,
     InvalidArgument,
     NotAnIndex,
+    RootBehind,
     StorageError,
     StorageMisconfigured,
     TieredIndexError,
@@ -48,7 +48,7 @@ from tiered_index.service.log.records import IndexDescriptor, max_positions
 from tiered_index.service.log.session import StorageSession, check_descriptor
 from tiered_index.service.log.state import LogState
 from tiered_index.service.lookup.query import QueryEngine
-from tiered_index.service.root import CACHE, Marker, Root, RootLock, allow_many_files
+from tiered_index.service.root import ASIDE, CACHE, Marker, Root, RootLock, allow_many_files
 from tiered_index.service.root.seen import SeenFile
 from tiered_index.service.threads import Worker, close_until_s
 from tiered_index.service.writing.appenders import MAIN, QUARANTINE, Appender, AppenderContext
@@ -229,8 +229,12 @@ class Parts:
         return errors
 
 
-def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage | None) -> Parts:
-    """Open or create an index for writing. Errors as `IndexService.open`."""
+def open_parts(
+    config: IndexConfig, clock: Clock, disk: Disk, backend: Storage | None, *, begins_anew: bool = False
+) -> Parts:
+    """Open or create an index for writing; `begins_anew`: although files of it are set aside. Errors as
+    `IndexService.open`.
+    """
     if config.root is None:
         raise ConfigError("root is not set: a writer needs a folder for its local files")
     if config.raise_file_limit:
@@ -252,6 +256,12 @@ def open_parts(config: IndexConfig, clock: Clock, disk: Disk, backend: Storage |
         root.make_folders()
         lock = RootLock(root)
         undo.callback(lock.release)
+        if (root.path / ASIDE).exists() and not begins_anew:
+            raise RootBehind(
+                str(root.path / ASIDE),
+                f"files of this root wait here to be put in again: `tiered-index recover --root {root.path}` was "
+                f"broken off, run it again",
+            )
         log = StorageLog(storage, clock, checkpoint_every=config.checkpoint_every)
         session = StorageSession(storage, log, clock, config.lease_ttl_s)
         root_id = marker.root_id if marker is not None else secrets.token_hex(8)

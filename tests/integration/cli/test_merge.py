@@ -16,7 +16,7 @@ from tiered_index import IndexService
 from tiered_index.clock import SystemClock
 from tiered_index.format.names import checkpoint_name, log_name
 from tiered_index.service.log.log import StorageLog
-from tiered_index.service.log.records import LogRecord, decode_document, encode_document
+from tiered_index.service.log.records import LogRecord, decode_document, digest_of, encode_document
 from tiered_index.storage.opening import open_storage
 
 DAY_MS = 86_400_000
@@ -202,6 +202,12 @@ def rewrite(storage, number, change):
     document = change(decode_document(storage.get(log_name(number)), "log"))
     document.pop("version", None)
     storage.put(log_name(number), encode_document(document))
+    # whoever writes another record has to write what follows it, too
+    following = number
+    while next(iter(storage.list(log_name(following := following + 1))), None) is not None:
+        document = decode_document(storage.get(log_name(following)), "log")
+        document["previous"] = digest_of(storage.get(log_name(following - 1)))
+        storage.put(log_name(following), encode_document(document))
     for later in range(1, number + 20):
         storage.delete(checkpoint_name(later))
 
@@ -293,7 +299,7 @@ def test_missing_and_overlapping_slots_of_a_table(run_here, merged):
         shard = {**record["add"][0]["shard"], "table": first["shard"]["table"], "begin_s": first["shard"]["begin_s"]}
         return {**record, "add": [{**record["add"][0], "shard": shard}]}
 
-    storage.put(log_name(number), kept[0])
+    rewrite(storage, number, lambda record: decode_document(kept[0], "log"))
     rewrite(storage, other, add_to_first)
     problems = [f["problem"] for f in findings(run_here, merged) if f["part"] == "table"]
     assert any("an earlier record added" in problem for problem in problems)

@@ -133,7 +133,11 @@ class Lifecycle:
                     progress.uploaded += 1
                 self._step("staging", self._staging.finish)
                 self._step("expiry", self._expire, "expire")
-                for old in self._retirable(lacks_room=lacks_room):
+                retirable = self._retirable(lacks_room=lacks_room)
+                # the record that published a file is still there
+                if retirable and not self._step("log", self._context.session.log.check_end):
+                    retirable = []
+                for old in retirable:
                     progress.retired += self._step(old.file_id, partial(self._retire, old), "retire")
             if has_root:
                 self._context.deletions.again()
@@ -335,6 +339,8 @@ class Lifecycle:
             if known is None:
                 self._let_go(file)
                 return
+        # a file in `uploaded` is taken for published by every later start
+        session.log.rely()
         target = self._move(file)
         self._end(file_id)
         if known == stored_file(known.name, local.trailer(), local.size_bytes, known.published_ms):

@@ -2,8 +2,9 @@
 
 Whoever loses a number reads the winner, looks again at what it wanted to do, and tries the next one; a writer that
 meets a higher epoch is fenced and stops. Each record names the digest of the one before: whoever goes on from a record
-that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a stored state, a cache: one that is gone or damaged costs
-requests, never data, and one that can't be written doesn't fail its record. The newest two are kept.
+that it has read notices that the storage was restored, or that two histories were mixed. A checkpoint is a stored
+state, a cache: one that is gone or damaged costs requests, never data, and one that can't be written doesn't fail its
+record. The newest two are kept.
 
 Threads: every method from any thread, `Checkpoints.write` from one at a time; appends of one process are serialised by
 a lock, which is never held by readers.

@@ -25,7 +25,7 @@ from tiered_index.service.answers.rows import PreparedLookup, select_items
 from tiered_index.service.catalog.catalog import Handle, LocalHandle, unmap
 from tiered_index.service.files.compacted import CompactedFile, DamagedFile, open_local
 from tiered_index.service.files.unsealed import verified_entries
-from tiered_index.service.root import Root, disk_error
+from tiered_index.service.root import ASIDE, Root, disk_error
 
 _LOOKS = 20
 # the coarsest resolution of times among file systems in use
@@ -190,6 +190,9 @@ class RootView:
                 found=counts[file_id],
             )
             handles[file_id] = _damaged(file_id, UNSEALED, short)
+        if (self._root.path / ASIDE).exists():
+            problem = "files were set aside by `tiered-index recover`, which was broken off: run it again"
+            handles[ASIDE] = _damaged(ASIDE, ASIDE, CorruptFile(str(self._root.path / ASIDE), problem))
         self._opened, self._unsealed = opened, unsealed
         return list(handles.values())
 

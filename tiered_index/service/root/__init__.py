@@ -6,6 +6,7 @@ root/seen                the newest record of the storage's log that the root kn
 root/log                 the storage's log as its writer knew it before the last deletion, for while it doesn't answer
 root/lock                locked by the writer (flock); names its pid and host
 root/unsealed|compacted|uploaded/   the folder is the state
+root/aside/              files of a root that is begun anew, until their entries are put in again
 root/cache/              directories and filters of stored files (`cold.disk_cache`); may be deleted at any time
 root/followers/          what adapters remember of the logs that they follow
 ```
@@ -48,6 +49,8 @@ from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
 CACHE = "cache"
 """Folder of the local cache of directories and filters; made when it is needed."""
+ASIDE = "aside"
+"""Folder in which `service.anew` keeps the files of a root that it has begun to put in again."""
 FOLLOWERS = "followers"
 """Folder in which adapters keep what they know of the logs that they follow; made when it is needed."""
 
