@@ -10,9 +10,17 @@ import pytest
 
 from tiered_index import IndexConfig, IndexReader, IndexService
 from tiered_index.clock import ManualClock
-from tiered_index.errors import RootBehind, StorageBehind, StorageUnavailable, TieredIndexError
+from tiered_index.errors import (
+    LockHeld,
+    RootBehind,
+    StorageBehind,
+    StorageMisconfigured,
+    StorageUnavailable,
+    TieredIndexError,
+)
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.anew import BegunAnew, begin_anew
+from tiered_index.service.lifecycle.copying import Copier
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.records import IndexDescriptor, LogRecord
 from tiered_index.service.root import Root
@@ -322,3 +330,75 @@ def test_records_of_older_versions_are_followed_by_new_ones() -> None:
     state = log.append("x", None, lambda state: LogRecord(0, "positions", 0, "", 0, positions={"a": 1}))
     assert log.record(2).previous == log.record(1).digest
     assert StorageLog(storage, clock).open() == state
+
+
+def test_a_lock_file_that_was_deleted_lets_no_second_writer_in(life: Life) -> None:
+    with life.open() as index:
+        (life.root / "lock").unlink()
+        with pytest.raises(LockHeld):
+            life.open()
+        life.ingest(index, 3, upload=True)
+    with life.open() as index:
+        assert len(life.found(index)) == 3
+
+
+@pytest.mark.parametrize("gone", ["root", "unsealed"])
+def test_a_flush_into_a_root_that_was_deleted_confirms_nothing(life: Life, gone: str) -> None:
+    index = life.open()
+    life.ingest(index, 3, upload=False)
+    shutil.rmtree(life.root if gone == "root" else life.root / "unsealed")
+    with pytest.raises(StorageUnavailable):
+        life.ingest(index, 3, upload=False)
+    index.abandon()
+
+
+@pytest.mark.parametrize("state", ["unsealed", "compacted", "uploaded"])
+def test_a_folder_behind_a_link_is_refused_by_readers_too(life: Life, state: str) -> None:
+    with life.open() as index:
+        life.ingest(index, 3, upload=False)
+    (life.root / state).rename(life.folder / "elsewhere")
+    (life.root / state).symlink_to(life.folder / "elsewhere")
+    with pytest.raises(StorageMisconfigured, match="symbolic link"), IndexReader.open(root=life.root) as reader:
+        life.found(reader)
+    with pytest.raises(StorageMisconfigured, match="symbolic link"):
+        life.open()
+
+
+def test_a_link_in_the_place_of_a_file_is_refused(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 3, upload=False)
+    for path in list((life.root / "unsealed").iterdir()):
+        path.rename(life.folder / path.name)
+        path.symlink_to(life.folder / path.name)
+    with pytest.raises(StorageMisconfigured, match="symbolic link"), IndexReader.open(root=life.root) as reader:
+        life.found(reader)
+    with pytest.raises(StorageMisconfigured, match="symbolic link"):
+        life.open()
+
+
+def test_a_copy_stops_where_its_source_is_another_history(life: Life) -> None:
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    life.keep("storage")
+    life.keep("root")
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    source, target = LocalStorage(life.folder / "storage"), MemoryStorage(clock=life.clock)
+    following = Copier(source, target, life.clock)
+    following.open()
+    following.run_once()
+    life.restore("storage")
+    life.restore("root")
+    with life.open() as index:
+        life.ingest(index, 10, upload=True)
+    for copier in (following, Copier(source, target, life.clock)):
+        with pytest.raises(StorageBehind):
+            copier.open() if copier is not following else copier.run_once()
+    fresh = MemoryStorage(clock=life.clock)
+    copier = Copier(source, fresh, life.clock)
+    copier.open()
+    copier.run_once()
+    copier.run_once()
+    with life.open() as index:
+        life.ingest(index, 1, upload=True)
+    copier.run_once()

@@ -8,8 +8,10 @@ Threads: one writer (`append`, `seal`, `close`); `search` from any thread beside
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import mmap
+import os
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -206,6 +208,8 @@ class UnsealedFile(LocalHandle):
         self._is_blank = False
         self._disk.pwrite(self._journal_descriptor, log, self._journal_length)
         self._disk.sync(self._journal_descriptor)
+        if not os.fstat(self._journal_descriptor).st_nlink or not os.fstat(self._descriptor).st_nlink:
+            raise FileNotFoundError(errno.ENOENT, "the file was deleted while it was written", str(self.path))
         # where this ends early, what is wider than the entries does no harm: it comes first, positions last
         for topic_id, name in fresh:
             self.topics[topic_id] = name

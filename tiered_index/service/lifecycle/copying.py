@@ -31,6 +31,7 @@ from tiered_index.service.lifecycle.publication import MAX_AGE_S, JobOverdue
 from tiered_index.service.log.log import StorageLog, own_objects
 from tiered_index.service.log.records import ArchivedSegment, LogRecord, StoredObject
 from tiered_index.service.log.state import LogState
+from tiered_index.service.root.seen import Seen
 from tiered_index.storage.base import ObjectInfo, PartInfo, Storage, UploadHandle
 from tiered_index.storage.opening import open_storage, probe_put_if_absent
 from tiered_index.storage.s3.options import S3Options
@@ -88,6 +89,9 @@ class Copier:
     _done: dict[str, tuple[bool, int]] = field(default_factory=dict)
     # when sending them began, by this clock: the storage's may be another
     _began_ms: dict[str, int] = field(default_factory=dict)
+
+    # the source's record that the target was last compared with
+    _compared: tuple[int, str] = (0, "")
 
     def __post_init__(self) -> None:
         self.log, self.copied = StorageLog(self.source, self.clock), StorageLog(self.target, self.clock)
@@ -272,15 +276,20 @@ class Copier:
             raise InvalidArgument(
                 f"{self.target.uri} holds an index that is no copy of {self.source.uri}: give a storage that holds none"
             )
-        if self.copied.record(there.number).kind != _KIND:
+        last = self.copied.record(there.number)
+        if last.kind != _KIND:
             raise InvalidArgument(
                 f"{self.target.uri} was written to by somebody else since it was copied (record {there.number} of its "
                 f"log): it is an index of its own now, and not changed"
             )
-        if there.positions[_key(state)] > state.number:
+        at = there.positions[_key(state)]
+        if last.copied and at <= state.number and (at, last.copied) != self._compared:
+            self.log.check_seen(Seen(at, last.copied))
+            self._compared = at, last.copied
+        if at > state.number:
             raise InvalidArgument(
-                f"{self.target.uri} is a copy of record {there.positions[_key(state)]}, and the log of "
-                f"{self.source.uri} ends at {state.number}: this is not the storage that was copied"
+                f"{self.target.uri} is a copy of record {at}, and the log of {self.source.uri} ends at "
+                f"{state.number}: this is not the storage that was copied. Copy it into a prefix that is empty"
             )
 
 

@@ -87,9 +87,7 @@ def _recover(root: Root, cold: ColdPath, state: LogState | None, layout: Layout,
             for path in temporaries:
                 found.deletions.unlink([path])
             found.notes.append(f"{len(temporaries)} temporary files dropped")
-        ids = {
-            s: {i for name in root.disk.names(root.folder(s)) if (i := file_id_of(name)) is not None} for s in STATES
-        }
+        ids = {s: {i for name in root.names(s) if (i := file_id_of(name)) is not None} for s in STATES}
         _recover_uploaded(root, ids, cold, state, found)
         _recover_compacted(root, ids, cold, state, found)
         _recover_unsealed(root, ids, state, found)

@@ -127,6 +127,7 @@ class RootView:
     def look(self) -> list[Handle]:
         """Return handles of every file with durable entries, each in its latest state, unreadable ones included."""
         for left in reversed(range(_LOOKS)):
+            self._root.refuse_links()
             self.changes()  # a folder that is missing is no empty one
             try:
                 return self._look(last=not left)
@@ -141,7 +142,7 @@ class RootView:
         gone: dict[str, FileNotFoundError] = {}
         unsealed: dict[str, UnsealedView] = {}
         counts: dict[str, int] = {}
-        for name in self._root.disk.names(self._root.folder(UNSEALED)):
+        for name in self._root.names(UNSEALED):
             file_id = file_id_of(name)
             if file_id is None or not name.endswith(JOURNAL_SUFFIX):
                 continue
@@ -159,7 +160,7 @@ class RootView:
                 handles[file_id] = unsealed[file_id] = view
         opened: dict[tuple[str, str], CompactedFile] = {}
         for state in (COMPACTED, UPLOADED):
-            for name in self._root.disk.names(self._root.folder(state)):
+            for name in self._root.names(state):
                 file_id = file_id_of(name)
                 if file_id is None:
                     continue

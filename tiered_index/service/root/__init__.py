@@ -43,7 +43,7 @@ from tiered_index.errors import (
 )
 from tiered_index.format.layout import Layout
 from tiered_index.format.metadata import FILE_ID
-from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES
+from tiered_index.format.names import INDEX_SUFFIX, JOURNAL_SUFFIX, STATES, file_id_of
 from tiered_index.storage.base import Bytes
 from tiered_index.storage.disk import TEMPORARY_PREFIX, Disk, make_path
 
@@ -132,15 +132,28 @@ class Root:
             raise disk_error(error, f"looking at {self.path}") from error
         if read_only:
             raise StorageMisconfigured(f"{self.path} is on a file system that is read-only now")
-        self._refuse_links()
+        self.refuse_links()
 
-    def _refuse_links(self) -> None:
+    def refuse_links(self) -> None:
         """Raise `StorageMisconfigured` where a folder in which files are made and deleted leads elsewhere."""
         for folder in map(self.folder, (*STATES, FOLLOWERS)):
             if folder.is_symlink():
                 raise StorageMisconfigured(
                     f"{folder} is a symbolic link, which may lead anywhere: put the folder itself there"
                 )
+
+    def names(self, state: str) -> list[str]:
+        """Return the names of a state's files. Raises `StorageMisconfigured` for a link in the place of one: what it
+        leads to would be missing from every answer, without a word. `OSError` as the disk.
+        """
+        names = self.disk.names(self.folder(state))
+        with contextlib.suppress(FileNotFoundError), os.scandir(self.folder(state)) as entries:
+            for entry in entries:
+                if entry.is_symlink() and file_id_of(entry.name) is not None:
+                    raise StorageMisconfigured(
+                        f"{entry.path} is a symbolic link, which may lead anywhere: put the file itself there"
+                    )
+        return names
 
     def _look(self) -> tuple[int, int]:
         try:
@@ -222,7 +235,7 @@ class Root:
 
     def make_folders(self) -> None:
         """Create the root and its state folders, durably."""
-        self._refuse_links()
+        self.refuse_links()
         try:
             missing = [folder for folder in (self.path, *self.path.parents) if not folder.exists()]
             for state in STATES:
@@ -252,9 +265,10 @@ class Root:
 
 
 class RootLock:
-    """Exclusive lock of a root, held by an open descriptor: it ends with the process, however that ends.
+    """Exclusive lock of a root, held by open descriptors: it ends with the process, however that ends.
 
-    A forked child closes its copy of the descriptor, or the root would stay locked for as long as the child runs.
+    The folder itself is locked, too: a lock file can be deleted, and then another process would lock a new one. A
+    forked child closes its copies of the descriptors, or the root would stay locked for as long as the child runs.
     """
 
     def __init__(self, root: Root) -> None:
@@ -264,14 +278,16 @@ class RootLock:
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
             # a file object: closing it is one step that may be repeated
             self._file = os.fdopen(os.open(self._path, flags, 0o644), "rb+", buffering=0)
+            self._folder: int | None = None
             _locks.add(self)
         except OSError as error:
             raise disk_error(error, f"opening {self._path}") from error
         try:
             self._take(self._file.fileno())
+            self._take_folder()
             self._name_holder(self._file.fileno())
         except BaseException:
-            self._file.close()  # or the root would stay locked for as long as somebody keeps the error
+            self.release()  # or the root would stay locked for as long as somebody keeps the error
             raise
 
     def _take(self, descriptor: int) -> None:
@@ -282,6 +298,16 @@ class RootLock:
             raise LockHeld.by(str(self._path.parent), pid, host) from error
         except OSError as error:
             raise disk_error(error, f"locking {self._path}") from error
+
+    def _take_folder(self) -> None:
+        """Lock the folder, where its file system can lock folders: a network's often can't."""
+        try:
+            self._folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            fcntl.flock(self._folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise LockHeld.by(str(self._path.parent), None, None) from error
+        except OSError as error:
+            _log.debug("%s can't be locked itself: %s", self._path.parent, error)
 
     def _name_holder(self, descriptor: int) -> None:
         """Write down who holds the lock. It is held also where a full disk has no room for that."""
@@ -298,6 +324,9 @@ class RootLock:
     def release(self) -> None:
         """Give the lock up. Idempotent."""
         self._file.close()
+        folder, self._folder = self._folder, None
+        if folder is not None:
+            os.close(folder)
 
 
 _locks: weakref.WeakSet[RootLock] = weakref.WeakSet()

@@ -72,6 +72,7 @@ class Appender:
 
     def write(self, columns: Columns, done: int, positions: dict[str, int], progress: Callable[[int], None]) -> None:
         """Make rows `done`.. durable, `positions` with the last; `progress` gets how many are. Raises typed errors."""
+        self.context.root.check()  # a folder that was deleted, or another in its place, confirms nothing
         total = len(columns["second"])
         tried = False
         while done < total or (total == done and positions):
