@@ -237,7 +237,7 @@ def test_extended_schemas_and_some_columns(extended):
             "timestamp": at(BASE_MS // 1000 * 1000),
             "region": 7,
             "price": 2.5,
-            "tag": b"ab",
+            "tag": b"ab\0\0",
         }
     ]
     assert scan(uri, columns=["price", "topic"])[0].to_pylist() == [{"price": 2.5, "topic": "t"}]

@@ -347,7 +347,7 @@ def _array(columns: dict[str, Any], metadata: Metadata, name: str, kind: Any) ->
     values = columns[name]
     if isinstance(values, list):
         return pa.array(values, kind)
-    if values.dtype.kind == "S":
+    if values.dtype.kind in "SV":
         return pa.array(listed(values), kind)
     native = pa.array(values.astype(values.dtype.newbyteorder("="), copy=False))
     # Arrow makes decimals of 64 unsigned bits by way of text only
