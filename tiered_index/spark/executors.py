@@ -21,6 +21,7 @@ import gzip
 import json
 import re
 import sys
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -44,13 +45,31 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
+# repartitionById and filters of Python data sources came with it
+OLDEST = (4, 2)
+
+
 def check_classic(spark: object) -> None:
-    """Raise `ConfigError` for a session of Spark Connect: it has no context by which the driver could run tasks."""
+    """Raise `ConfigError` for a session of Spark Connect, which has no context by which the driver could run tasks, and
+    for a Spark that is too old.
+    """
     if any(kind.__module__.startswith("pyspark.sql.connect.") for kind in type(spark).__mro__):
         raise ConfigError(
             "this is a session of Spark Connect, and a classic one is needed: run it as a job of the cluster "
             "(spark-submit, or tiered-index spark ...), or use the data source: register(spark), then spark.read and "
             "df.write of format tiered_index"
+        )
+    check_version("Spark", str(getattr(spark, "version", "")))
+
+
+def check_version(what: str, found: str) -> None:
+    """Raise `ConfigError` where a version is older than jobs need; one without numbers is taken for new enough."""
+    numbers = re.match(r"(\d+)\.(\d+)", found)
+    if numbers is not None and (int(numbers[1]), int(numbers[2])) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        raise ConfigError(
+            f"{what} {found} is too old: jobs and data sources need {oldest} or later, on driver and executors: "
+            f"pip install 'pyspark[sql]>={oldest}', and a cluster of that version"
         )
 
 
@@ -384,6 +403,9 @@ def broadcast(spark: SparkSession, value: Any) -> Iterator[Any]:
 
 
 _ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_rows_lock = threading.Lock()
+# of sessions by their identity: blocks under way, and the setting before the first
+_rows_held: dict[int, tuple[int, str]] = {}
 
 
 @contextlib.contextmanager
@@ -391,12 +413,22 @@ def large_batches(spark: SparkSession) -> Iterator[None]:
     """Have Spark hand rows to Python in batches of 2^17 in this block, fewer where they pass its bound
     of bytes (64 MiB).
     """
-    before = str(spark.conf.get(_ROWS))
-    spark.conf.set(_ROWS, str(1 << 17))
+    # jobs of several threads share a session: the first one sets it, the last one sets it back
+    with _rows_lock:
+        held, before = _rows_held.get(id(spark), (0, ""))
+        if not held:
+            before = str(spark.conf.get(_ROWS))
+            spark.conf.set(_ROWS, str(1 << 17))
+        _rows_held[id(spark)] = held + 1, before
     try:
         yield
     finally:
-        spark.conf.set(_ROWS, before)
+        with _rows_lock:
+            held, before = _rows_held.pop(id(spark))
+            if held > 1:
+                _rows_held[id(spark)] = held - 1, before
+            else:
+                spark.conf.set(_ROWS, before)
 
 
 _ARROW_TYPES = {

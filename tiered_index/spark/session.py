@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import tiered_index
 from tiered_index.errors import ConfigError, install_hint
-from tiered_index.spark.executors import check_classic
+from tiered_index.spark.executors import check_classic, check_version
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,11 +65,12 @@ def open_session(
 
 
 def check_pyspark() -> None:
-    """Raise `ConfigError` where PySpark is missing."""
+    """Raise `ConfigError` where PySpark is missing or too old."""
     try:
         importlib.import_module("pyspark.sql")
     except ImportError as error:
         raise ConfigError(f"PySpark is not installed: {install_hint('spark')}") from error
+    check_version("PySpark", str(getattr(importlib.import_module("pyspark"), "__version__", "")))
 
 
 def check_java() -> None:
@@ -123,16 +124,15 @@ def register(spark: SparkSession) -> None:
     """Make the formats ``tiered_index`` and ``rocketmq_commitlog`` known to a session, and the table function
     ``tiered_index_lookup``. Idempotent.
 
-    Raises `ConfigError` without PySpark 4.2. Logs a warning where a write could fail because Spark speculates.
+    Raises `ConfigError` where PySpark is missing or too old. Logs a warning where a write could fail because Spark
+    speculates.
     """
-    try:
-        from pyspark.sql.functions import udtf
+    check_pyspark()
+    from pyspark.sql.functions import udtf
 
-        from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
-        from tiered_index.spark.datasource.lookup_function import NAME, LookupFunction
-        from tiered_index.spark.datasource.messages import MessageSource
-    except ImportError as error:
-        raise ConfigError(f"data sources need PySpark 4.2 or later ({error}): {install_hint('spark')}") from error
+    from tiered_index.spark.datasource.entries import ApartEntrySource, EntrySource
+    from tiered_index.spark.datasource.lookup_function import NAME, LookupFunction
+    from tiered_index.spark.datasource.messages import MessageSource
 
     with _active(spark):
         spark.dataSource.register(ApartEntrySource if scans_are_apart(spark) else EntrySource)

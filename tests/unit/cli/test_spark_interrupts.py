@@ -1,16 +1,26 @@
-"""Ctrl-C while Spark starts comes when it has started, and what py4j logs of an interrupt is not shown."""
+"""Spark's session as commands make and leave it: Ctrl-C while it starts, Java's own output, versions, settings; and
+what is no frame of Spark's. No Java.
+"""
 
 from __future__ import annotations
 
 import logging
 import signal
+import subprocess
+import sys
 import threading
+from contextlib import nullcontext
 from types import SimpleNamespace
 
+import pandas as pd
 import pytest
 
 from tiered_index.cli import spark as sharing
+from tiered_index.errors import ConfigError, InvalidArgument
 from tiered_index.spark import session
+from tiered_index.spark.build.sources import column_of, has_log_offsets
+from tiered_index.spark.executors import check_classic, large_batches
+from tiered_index.spark.lookup.keys import keys_of
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGALRM])
@@ -45,3 +55,50 @@ def test_an_interrupt_waits_for_the_session(monkeypatch, number):
     assert not root.filter(record)
     assert root.filter(logging.LogRecord("root", logging.ERROR, "/other.py", 1, "another", None, None))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
+
+
+def test_java_that_a_command_starts_writes_apart_unless_asked(capfd, monkeypatch):
+    def started():
+        subprocess.run([sys.executable, "-c", "import os; os.write(2, b'of Java\\n')"], check=True)
+
+    with sharing.java_apart():
+        started()
+    assert capfd.readouterr().err == ""
+    with pytest.raises(ConfigError), sharing.java_apart():
+        started()
+        raise ConfigError("it does not start")
+    assert capfd.readouterr().err == "of Java\n"
+    monkeypatch.setattr(logging.getLogger("tiered_index"), "level", logging.INFO)
+    logging.getLogger("tiered_index").manager._clear_cache()
+    with sharing.java_apart():
+        started()
+    assert capfd.readouterr().err == "of Java\n"
+
+
+@pytest.mark.parametrize(("found", "old"), [("3.5.1", True), ("4.1.9", True), ("4.2.0.dev1", False), ("5.0", False)])
+def test_a_version_that_is_too_old_is_said_before_a_stage_runs(found, old):
+    with pytest.raises(ConfigError, match=f"Spark {found} is too old: .* need 4.2") if old else nullcontext():
+        check_classic(SimpleNamespace(version=found))
+
+
+def test_jobs_side_by_side_leave_a_session_as_it_was():
+    settings = {"spark.sql.execution.arrow.maxRecordsPerBatch": "10000"}
+    session = SimpleNamespace(conf=SimpleNamespace(get=settings.get, set=settings.__setitem__))
+    first, second = large_batches(session), large_batches(session)
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert settings.popitem()[1] == "131072"
+    second.__exit__(None, None, None)
+    assert list(settings.values()) == ["10000"]
+
+
+def test_a_frame_of_pandas_is_refused_by_name():
+    frame = pd.DataFrame({"topic": ["t"], "key": ["k"]})
+    with pytest.raises(InvalidArgument, match=r"not pandas.*DataFrame: make a DataFrame by spark.createDataFrame"):
+        has_log_offsets(frame)
+    with pytest.raises(InvalidArgument, match="the keys are a DataFrame of Spark, not pandas"):
+        keys_of(frame, {}, ())
+    twice = SimpleNamespace(columns=["key", "topic", "Key"])
+    with pytest.raises(InvalidArgument, match="two columns 'key'"):
+        column_of(twice, "key", "key", "the source has")

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import signal
 import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -26,6 +28,9 @@ if TYPE_CHECKING:
 
     from tiered_index.spark.build.build import BuildResult
     from tiered_index.spark.build.merge import CompactReport, MergeResult
+
+
+_STDERR = 2
 
 
 def given_storage(config: IndexConfig) -> str:
@@ -55,7 +60,7 @@ def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = Fal
     from tiered_index.spark.executors import check_classic
     from tiered_index.spark.session import open_session
 
-    with _interrupts_after():
+    with _interrupts_after(), java_apart():
         spark = open_session(master, settings=pairs("--conf", conf))
         check_classic(spark)
         spark.sparkContext.setLogLevel("ERROR")
@@ -67,6 +72,30 @@ def spark_of(master: str | None, conf: Sequence[str] | None, *, ship: bool = Fal
 
         ship_package(spark)
     return spark
+
+
+@contextlib.contextmanager
+def java_apart() -> Iterator[None]:
+    """Have Java, where this block starts it, write to a file what it would write to stderr, unless with -v: warnings of
+    its start, and stacks of tasks that fail or are interrupted. The command itself says in a line what went wrong. What
+    Java said is shown where the block fails.
+    """
+    if logging.getLogger("tiered_index").isEnabledFor(logging.INFO):
+        yield
+        return
+    sys.stderr.flush()
+    # without a name: it goes with the last process that writes to it
+    with tempfile.TemporaryFile() as said, contextlib.ExitStack() as after:
+        stderr = os.dup(_STDERR)
+        after.callback(os.close, stderr)
+        after.callback(os.dup2, stderr, _STDERR)
+        os.dup2(said.fileno(), _STDERR)
+        try:
+            yield
+        except BaseException:
+            said.seek(0)
+            os.write(stderr, said.read())
+            raise
 
 
 @contextlib.contextmanager

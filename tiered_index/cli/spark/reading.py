@@ -72,6 +72,7 @@ def lookup(
     dry_run: bool = Option(False, "--dry-run", help="Show objects, requests, bytes and cost; read no entries."),
     master: Master = None,
     conf: Conf = None,
+    ship: Ship = False,
 ) -> int:
     """Look up every key of a file, on Spark: each stored object that may hold one is opened once, whatever the number
     of keys.
@@ -106,7 +107,7 @@ def lookup(
     bounds = {"max_requests": max_requests, "max_bytes": max_bytes}
     with opened_index(storage, config, max_count=max_count, nested=nested, messages=messages, **bounds):
         pass
-    spark = spark_of(master, conf)
+    spark = spark_of(master, conf, ship=ship)
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     kinds = {"topic": "string", "begin_ms": "bigint", "end_ms": "bigint"}

@@ -104,6 +104,7 @@ def _log_of(spark: SparkSession, source: SourceLike, address_of: AddressOf, skip
 
 def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list[str], list[str], list[Path]]:
     """Return the paths of a source: archives, URIs of a storage, or local ones, which are there."""
+    check_paths(source)
     paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
     if not paths:
         raise InvalidArgument("no source is given")
@@ -120,6 +121,19 @@ def _places(source: str | os.PathLike[str] | Sequence[str | Path]) -> tuple[list
     if missing := [path for path in local if not path.exists()]:
         raise InvalidArgument(f"{missing[0]}: no such file or folder")
     return [], [], local
+
+
+def check_paths(source: object) -> None:
+    """Raise `InvalidArgument` for what is neither a path nor some, as a frame of pandas, which looks like a list."""
+    given = [source] if isinstance(source, str | os.PathLike) else source
+    if not isinstance(given, Sequence | set | frozenset) or not all(isinstance(p, str | os.PathLike) for p in given):
+        raise InvalidArgument(f"a source is a DataFrame of Spark, a path or a list of paths, not {shown_kind(source)}")
+
+
+def shown_kind(value: object) -> str:
+    """Return what an error calls something that is no DataFrame of Spark, and what makes one of it."""
+    kind = type(value)
+    return f"{kind.__module__}.{kind.__qualname__}: make a DataFrame by spark.createDataFrame(...)"
 
 
 def _files(
@@ -178,7 +192,10 @@ def is_frame(source: SourceLike) -> TypeIs[DataFrame]:
 
 def has_log_offsets(source: SourceLike) -> bool:
     """Return whether the offsets of a source are positions in a commit log."""
-    paths = [] if is_frame(source) else [source] if isinstance(source, str | os.PathLike) else list(source)
+    if is_frame(source):
+        return False
+    check_paths(source)
+    paths = [source] if isinstance(source, str | os.PathLike) else list(source)
     return bool(paths) and all(is_archive(path) or (Path(path) / "commitlog").is_dir() for path in paths)
 
 
@@ -350,6 +367,7 @@ def _parquet_files(source: SourceLike, address_of: AddressOf) -> ParquetFiles | 
     """Return the Parquet files that a source is, None for another one, or one that is left to Spark."""
     if is_frame(source):
         return None
+    check_paths(source)
     paths = [os.fspath(p) for p in ([source] if isinstance(source, str | os.PathLike) else source)]
     if any(map(is_archive, paths)) or len({is_local(path) for path in paths}) != 1:
         return None
@@ -440,6 +458,9 @@ def column_of(frame: DataFrame, field: str, name: str, whose: str) -> Column:
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
     _check_there(field, name, frame.columns, whose)
+    # to Spark, names in other letters are the same
+    if sum(column.lower() == name.lower() for column in frame.columns) > 1:
+        raise InvalidArgument(f"column {shown_column(field, name)} is one of two columns {name!r}: rename or drop one")
     return F.col(f"`{name.replace('`', '``')}`")
 
 

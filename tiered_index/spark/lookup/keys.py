@@ -28,7 +28,7 @@ import pyarrow.parquet as pq
 from tiered_index.errors import CorruptFile, InvalidArgument
 from tiered_index.service.answers.incoming import bounded_lines
 from tiered_index.spark.build.folders import NDJSON
-from tiered_index.spark.build.sources import column_of, frame_of, shown_column
+from tiered_index.spark.build.sources import column_of, frame_of, is_frame, shown_column, shown_kind
 from tiered_index.spark.executors import (
     StorageAddress,
     cells_of,
@@ -305,6 +305,8 @@ def keys_of(frame: DataFrame, columns: Mapping[str, str | Column], taken: Sequen
     from pyspark.sql import Column
     from pyspark.sql import functions as F  # noqa: N812 - what everybody calls it
 
+    if not is_frame(frame):
+        raise InvalidArgument(f"the keys are a DataFrame of Spark, not {shown_kind(frame)}")
     if frame.isStreaming:
         raise InvalidArgument("the keys are a stream; look up each of its batches (foreachBatch)")
     if unknown := [name for name in columns if name not in _FIELDS]:
