@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from tests.support.log_records import publish
 from tiered_index import IndexReader
-from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound, StorageUnavailable, WriterFenced
+from tiered_index.errors import (
+    CorruptFile,
+    IndexClosed,
+    InvalidArgument,
+    ObjectNotFound,
+    StorageUnavailable,
+    WriterFenced,
+)
 from tiered_index.format.archived import HEAD_BYTES, PIECE_BYTES
 from tiered_index.format.layout import NATIVE, Layout
 from tiered_index.service.log.records import ArchivedSegment, IndexDescriptor, LogRecord, encode_document
@@ -232,6 +239,7 @@ def test_a_segment_that_is_known_to_be_rewritten_replaces_its_copy_by_one_record
     with pytest.raises(CorruptFile, match="another size"):
         rewritten(index, new[:-1], clock.now_ms())
     index.close()
+    clock.advance(2 * 86400)
     archive(open_index("a"), content(10), start=10**9)  # sweeps
     assert len(names(storage)) == 2
     assert before.name not in names(storage)
@@ -270,7 +278,7 @@ def test_what_is_no_segment_is_refused(index, start, size):
 
 def test_a_closed_index_archives_nothing(index):
     index.close()
-    with pytest.raises(InvalidArgument):
+    with pytest.raises(IndexClosed):
         archive(index, b"x")
 
 
@@ -364,6 +372,23 @@ def test_what_a_crash_left_is_swept_by_the_next_run(open_index, faulty):
     assert archive(again, bytes(1000))
     assert sorted(names(faulty)) == sorted([again.archived()[0].name, *left[1:]])
     assert list(faulty.list_uploads("segments/")) == []
+
+
+def test_what_a_record_has_removed_of_late_is_not_swept(open_index, faulty, clock):
+    """Readers may be at it."""
+    first = open_index("a", storage_backend=faulty)
+    archive(first, content(1000))
+    (old,) = names(faulty)
+    first._session.log.append("expiry", None, lambda state: LogRecord(0, "remove", 0, "", 0, remove=(old,)))
+    first.close()
+    again = open_index("a", storage_backend=faulty)
+    archive(again, content(1000))
+    assert old in names(faulty) and len(names(faulty)) == 2
+    again.close()
+    clock.advance(2 * 86400)
+    later = open_index("a", storage_backend=faulty)
+    archive(later, content(1000))
+    assert old not in names(faulty) and len(names(faulty)) == 1
 
 
 def test_sweeping_segments_leaves_the_files_on_their_way_alone(open_index, faulty):

@@ -30,6 +30,8 @@ ReadSegment = Callable[[int, int], bytes]
 
 # tables of segments of 64 GiB in all
 _TABLES_BYTES = 16 << 20
+# how long what a record has removed stays
+_REMOVED_MS = 86_400_000
 
 
 @dataclass(frozen=True)
@@ -156,13 +158,19 @@ class SegmentUploads:
             return self._publish((store, start), size_bytes, read, modified_ms)
 
     def _sweep(self, store: str, state: LogState) -> None:
-        """Delete what earlier writers left of uploads that no record names; once a store and process."""
+        """Delete what earlier writers left of uploads that no record names; once a store and process. Readers may be at
+        what a record has removed of late: that stays for a day.
+        """
         if store in self._swept:
             return
-        storage, prefix = self.session.storage, store_prefix(store)
-        for info in list(storage.list(prefix)):
-            if info.name not in state.archive and self._is_left(info.name):
-                storage.delete(info.name)
+        storage, log, prefix = self.session.storage, self.session.log, store_prefix(store)
+        names = [info.name for info in storage.list(prefix)]
+        if left := [name for name in names if name not in state.archive and self._is_left(name)]:
+            since_ms = self.session.clock.now_ms() - _REMOVED_MS
+            # the log after the listing: what was published and removed meanwhile is known
+            numbers = log.numbers_since(log.refresh().number, since_ms)
+            kept = log.state.archive.keys() | {name for number in numbers for name in log.record(number).remove}
+            storage.delete_many([name for name in left if name not in kept])
         for handle in list(storage.list_uploads(prefix)):
             if self._is_left(handle.name):
                 storage.abort_upload(handle)
