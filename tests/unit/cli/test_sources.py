@@ -537,3 +537,36 @@ def test_files_of_keys_have_the_same_bounds(tmp_path, monkeypatch, kind):
         path.write_bytes(gzip.compress(data))
         with pytest.raises(InvalidArgument, match=f"{path}.*{said}"):
             list(read_lookups(path, None, None, 1))
+
+
+@pytest.mark.parametrize("kind", ["ndjson", "csv", "parquet"])
+def test_row_numbers_are_those_of_the_file_wherever_reading_begins(tmp_path, make_message, monkeypatch, kind):
+    monkeypatch.setattr(files, "BLOCK_BYTES", 200)
+    monkeypatch.setattr(parquet, "BATCH_ROWS", 3)
+    path = tmp_path / f"m.{kind}"
+    values = [{**make_message(i, keys=["k"]), "offset": None} for i in range(20)]
+    rows_ = range(20)
+    if kind == "parquet":
+        pq.write_table(pa.Table.from_pylist([{**v, "key": "k"} for v in values]).drop_columns(["keys", "offset"]), path)
+    else:
+        header = b"topic,queue_id,size,timestamp_ms,key\n" if kind == "csv" else b""
+        lines = [
+            ",".join(str(v[n]) for n in ("topic", "queue_id", "size", "timestamp_ms")) + ",k"
+            if kind == "csv"
+            else json.dumps(v)
+            for v in values
+        ]
+        lines.insert(5, "")
+        rows_ = [n for n in range(21) if n != 5]
+        path.write_bytes(header + "\n".join([*lines, ""]).encode())
+    source = open_source(path, Fields({"offset": "rownumber"}))
+    ends = []
+    for batch in source.batches(0):
+        assert batch.columns is not None
+        assert rows(batch.columns) == slow_rows(batch)
+        ends.append(batch.end)
+    assert len(ends) > 2
+    for number, end in enumerate([0, *ends]):
+        found = [record.message.offset for record in read(open_source(path, source.fields), end)]
+        assert found == list(rows_)[len(rows_) - len(found) :]
+        assert (len(found) == 20) == (number == 0)

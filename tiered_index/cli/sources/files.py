@@ -232,6 +232,8 @@ class TextSource(ABC):
             raise CorruptFile(str(self.place), f"damaged gzip file: {error}") from error
 
     def _records(self, block: bytes, position: int, number: int | None) -> Iterator[Record]:
+        if not block.strip():
+            return
         number = self._lines_before(position) if number is None else number
         for line in io.BytesIO(block):
             number += 1
