@@ -25,7 +25,7 @@ _LINK = re.compile(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)")
 @cache
 def _known_paths() -> set[str]:
     """Return every file and folder by its path and by each end of it, modules also without their suffix."""
-    tops = [TOP / name for name in ("tiered_index", "tests", "deploy")]
+    tops = [TOP / name for name in ("tiered_index", "tests", "deploy", "docs")]
     paths = [path.relative_to(TOP) for top in tops for path in (top, *top.rglob("*"))]
     paths += [path.with_suffix("") for path in paths if path.suffix == ".py"]
     return {"/".join(path.parts[n:]) for path in paths for n in range(len(path.parts))}
