@@ -79,7 +79,7 @@ def sweep_and_check(life: Merging) -> None:
     right.
     """
     life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     state = life.state
     assert {info.name for info in life.storage.list("data/")} == set(state.objects)
     assert not list(life.storage.list_uploads("data/"))

@@ -97,7 +97,7 @@ def test_there_and_back(make_life: Callable[..., Merging], more: Any) -> None:
     life.check()
     assert run(life, "packed") == 0
     life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     assert {info.name for info in life.storage.list("data/")} == set(life.state.objects)
     life.check()
     life.later()

@@ -18,9 +18,10 @@ from tests.real_s3.commands import finished, started
 from tests.real_s3.conftest import Server
 from tests.real_s3.gate import Gate
 from tests.real_s3.sample import PART_BYTES, Sample
+from tests.support.later import Later
 from tests.support.workload import entry_batch
 from tiered_index import IndexConfig, IndexReader, IndexService
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.service.log.state import LogState
@@ -90,10 +91,9 @@ def check(storage: S3Storage, uri: str, sample: Sample) -> None:
 
 def sweep(storage: S3Storage, *, days: float) -> tuple[int, int]:
     """Sweep as if so many days had gone by; return how many objects and unfinished uploads that took away."""
-    clock = ManualClock(SystemClock().now_ms() + round(days * DAY_S * 1000))
-    log = StorageLog(storage, clock)
+    log = StorageLog(storage, SystemClock())
     log.open()
-    found = find_orphans(storage, log, clock)
+    found = find_orphans(Later(storage, days * DAY_S), log)
     delete_orphans(storage, found)
     return len(found.objects), len(found.uploads)
 

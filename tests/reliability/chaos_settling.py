@@ -18,8 +18,9 @@ from pathlib import Path
 
 from tests.reliability.chaos_crew import LEASE_TTL_S, SETTINGS, WRITERS
 from tests.reliability.chaos_oracle import KEYS, Declared, Gone, problem_with
+from tests.support.later import Later
 from tiered_index import IndexReader, IndexService
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.clock import SystemClock
 from tiered_index.errors import LockHeld, StorageError
 from tiered_index.service.erasure.erase import EraseRequest, erase
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
@@ -70,10 +71,9 @@ def settle(folder: Path, uri: str, count: Count, fail: Fail) -> None:
 
 def sweep(storage: Storage) -> tuple[int, int]:
     """Delete orphans as they are seen two days later; return how many objects and uploads."""
-    clock = ManualClock(SystemClock().now_ms() + _TWO_DAYS_S * 1000)
-    log = StorageLog(storage, clock)
+    log = StorageLog(storage, SystemClock())
     log.open()
-    found = delete_orphans(storage, find_orphans(storage, log, clock))
+    found = delete_orphans(storage, find_orphans(Later(storage, _TWO_DAYS_S), log))
     return len(found.objects), len(found.uploads)
 
 

@@ -171,7 +171,7 @@ def sweeping(world: World, disk: Disk) -> Life:
     def sweep() -> None:
         log = StorageLog(world.storage, world.clock)
         log.open()
-        delete_orphans(world.storage, find_orphans(world.storage, log, world.clock, older_than_s=3600))
+        delete_orphans(world.storage, find_orphans(world.storage, log, older_than_s=3600))
 
     yield lambda: world.put(7)
     yield world.seal
@@ -202,7 +202,7 @@ def expiring(world: World, disk: Disk) -> Life:
         log = StorageLog(world.storage, world.clock)
         log.open()
         record_expiry(log, world.rule, world.clock)
-        sweep(world.storage, log, world.clock, world.rule, delete=True)
+        sweep(world.storage, log, world.rule, delete=True)
 
     world.rule = Retention(age_s=30, topics={"pay*": 12})
     world.settings |= {"refresh_interval_s": 0, "retention": world.rule}

@@ -266,7 +266,7 @@ class Campaign:
         storage = open_storage(storage_uri(self.tree, self.name))
         log = StorageLog(storage, ManualClock(NOW_MS))
         log.open()
-        delete_orphans(storage, find_orphans(storage, log, ManualClock(NOW_MS), older_than_s=0))
+        delete_orphans(storage, find_orphans(storage, log, older_than_s=0))
 
     def job(self) -> None:
         if self.name == "staging":

@@ -277,7 +277,7 @@ class World(Writers):
             clock = self.host_clock()
             log = StorageLog(client, clock)
             log.open()
-            delete_orphans(client, find_orphans(client, log, clock))
+            delete_orphans(client, find_orphans(client, log))
 
     def expire(self, process: Process) -> None:
         """A job's rule, which is not the writer's."""

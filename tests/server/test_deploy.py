@@ -24,10 +24,11 @@ from botocore.exceptions import ClientError
 from moto import mock_aws
 from prometheus_client.parser import text_string_to_metric_families
 
+from tests.support.later import Later
 from tiered_index import IndexReader, IndexService
 from tiered_index.cli.follow import gauges_of
 from tiered_index.cli.main import LateCommand, app
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.clock import SystemClock
 from tiered_index.errors import StorageMisconfigured
 from tiered_index.rocketmq.follow.dispatcher import Lag
 from tiered_index.server.metrics import Metrics
@@ -440,8 +441,7 @@ def test_each_role_can_do_its_work_under_its_policy_and_no_more(enforcing: Enfor
     probe_put_if_absent(merging)
     report = merge(merging, log, SystemClock(), MergeOptions())
     assert (report.sources, report.tables) == (3, 1)
-    later = ManualClock((now_s + 3 * DAY_S) * 1000)
-    gone = delete_orphans(merging, find_orphans(merging, log, later))
+    gone = delete_orphans(merging, find_orphans(Later(merging, 3 * DAY_S), log))
     # three sources, and what was uploaded and never published
     assert len(gone.objects) == 4 and len(gone.uploads) == 2
     for name in ("epoch/00000000000000000099", "lease/x", "segments/x", "other"):

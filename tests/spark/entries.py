@@ -12,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tests.property.published import Published, mark
+from tests.support.later import Later
 from tiered_index import IndexReader
-from tiered_index.clock import ManualClock, SystemClock
+from tiered_index.clock import SystemClock
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.log.log import StorageLog
 from tiered_index.storage.opening import open_storage
@@ -113,12 +114,11 @@ def sweep(storage: str) -> int:
     it uploads while this sweeps is swept, too. It ends where it finds its upload gone.
     """
     with open_storage(storage) as opened:
-        clock = ManualClock(SystemClock().now_ms() + 2 * DAY_MS)
-        log = StorageLog(opened, clock)
+        log = StorageLog(opened, SystemClock())
         log.open()
         swept = 0
         for _ in range(_MOST_SWEEPS):
-            found = find_orphans(opened, log, clock)
+            found = find_orphans(Later(opened, 2 * DAY_MS / 1000), log)
             delete_orphans(opened, found)
             swept += len(found.objects) + len(found.uploads)
             left, unfinished = {info.name for info in opened.list("data/")}, list(opened.list_uploads())

@@ -343,7 +343,7 @@ class Beside:
         """Let more than a day go by and delete what nobody names any more."""
         with self._uploads.none_under_way():
             self.clock.advance(30 * HOUR_S)
-        found = find_orphans(self.storage, self.log(), self.clock)
+        found = find_orphans(self.storage, self.log())
         delete_orphans(self.storage, found)
         self.seen["swept"] += len(found.objects)
         self.seen["swept uploads"] += len(found.uploads)

@@ -126,7 +126,7 @@ def _young(uri: str) -> tuple[int, int]:
     with open_storage(uri) as storage:
         log = StorageLog(storage, SystemClock())
         log.open()
-        found = find_orphans(storage, log, SystemClock(), older_than_s=3600)
+        found = find_orphans(storage, log, older_than_s=3600)
         return len(found.objects), len(found.uploads)
 
 

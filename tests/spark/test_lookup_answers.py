@@ -292,7 +292,7 @@ def test_an_object_that_a_merge_removed_ends_the_plan(life):
     life.later()
     life.merge(30 * 86_400)
     life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     missing = {report.missing for report in looked_up(life.storage, plan, lookups).reports} - {None}
     assert missing and missing <= old - set(life.state.objects)
     again = looked_up(life.storage, plan_of(life.state, lookups), lookups)
@@ -312,7 +312,7 @@ def test_blocks_that_are_made_again_are_never_short(life, allow_partial):
     life.later()
     life.merge(30 * 86_400)
     life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     with pytest.raises(StorageUnavailable, match=r"was removed.*look up again"):
         looked_up(life.storage, plan, lookups, accepted=True)
 

@@ -14,6 +14,7 @@ import pytest
 
 from tests.spark.entries import DAY_MS, messages
 from tests.spark.in_process import GENESIS, SCALE, Address
+from tests.support.later import Later
 from tests.support.log_records import publish
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock, SystemClock
@@ -73,10 +74,9 @@ def opened(storage: Storage, clock: ManualClock) -> StorageLog:
 
 
 def left_over(storage: Storage, clock: ManualClock) -> int:
-    later = ManualClock(clock.now_ms() + 300 * 365 * DAY_MS)
-    log = StorageLog(storage, later)
+    log = StorageLog(storage, clock)
     log.open()
-    found = find_orphans(storage, log, later)
+    found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
     delete_orphans(storage, found)
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
     return len(found.objects) + len(found.uploads)

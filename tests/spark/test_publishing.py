@@ -10,6 +10,7 @@ import pytest
 
 from tests.spark.entries import BEGIN_MS, DAY_MS, messages
 from tests.spark.in_process import planned, shards_of, written
+from tests.support.later import Later
 from tiered_index import IndexReader
 from tiered_index.clock import ManualClock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectExists, StorageUnavailable
@@ -51,10 +52,9 @@ def count(storage, clock):
 
 
 def left_over(storage, clock):
-    later = ManualClock(clock.now_ms() + 300 * 365 * DAY_MS)
-    log = StorageLog(storage, later)
+    log = StorageLog(storage, clock)
     log.open()
-    found = find_orphans(storage, log, later)
+    found = find_orphans(Later(storage, 300 * 365 * DAY_MS / 1000), log)
     delete_orphans(storage, found)
     assert {info.name for info in storage.list("data/")} == set(log.state.objects)
     assert not list(storage.list_uploads())
@@ -153,7 +153,7 @@ def test_what_is_published_between_finding_and_deleting_stays(clock):
     clock.advance(3_700)
     sweeper = StorageLog(storage, clock)
     sweeper.open()
-    found = find_orphans(storage, sweeper, clock, older_than_s=3600)
+    found = find_orphans(storage, sweeper, older_than_s=3600)
     assert len(found.objects) == len(shards) + len(never)
     publish_tables([_completed(shard) for shard in shards], "error", storage, log)
     deleted = delete_orphans(storage, found)
@@ -169,7 +169,7 @@ def test_the_log_is_read_again_before_each_batch_of_deletes(clock, monkeypatch):
     shards = shards_of(written(TABLE, plan, storage, now_ms=clock.now_ms()))
     Publication(storage, log, [shard.sent for shard in shards]).complete()
     clock.advance(86_401)
-    found = find_orphans(storage, log, clock)
+    found = find_orphans(storage, log)
     before = storage.calls("list")
     assert delete_orphans(storage, found).objects == found.objects
     assert storage.calls("list") - before == len(found.objects) == len(shards) > 1

@@ -322,7 +322,7 @@ def orphans(
       tiered-index orphans --storage s3://bucket/index --older-than 7d --yes --json
     """
     with open_stored_index(session.config()) as index:
-        found = find_orphans(index.storage, index.log, index.clock, older_than_s=older_than)
+        found = find_orphans(index.storage, index.log, older_than_s=older_than)
         if yes:
             found = delete_orphans(index.storage, found)
         requests, cost_usd = index.storage.total.requests_by_kind, index.storage.total.cost_usd

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import io
 import re
+import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -25,6 +26,8 @@ MAX_NAME_BYTES = 512
 NAME = r"(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+(/(?!\.{1,2}(/|$))[A-Za-z0-9._=+@-]+)*"
 # Part numbers run from 1 to this; Amazon S3's bound, kept everywhere so that code moves between backends.
 MAX_PARTS = 10_000
+PROBE_PREFIX = "probe/"
+"""Objects below it tell something about the storage, and nothing else. Any process may delete them."""
 
 _NAME = re.compile(NAME)
 _PREFIX = re.compile(r"[A-Za-z0-9._=+@/-]*")
@@ -179,6 +182,18 @@ class Storage(ABC):
         for handle in handles:
             self.abort_upload(handle)
         return len(handles)
+
+    def now_ms(self) -> int:
+        """Return the time by the backend's clock, epoch milliseconds: no object that is written later is older.
+
+        This one writes a probe and deletes it. A backend whose answers have a time overrides it.
+        """
+        name = f"{PROBE_PREFIX}{uuid.uuid4().hex}"
+        self.put(name, b"")
+        try:
+            return self.head(name).modified_ms
+        finally:
+            self.delete(name)
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
         """Take bytes that no object and no upload has out of the storage's files: of half-made work last written before
@@ -401,6 +416,9 @@ class WrapperStorage(Storage):
         return self._around(
             Call("abort_uploads", prefix), lambda: self.inner.abort_uploads(prefix, older_than_ms=older_than_ms)
         )
+
+    def now_ms(self) -> int:
+        return self._around(Call("now_ms", ""), self.inner.now_ms)
 
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
         """As the inner storage's; no request."""

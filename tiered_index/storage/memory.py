@@ -135,6 +135,9 @@ class MemoryStorage(Storage):
         with self._shelf.lock:
             self._shelf.objects.pop(name, None)
 
+    def now_ms(self) -> int:
+        return self._clock.now_ms()
+
     def begin_upload(self, name: str) -> UploadHandle:
         handle = UploadHandle(check_name(name), uuid.uuid4().hex, self._clock.now_ms())
         with self._shelf.lock:

@@ -30,6 +30,7 @@ from tiered_index.errors import (
 )
 from tiered_index.storage.base import (
     PAGE,
+    PROBE_PREFIX,
     Call,
     ObjectInfo,
     Storage,
@@ -237,10 +238,6 @@ class PrefixedStorage(WrapperStorage):
             raise ObjectNotFound(call.name, self.uri) from error
         except ObjectExists as error:
             raise ObjectExists(call.name, self.uri) from error
-
-
-# Prefix of probe objects, which are deleted at once; a killed process may leave one behind.
-PROBE_PREFIX = "probe/"
 
 
 def probe_put_if_absent(storage: Storage, name: str = PROBE_PREFIX + "put-if-absent") -> None:

@@ -194,7 +194,7 @@ def test_bytes_stay_for_the_grace(life):
     kept = {info.name for info in life.storage.list("data/")}
     for advance_s, deleted in ((0, 0), (7000, 0), (300, len(plan.objects))):
         life.clock.advance(advance_s)
-        assert len(sweep(life.storage, life.log(), life.clock, rule, delete=True).objects) == deleted
+        assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
     assert kept - {info.name for info in life.storage.list("data/")} == {stored.name for stored in plan.objects}
     life.check()
 
@@ -206,7 +206,7 @@ def test_what_a_job_has_yet_to_publish_stays_for_a_day_however_short_the_grace(l
     life.storage.put(name, b"of a long merge")
     for advance_s, deleted in ((22 * HOUR_S, 0), (3 * HOUR_S, 1)):
         life.clock.advance(advance_s)
-        assert len(sweep(life.storage, life.log(), life.clock, rule, delete=True).objects) == deleted
+        assert len(sweep(life.storage, life.log(), rule, delete=True).objects) == deleted
     life.check()
 
 
@@ -241,7 +241,7 @@ def test_a_reader_at_work_is_led_to_the_newer_log(life):
     with life.reader(refresh_interval_s=10**6, block_cache_bytes=0) as reader:
         expire(life, Retention(age_s=5 * HOUR_S), 10)
         life.clock.advance(90_000)
-        sweep(life.storage, life.log(), life.clock, Retention(age_s=1), delete=True)
+        sweep(life.storage, life.log(), Retention(age_s=1), delete=True)
         life.check(reader)
 
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.later import Later
 from tests.support.staging import Job, Sneaks, fill, found, holds, merge_all, names_below, places, staged
-from tiered_index.clock import ManualClock
 from tiered_index.errors import StorageUnavailable
 from tiered_index.service.lifecycle.orphans import delete_orphans, find_orphans
 from tiered_index.service.lifecycle.publication import MAX_AGE_S
@@ -45,10 +45,9 @@ def sweep(storage, clock):
     """Delete the orphans of a day; return what went."""
 
     def act():
-        later = ManualClock(clock.now_ms() + AHEAD_S * 1000)
-        log = StorageLog(storage, later)
+        log = StorageLog(storage, clock)
         log.open()
-        return [info.name for info in delete_orphans(storage, find_orphans(storage, log, later)).objects]
+        return [info.name for info in delete_orphans(storage, find_orphans(Later(storage, AHEAD_S), log)).objects]
 
     return act
 

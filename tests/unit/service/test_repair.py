@@ -108,7 +108,7 @@ def test_an_object_is_put_back_from_the_roots_copy(life, harm):
     put(life, [(BASE_MS + 20 * HOUR_MS, "k1")])
     life.publish()
     life.later(3)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     sound(life)
 
 

@@ -113,9 +113,9 @@ def test_what_was_removed_a_moment_ago_is_no_orphan_though_a_record_behind_it_sa
     append_positions(storage, ManualClock(clock.now_ms() - DAYS_S * 1000), 1)
     log = StorageLog(storage, clock)
     log.open()
-    assert not find_orphans(storage, log, clock).objects
+    assert not find_orphans(storage, log).objects
     clock.advance(86_401)
-    assert [info.name for info in find_orphans(storage, log, clock).objects] == [name]
+    assert [info.name for info in find_orphans(storage, log).objects] == [name]
 
 
 def test_numbers_of_young_records_are_found_a_listing_at_a_time(storage, clock, monkeypatch):

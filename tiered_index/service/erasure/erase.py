@@ -242,10 +242,10 @@ def erase(
             # by the tombstones' own moment: what comes while this works is neither hidden nor overwritten
             sought = messages(stones[0].before_ms, schema.keyed)
             known |= erase_messages(storage, log, clock, sought, rewrite, progress, keys=bool(request.keys))
-        orphans = find_orphans(storage, log, clock, older_than_s=unnamed_s, removed_s=grace_s)
+        orphans = find_orphans(storage, log, older_than_s=unnamed_s, removed_s=grace_s)
         gone = delete_orphans(storage, orphans)
         known |= {"deleted": len(gone.objects), "deleted_bytes": gone.size_bytes}
-    before_ms = clock.now_ms() - round(unnamed_s * 1000)
+    before_ms = storage.now_ms() - round(unnamed_s * 1000)
     half_made = storage.purge(before_ms)
     state = log.refresh()
     # what was read before is read again: the certificate tells of the bytes that are there now

@@ -156,7 +156,7 @@ class Copier:
 
     def sweep(self, grace_s: float) -> Orphans:
         """Delete from the target what its log removed `grace_s` ago, and what no record has named for a day."""
-        return sweep(self.target, self.copied, self.clock, Retention(grace_s=round(grace_s)), delete=True)
+        return sweep(self.target, self.copied, Retention(grace_s=round(grace_s)), delete=True)
 
     # What is there
 

@@ -169,12 +169,12 @@ def record_expiry(
     return plans[-1]
 
 
-def sweep(storage: Storage, log: StorageLog, clock: Clock, rule: Retention, *, delete: bool) -> Orphans:
+def sweep(storage: Storage, log: StorageLog, rule: Retention, *, delete: bool) -> Orphans:
     """Find what records removed the rule's grace ago, and what none has named for that long and a day; with `delete`
     delete it: `orphans` does the same.
     """
     # a job may publish what it uploaded hours ago, however short the grace is
-    found = find_orphans(storage, log, clock, older_than_s=max(rule.grace_s, _UNNAMED_S), removed_s=rule.grace_s)
+    found = find_orphans(storage, log, older_than_s=max(rule.grace_s, _UNNAMED_S), removed_s=rule.grace_s)
     return delete_orphans(storage, found) if delete else found
 
 
@@ -218,7 +218,7 @@ def expire(
         unknown, topics = _unknown_topics(rule, state, stats, cold)
     plan = record_expiry(log, rule, clock, stats=stats) if yes else plan_expiry(rule, state, clock.now_ms(), stats)
     plan = replace(plan, unknown_topics=unknown, known_topics=topics)
-    return plan, sweep(storage, log, clock, rule, delete=yes)
+    return plan, sweep(storage, log, rule, delete=yes)
 
 
 def _unknown_topics(

@@ -239,7 +239,7 @@ class Lifecycle:
             context.deletions.before()
             self._expired = session.expired
         if is_due and now_s >= self._sweep_s:
-            sweep(session.storage, session.log, context.clock, rule, delete=True)
+            sweep(session.storage, session.log, rule, delete=True)
             self._sweep_s = now_s + _SWEEP_EVERY_S
         if is_due:
             self._expire_s = now_s + _EXPIRE_EVERY_S

@@ -17,7 +17,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from tiered_index.clock import Clock
 from tiered_index.errors import CorruptFile, InvalidArgument, ObjectNotFound
 from tiered_index.format.names import (
     CHECKPOINT_PREFIX,
@@ -34,8 +33,7 @@ from tiered_index.service.lifecycle.staged import Ticket
 from tiered_index.service.log.log import Removals, StorageLog, own_objects
 from tiered_index.service.log.records import LogRecord, LostObject, StoredObject
 from tiered_index.service.log.state import LogState
-from tiered_index.storage.base import ObjectInfo, Storage, UploadHandle
-from tiered_index.storage.opening import PROBE_PREFIX
+from tiered_index.storage.base import PROBE_PREFIX, ObjectInfo, Storage, UploadHandle
 
 _AT_ONCE = 1000
 _LISTED = (DATA_PREFIX, SEGMENTS_PREFIX, PROBE_PREFIX)
@@ -60,16 +58,17 @@ class Orphans:
 
 
 def find_orphans(
-    storage: Storage, log: StorageLog, clock: Clock, *, older_than_s: float = 86400.0, removed_s: float | None = None
+    storage: Storage, log: StorageLog, *, older_than_s: float = 86400.0, removed_s: float | None = None
 ) -> Orphans:
     """Return what no record names and is older than `older_than_s`, and what records removed `removed_s` ago (None: as
-    long). Raises `InvalidArgument`, as the storage.
+    long). Ages are by the storage's clock, since hosts' clocks differ. Raises `InvalidArgument`, as the storage.
     """
     if not older_than_s >= MIN_AGE_S:
         raise InvalidArgument(
             f"older_than_s must be {MIN_AGE_S:.0f} or more, not {older_than_s!r}: an upload may be under way"
         )
-    before_ms = clock.now_ms() - round(older_than_s * 1000)
+    now_ms = storage.now_ms()
+    before_ms = now_ms - round(older_than_s * 1000)
     foreign: list[ObjectInfo] = []
 
     def own(prefix: str) -> Iterator[ObjectInfo]:
@@ -94,7 +93,7 @@ def find_orphans(
     removed = {number: log.record(number).remove for number in log.numbers_since(state.number, before_ms)}
     over: set[str] = set()
     if removed_s is not None and removed_s < older_than_s:
-        since_ms = clock.now_ms() - round(removed_s * 1000)
+        since_ms = now_ms - round(removed_s * 1000)
         young = set(log.numbers_since(state.number, since_ms)) if removed_s else set()
         over = {name for number in removed.keys() - young for name in removed.pop(number)}
     listed = [info for info in listed if info.modified_ms < before_ms or info.name in over]

@@ -159,9 +159,8 @@ class S3Storage(Storage):
         """Start a multipart upload; its start is the service's time (whole seconds)."""
         asked = {"Key": self._key(name), "ChecksumAlgorithm": "CRC32", **self._encryption}
         answer = self._call("create_multipart_upload", f"starting an upload of {name!r}", name, **asked)
-        date = answer["ResponseMetadata"].get("HTTPHeaders", {}).get("date")
-        started_ms = _epoch_ms(parsedate_to_datetime(date)) if date else time.time_ns() // 1_000_000
-        return UploadHandle(name, str(answer["UploadId"]), started_ms)
+        answered_ms = _answered_ms(answer)
+        return UploadHandle(name, str(answer["UploadId"]), self.now_ms() if answered_ms is None else answered_ms)
 
     def upload_part(self, handle: UploadHandle, number: int, data: Bytes) -> PartInfo:
         """Store one part, with a CRC32 that the service checks; at most 5 GiB."""
@@ -191,6 +190,11 @@ class S3Storage(Storage):
         """Yield unfinished uploads; one request for each 1,000."""
         check_prefix(prefix)
         return self._list_uploads(prefix, older_than_ms)
+
+    def now_ms(self) -> int:
+        """Return the service's time (whole seconds): the date of an answer, or else as `Storage.now_ms`."""
+        answered_ms = _answered_ms(self._call("list_objects_v2", "asking for the time", Prefix=self._base, MaxKeys=1))
+        return super().now_ms() if answered_ms is None else answered_ms
 
     def close(self) -> None:
         """Close the client's connections."""
@@ -309,6 +313,12 @@ def _request_body(data: Bytes) -> bytes | bytearray:
 def _epoch_ms(moment: datetime) -> int:
     """Return epoch milliseconds of an answer's time."""
     return round(moment.timestamp() * 1000)
+
+
+def _answered_ms(answer: dict[str, Any]) -> int | None:
+    """Return when the service answered, by its own clock, epoch milliseconds; None: the answer has no date."""
+    date = answer.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date")
+    return _epoch_ms(parsedate_to_datetime(date)) if date else None
 
 
 def build_client(options: S3Options, uri: str) -> S3Client:

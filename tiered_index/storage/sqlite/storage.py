@@ -215,6 +215,10 @@ class SqliteStorage(Storage):
             self._bodies.sweep(older_than_ms)
         return aborted
 
+    def now_ms(self) -> int:
+        """Return this machine's time: no other machine writes to the database."""
+        return self._clock.now_ms()
+
     def purge(self, older_than_ms: int) -> tuple[str, ...]:
         """Remove drafts of killed writers, overwrite what was freed, and empty the write-ahead log."""
         self._bodies.sweep(older_than_ms)

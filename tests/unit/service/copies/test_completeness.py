@@ -206,7 +206,7 @@ def test_an_object_that_went_while_it_was_copied(life):
                 life.later()
                 life.merge(DAY_S)
                 life.later()
-                delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+                delete_orphans(life.storage, find_orphans(life.storage, life.log()))
             return act()
 
     report = copier(life, target, Overtaken(life.storage)).run_once()

@@ -138,7 +138,7 @@ def _follow(life: Merging, rng: random.Random) -> None:
         elif step == "migrate":
             migrate(life.storage, life.log(), life.clock, rng.choice(["plain", "packed"]))
         elif step == "sweep":
-            sweep(life.storage, life.log(), life.clock, Retention(grace_s=3600), delete=True)
+            sweep(life.storage, life.log(), Retention(grace_s=3600), delete=True)
             made.sweep(3600)
         elif step == "pass":
             life.clock.advance(rng.choice([HOUR_S, 2 * DAY_S]))

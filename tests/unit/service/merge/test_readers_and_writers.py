@@ -34,7 +34,7 @@ def fill(life: Merging, days: int = 2, files: int = 3, rows: int = 20) -> None:
 def sweep(life: Merging) -> int:
     """Delete what nobody names, whatever its age; return how many objects that was."""
     life.later(3)
-    found = find_orphans(life.storage, life.log(), life.clock, older_than_s=3600)
+    found = find_orphans(life.storage, life.log(), older_than_s=3600)
     delete_orphans(life.storage, found)
     return len(found.objects)
 
@@ -257,17 +257,15 @@ def test_results_that_do_not_add_up_are_not_published(life: Merging) -> None:
 def test_orphans_are_what_nobody_names_and_old_enough(life: Merging) -> None:
     fill(life)
     with pytest.raises(InvalidArgument):
-        find_orphans(life.storage, life.log(), life.clock, older_than_s=3599)
+        find_orphans(life.storage, life.log(), older_than_s=3599)
     life.merge()
     life.storage.put("data/stray/1.index", b"x")
     life.storage.begin_upload("data/half/1.index")
-    assert find_orphans(life.storage, life.log(), life.clock).objects == (), (
-        "all of it is young, or was removed just now"
-    )
+    assert find_orphans(life.storage, life.log()).objects == (), "all of it is young, or was removed just now"
     life.later(0.9)
-    assert find_orphans(life.storage, life.log(), life.clock).objects == ()
+    assert find_orphans(life.storage, life.log()).objects == ()
     life.later(0.2)
-    found = find_orphans(life.storage, life.log(), life.clock)
+    found = find_orphans(life.storage, life.log())
     assert len(found.objects) == 7 and "data/stray/1.index" in {info.name for info in found.objects}
     assert [handle.name for handle in found.uploads] == ["data/half/1.index"]
     delete_orphans(life.storage, found)

@@ -62,7 +62,7 @@ def test_what_is_published_while_a_sweep_looks_is_no_orphan(life: Merging) -> No
     storage = Publishing(life)
     life.clock.advance(2 * HOUR_S)
     log = life.log()
-    found = find_orphans(storage, log, life.clock, older_than_s=HOUR_S)
+    found = find_orphans(storage, log, older_than_s=HOUR_S)
     assert storage.published and found.objects == ()
     delete_orphans(life.storage, found)
     assert {info.name for info in life.storage.list("data/")} > set(life.state.objects)
@@ -74,7 +74,7 @@ def test_a_log_that_others_have_moved_on_since_it_was_opened(life: Merging) -> N
     log = life.log()
     life.merge()
     life.later(3)
-    found = find_orphans(life.storage, log, life.clock)
+    found = find_orphans(life.storage, log)
     assert len(found.objects) == 3 and not {info.name for info in found.objects} & set(life.state.objects)
     delete_orphans(life.storage, found)
     life.check()
@@ -85,13 +85,13 @@ def test_uploads_under_way_are_left_alone_until_they_are_old(life: Merging) -> N
     handle = life.storage.begin_upload("data/under-way/1.index")
     for hours in (0, 23):
         life.clock.advance(hours * HOUR_S)
-        found = find_orphans(life.storage, life.log(), life.clock)
+        found = find_orphans(life.storage, life.log())
         assert found.uploads == ()
         delete_orphans(life.storage, found)
     part = life.storage.upload_part(handle, 1, b"x")
-    assert find_orphans(life.storage, life.log(), life.clock, older_than_s=HOUR_S).uploads == (handle,)
+    assert find_orphans(life.storage, life.log(), older_than_s=HOUR_S).uploads == (handle,)
     life.clock.advance(2 * HOUR_S)
-    delete_orphans(life.storage, find_orphans(life.storage, life.log(), life.clock))
+    delete_orphans(life.storage, find_orphans(life.storage, life.log()))
     assert not list(life.storage.list_uploads()) and part.size_bytes == 1
 
 
@@ -113,7 +113,7 @@ def test_the_probe_of_a_process_that_was_killed_is_swept(life: Merging) -> None:
     probe_put_if_absent(KilledBeforeDeleting(life.storage))
     (left,) = life.storage.list("probe/")
     life.clock.advance(HOUR_S + 1)
-    found = find_orphans(life.storage, life.log(), life.clock, older_than_s=HOUR_S)
+    found = find_orphans(life.storage, life.log(), older_than_s=HOUR_S)
     assert [info.name for info in found.objects] == [left.name]
     delete_orphans(life.storage, found)
     assert not list(life.storage.list("probe/"))
@@ -175,6 +175,6 @@ def test_pages_go_on_while_hours_become_days_and_days_a_month(life: Merging) -> 
 def sweep(life: Merging) -> None:
     """Delete what nobody names once more than a day has gone by."""
     life.later(3)
-    found = find_orphans(life.storage, life.log(), life.clock)
+    found = find_orphans(life.storage, life.log())
     delete_orphans(life.storage, found)
     assert found.objects

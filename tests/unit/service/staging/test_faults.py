@@ -69,7 +69,7 @@ def test_the_storage_fails_once_at_any_call_of_the_writer(
     holds(storage, clock, 1, 2, 3)
     assert names_below(storage, "data/") == sorted(index.log_state.objects)
     clock.advance(10 * 86_400)
-    delete_orphans(storage, find_orphans(storage, StorageLog(storage, clock), clock))
+    delete_orphans(storage, find_orphans(storage, StorageLog(storage, clock)))
     assert not staged(storage)
 
 
@@ -108,7 +108,7 @@ def test_the_storage_fails_once_at_any_call_of_a_job(open_spark, faulty, storage
     assert places(index) == ["storage"] * 2 and found(index) == [1, 2, 3]
     holds(storage, clock, 1, 2, 3)
     clock.advance(2 * 86_400)
-    delete_orphans(storage, find_orphans(storage, Job(storage, clock).log, clock))
+    delete_orphans(storage, find_orphans(storage, Job(storage, clock).log))
     assert names_below(storage, "data/") == sorted(index.log_state.objects)
 
 

@@ -19,7 +19,7 @@ def test_orphans_know_what_is_staged(open_spark, storage, clock):
     log = Job(storage, clock).log
 
     def orphans():
-        return find_orphans(storage, log, clock, older_than_s=3600)
+        return find_orphans(storage, log, older_than_s=3600)
 
     assert not orphans().objects
     clock.advance(3601)
@@ -59,7 +59,7 @@ def test_orphans_leave_what_a_writer_asks_for_again_meanwhile(open_spark, storag
     log = Job(storage, clock).log
     if moment == "delete":
         log.claim_epoch()  # another writer has taken over: the ticket is of a fenced one
-    orphans = find_orphans(Meanwhile(storage), log, clock)
+    orphans = find_orphans(Meanwhile(storage), log)
     assert len(orphans.objects) == (2 if moment == "delete" else 0)
     come_back()
     asked = set(staged(storage))
@@ -84,12 +84,12 @@ def test_tickets_of_a_fenced_writer_cost_no_more_from_day_to_day_and_are_swept(o
         assert Job(faulty, clock).look().left
         costs.append(faulty.calls("get") - before)
     assert costs == [2, 2, 2], "a checkpoint and the ticket"
-    assert not find_orphans(storage, log, clock).objects
+    assert not find_orphans(storage, log).objects
     clock.advance(86_401)
     before = faulty.calls("get")
-    assert len(find_orphans(faulty, log, clock).objects) == 2
+    assert len(find_orphans(faulty, log).objects) == 2
     assert faulty.calls("get") - before == 1
-    delete_orphans(storage, find_orphans(storage, log, clock))
+    delete_orphans(storage, find_orphans(storage, log))
     assert not staged(storage)
     again = open_spark()  # nothing is lost: its host has the file
     assert again.run_lifecycle().staged == 1
