@@ -156,3 +156,20 @@ def test_a_handle_never_leads_out_of_the_folder(tmp_path: Path) -> None:
         storage.upload_part(handle, 1, b"x")
     storage.abort_upload(handle)
     assert [path.name for path in outside.iterdir()] == ["upload.json"]
+
+
+def test_a_folder_goes_with_its_last_object_and_is_made_again(tmp_path: Path) -> None:
+    one, other = LocalStorage(tmp_path), LocalStorage(tmp_path)
+    for name in ("lease/1/1", "lease/1/2", "data/a/1.index", "log/1"):
+        one.put(name, b"x")
+    other.delete_many(["lease/1/1", "data/a/1.index", "log/1"])
+    assert {path.name for path in tmp_path.rglob("*%")} >= {"lease%", "1%", "data%", "log%"}
+    assert not (tmp_path / "data%" / "a%").exists()
+    other.delete("lease/1/2")
+    assert list((tmp_path / "lease%").iterdir()) == []
+    # which the first one may not take for there, and durable
+    one.put("lease/1/3", b"x")
+    one.put_if_absent("data/a/2.index", b"x")
+    assert [info.name for info in other.list()] == ["data/a/2.index", "lease/1/3"]
+    other.delete("data/a/never.index")
+    other.delete("never/a/1")

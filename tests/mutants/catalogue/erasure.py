@@ -193,8 +193,8 @@ MUTANTS = (
         "expiry-lost-in-checkpoints",
         "who opens by a checkpoint shows what has expired",
         "LogReplay.__init__",
-        "self._lost, self._expired = begun.lost, begun.expired",
-        "self._lost, self._expired = begun.lost, NOTHING",
+        "self._lost, self._expired, self._roots = begun.lost, begun.expired, begun.roots",
+        "self._lost, self._expired, self._roots = begun.lost, NOTHING, begun.roots",
         ("tests/unit/service/test_expiry.py::test_what_is_stated_outlives_checkpoints",),
     ),
     Mutant(

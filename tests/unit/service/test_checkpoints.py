@@ -290,8 +290,8 @@ def test_a_damaged_checkpoint_is_not_one_of_the_two(damaged):
     log.open()
     for n in range(20):
         publish(log, EPOCH, (an_object(n),))
-        assert stored_checkpoints(storage)[-2] == log.state.number
-    assert stored_checkpoints(storage)[-3] == log.state.number - 1
+        assert stored_checkpoints(storage)[-1] == log.state.number
+    assert stored_checkpoints(storage)[-2] == log.state.number - 1
     assert opened(storage) == (log.state, {"list": 2, "get": 2})
 
 
@@ -448,3 +448,55 @@ def test_a_fold_leaves_the_state_it_began_with_as_it_was():
     assert (begun.number, begun.objects, begun.archive) == (1, {}, {})
     assert (after.number, len(after.objects), len(after.archive)) == (8, 7, 7)
     assert after.replayed([]) is after
+
+
+# A storage that was restored to an earlier state
+
+
+def restored(storage, clock, last):
+    """Take the log's records behind `last` away, and leave the checkpoints."""
+    storage.delete_many([info.name for info in storage.list("log/") if int(info.name.rpartition("/")[2]) > last])
+    clock.advance(10)
+
+
+def test_a_checkpoint_newer_than_the_log_blocks_nobody_and_goes_with_the_next_record():
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    a_log(storage, objects=6)
+    restored(storage, clock, 4)
+    state, _ = opened(storage)
+    assert (state.number, len(state.objects)) == (4, 2)
+    log = StorageLog(storage, clock)
+    assert log.open() == state
+    assert publish(log, EPOCH, (an_object(100),)).number == 5
+    assert max(stored_checkpoints(storage)) == 5
+    assert opened(storage)[0] == log.state
+
+
+def test_a_checkpoint_of_another_history_is_passed_over_once_the_log_reaches_its_number_again():
+    clock = ManualClock()
+    storage = MemoryStorage(clock=clock)
+    a_log(storage, objects=6)
+    stale = {info.name: storage.get(info.name) for info in storage.list("checkpoint/")}
+    restored(storage, clock, 4)
+    log = StorageLog(storage, clock)
+    log.open()
+    for number in range(100, 104):
+        publish(log, EPOCH, (an_object(number),))
+    before = MemoryStorage(clock=ManualClock(0))
+    before.put(checkpoint_name(8), stale[checkpoint_name(8)])
+    storage._shelf.objects[checkpoint_name(8)] = before._shelf.objects[checkpoint_name(8)]
+    state, _ = opened(storage)
+    assert state == log.state
+    assert an_object(100).name in state.objects
+
+
+def test_one_shot_logs_leave_few_checkpoints():
+    storage = MemoryStorage()
+    a_log(storage)
+    for number in range(40):
+        log = StorageLog(storage, ManualClock())
+        log.open()
+        publish(log, EPOCH, (an_object(number),))
+    assert len(stored_checkpoints(storage)) <= 10
+    assert opened(storage) == (log.state, {"list": 2, "get": 1})

@@ -85,14 +85,20 @@ class Checkpoints:
     _number: int = 0  # of the newest one known
     _size_bytes: int = 0  # its size
     _listed: list[int] = field(default_factory=list)
-    _written: list[int] = field(default_factory=list)
+    # those that were read or written here
+    _whole: list[int] = field(default_factory=list)
+    read_ms: int | None = None
+    """When the one that `newest` returned was written, by the storage's clock."""
 
     def newest(self, before: int | None = None) -> LogState:
         """Return the state of the newest checkpoint that verifies, or of an empty log: a listing and a GET. `before`:
         of a lower number than this.
         """
         for listings_left in reversed(range(_LISTINGS)):
-            self._listed = [number_of(info.name) for info in own_objects(self.storage, CHECKPOINT_PREFIX)]
+            written_ms = {
+                number_of(info.name): info.modified_ms for info in own_objects(self.storage, CHECKPOINT_PREFIX)
+            }
+            self._listed = list(written_ms)
             for number in reversed([one for one in self._listed if before is None or one < before]):
                 name = checkpoint_name(number)
                 try:
@@ -106,10 +112,18 @@ class Checkpoints:
                         break
                 else:
                     self._number, self._size_bytes = number, len(data)
+                    self._whole, self.read_ms = [number], written_ms[number]
                     return state
             else:
                 break
+        self._number, self._size_bytes, self._whole, self.read_ms = 0, 0, [], None
         return LogState()
+
+    def drop_newer(self, number: int) -> None:
+        """Delete what is newer than the log's end, record `number`: the log was restored, and reaches it again."""
+        if newer := [one for one in self._listed if one > number]:
+            self.storage.delete_many([checkpoint_name(one) for one in newer])
+            self._listed = [one for one in self._listed if one <= number]
 
     def write(self, state: LogState) -> None:
         """Store `state` where it is time to; where that fails, the next record's will be stored."""
@@ -120,7 +134,7 @@ class Checkpoints:
         try:
             self.storage.put(checkpoint_name(state.number), data)
             self._number, self._size_bytes = state.number, len(data)
-            self._written.append(state.number)
+            self._whole.append(state.number)
             self._sweep()
         except (StorageError, DiskFull) as error:
             _log.warning(
@@ -128,13 +142,13 @@ class Checkpoints:
             )
 
     def _sweep(self) -> None:
-        """Delete what is older than the newest two of those written here, which are known to be whole."""
-        kept = self._written[-_KEPT:]
-        old = [number for number in (*self._listed, *self._written) if number < kept[0]]
+        """Delete what is older than the newest two that are known to be whole."""
+        kept = self._whole[-_KEPT:]
+        old = {number for number in (*self._listed, *self._whole) if number < kept[0]}
         if len(kept) < _KEPT or len(old) < _SWEPT_AT_ONCE:
             return
-        self.storage.delete_many([checkpoint_name(number) for number in old])
-        self._listed, self._written = [], kept
+        self.storage.delete_many([checkpoint_name(number) for number in sorted(old)])
+        self._listed, self._whole = [], kept
 
 
 _LISTED = 1000
@@ -312,10 +326,14 @@ class StorageLog:
         return names
 
     def _check_listed(self, info: ObjectInfo, state: LogState) -> None:
-        """Raise `StorageBehind` where the record that was read last is another one now."""
-        if self._listed is None or self._listed[0] != info.name:
-            return
-        if self._listed != (info.name, info.size_bytes, info.modified_ms) and state.digest:
+        """Raise `StorageBehind` where the record that was read last is another one now, or a checkpoint of it is older
+        than it is.
+        """
+        if self._listed is None:
+            is_same = self._checkpoints.read_ms is None or info.modified_ms <= self._checkpoints.read_ms
+        else:
+            is_same = self._listed[0] != info.name or self._listed == (info.name, info.size_bytes, info.modified_ms)
+        if not is_same and state.digest:
             found = digest_of(self._storage.get(info.name))
             if found != state.digest:
                 raise self._another(state.number, state.digest, found)
@@ -428,6 +446,8 @@ class StorageLog:
             state, root_id = self.state, self._root_id if epoch is not None else ""
             # so that only the newest record of a log may ever not be durable
             self._settle(state.number)
+            # or a reader would take them for states of the records that follow
+            self._checkpoints.drop_newer(state.number)
             for _ in range(_MAX_RACES):
                 if root_id:
                     self._check_own(state)

@@ -7,8 +7,8 @@ systems allow 255 bytes) is cut: each full chunk is a folder ending in ``%%``, a
 (so that a rest of ``.`` or ``..`` is harmless). Whatever does not decode is not an object and is never listed.
 
 A file appears under its final name whole and synced, or not at all; half-made files live in one hidden folder, which
-no listing shows. Every folder on the way to a file is made and its parent synced before the file is. Folders are never
-removed: that is what lets this class remember which ones are durable.
+no listing shows. Every folder on the way to a file is made and its parent synced before the file is. Those right below the
+root are never removed, so this class remembers that they are durable. Deeper ones go with their last file.
 """
 
 from __future__ import annotations
@@ -93,7 +93,24 @@ class DurableFiles:
             self.disk.make_folder(folder)
             # Also where the folder was there: another process may have made it and not yet synced its parent.
             self.disk.sync_folder(folder.parent)
-        self._durable.add(folder)
+        if folder == self.root or folder.parent == self.root:
+            self._durable.add(folder)
+
+    def sync_removed(self, folder: Path) -> None:
+        """Make durable what was removed from `folder`, which may have gone with it."""
+        while folder != self.root.parent:
+            try:
+                self.disk.sync_folder(folder)
+                return
+            except FileNotFoundError:
+                folder = folder.parent
+
+    def drop_empty(self, folder: Path) -> None:
+        """Remove `folder` if it is empty, and those above it, but none right below the root."""
+        with contextlib.suppress(OSError):
+            while self.root not in (folder, folder.parent):
+                self.disk.remove_folder(folder)
+                folder = folder.parent
 
     def check_way(self, path: Path) -> None:
         """Raise `StorageMisconfigured` where a folder between the root and `path` is a symbolic link."""

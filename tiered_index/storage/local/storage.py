@@ -132,18 +132,18 @@ class LocalStorage(Storage):
         return self._list(prefix, start_after)
 
     def delete(self, name: str) -> None:
-        """Remove the object durably; its folder stays."""
+        """Remove the object durably."""
         self.delete_many([name])
 
     def delete_many(self, names: Iterable[str]) -> None:
-        """Remove many objects; each folder that lost one is synced once."""
+        """Remove many objects; each folder that lost one is synced once, and goes where it is empty."""
         paths = [self._path(name) for name in names]
         with typed_errors(f"deleting from {self.folder}"):
             for path in paths:
                 self._disk.unlink(path)
             for parent in sorted({path.parent for path in paths}):
-                if parent.exists():
-                    self._disk.sync_folder(parent)
+                self._files.sync_removed(parent)
+                self._files.drop_empty(parent)
 
     def begin_upload(self, name: str) -> UploadHandle:
         """Start a multipart upload in a hidden folder."""
